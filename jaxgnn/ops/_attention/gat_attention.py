@@ -8,9 +8,10 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi import gat_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._local_graph import key_of_device, with_senders
-from jaxgnn.ops._attention.checks import Checker, dense
+from jaxgnn.ops._attention.attend import attend
+from jaxgnn.ops._attention.checks import Checker, checked_senders
 from jaxgnn.ops._attention.reference import gat_attention as reference
-from jaxgnn.ops._attention.skeleton import Call, attend, computation
+from jaxgnn.ops._attention.skeleton import Call, computation
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
 from pallas_kernels.attention.arguments import Form, Operands
@@ -87,7 +88,7 @@ def gat_attention(
     """
     key = key_of_device(graph, key)
     graph, a_src, v = with_senders(graph, a_src, v, axes=(-2, -3))
-    values = dense(_OP, "v", v, implementation)
+    values = checked_senders(_OP, "v", v)
     a_dst, a_src, edge_logits = from_numpy(a_dst, a_src, edge_logits)
     check = Checker.start(_OP, graph, "a_dst", a_dst, 2, values.dtype)
     heads = a_dst.shape[-1]

@@ -203,7 +203,7 @@ def maxk_spmm(
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
     request = dispatch.resolve("maxk_spmm", implementation)
-    if request.name is None and not _is_worth_it(graph, cbsr):
+    if request.name is None and not is_worth_it(graph, cbsr):
         return spmm(graph, todense(cbsr))
     graph, cbsr = dispatch.match_varying(graph, cbsr)
 
@@ -215,7 +215,7 @@ def maxk_spmm(
     return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
 
 
-def _is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
+def is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
     """Whether a k-sparse kernel runs here, and faster than the dense product."""
     if None not in _sparse_kernels(graph, cbsr).values():
         return False

@@ -11,13 +11,13 @@ import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.reference import dropout
-from jaxgnn.testing import assert_bit_equal, check_forward_mode, random_array
+from jaxgnn.testing import assert_bit_equal, check_forward_mode
 from tests.ops._table import BUILT
 from tests.ops.attention._attention import (
     COMPILED,
-    DIM,
     HEADS,
     IMPLEMENTATIONS,
+    SHARED,
     TABLE,
     cotangents_of,
     value_and_gradients,
@@ -136,16 +136,15 @@ def test_dropout_keeps_the_expectation(op):
 def test_leading_axes_share_the_graph_and_draw_for_themselves(op, implementation):
     graph = BUILT["bipartite"]
     batched = TABLE[op].arrays(graph, batch=(2, 2))
-    shared = ("attention", "edge_kernel")
 
     @jax.jit
     def run(batched):
         call = functools.partial(TABLE[op], graph, implementation=implementation)
         members = [
-            call({n: a if n in shared else a[member] for n, a in batched.items()})
+            call({n: a if n in SHARED else a[member] for n, a in batched.items()})
             for member in ((0, 1), (1, 0))
         ]
-        twice = {n: a if n in shared else jnp.stack([a[0, 0]] * 2) for n, a in batched.items()}
+        twice = {n: a if n in SHARED else jnp.stack([a[0, 0]] * 2) for n, a in batched.items()}
         return call(batched), members, call(twice, dropout=0.5, key=KEY)
 
     together, members, (first, second) = run(batched)
@@ -258,16 +257,3 @@ def test_weights_and_scales_of_the_graph_are_ignored(op):
         return jax.jit(functools.partial(TABLE[op], graph)).lower(arrays).as_text()
 
     assert program(graph) == program(bare)
-
-
-@every_compiled
-def test_the_compiled_kernels_make_no_array_of_edges_times_width(implementation):
-    graph = BUILT["unweighted"]
-    q, k, v = (random_array((50, HEADS, DIM), "float32", seed=i) for i in range(3))
-
-    def loss(q, k, v):
-        return jnp.sum(ops.dot_attention(graph, q, k, v, implementation=implementation) ** 2)
-
-    program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
-    largest = max(int(np.prod(v.aval.shape)) for eqn in program.jaxpr.eqns for v in eqn.outvars)
-    assert largest < graph.num_edges * HEADS

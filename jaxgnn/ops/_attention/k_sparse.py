@@ -1,0 +1,79 @@
+"""Attention over k-sparse values: weights by the kernels of attention, sums by ``maxk_spmm``.
+
+The kernels of attention get values of one column, so that they make the weights [E, H] and their
+gradients and read nothing else of the senders. ``maxk_spmm`` reads the kept entries of each
+neighbour in the place of a row, and makes the gradient at the kept columns only: neither pass has
+the expanded values [M, H, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.ops._attention.skeleton import Call, attention
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._graph.edge_products import sums_of_edges
+from jaxgnn.ops._maxk_spmm import maxk_spmm
+from pallas_kernels.attention.arguments import Operands
+
+
+def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> bool:
+    """Whether sums of k-sparse values run here and, where no name was given, are faster.
+
+    Args:
+      request: which implementation to run.
+      graph: without weights and scales.
+      values: of one member of a batch, [M, K, k].
+    """
+    of_group = jax.tree.map(lambda array: array[:, 0], values)
+    if request.name is None:
+        return maxk_spmm.is_worth_it(graph, of_group)
+    platform = dispatch.current_platform()
+    return maxk_spmm.FORWARD.why_not(request.name, platform, graph, of_group) is None
+
+
+def attended(
+    call: Call, graph: CSRGraph, operands: Operands
+) -> tuple[Float[Array, "rows heads dim"], Any]:
+    """Sums and weights.
+
+    Args:
+      call: what is static.
+      graph: without weights and scales.
+      operands: arrays without batch axes; the values are a ``CBSR`` of [M, K, k].
+    """
+    kept, request = operands.values, call.request
+    one_column = jnp.zeros_like(kept.values[:, :, :1])
+    rest = operands.replace(values=one_column, edge_values=None)
+    _, _, weights = attention(call._replace(return_weights=True), graph, rest)
+
+    def of_senders(weights, kept):
+        name = request.name or maxk_spmm.sparse_implementation(graph, kept)
+        weighted = graph.with_weights(weights)
+        return maxk_spmm.maxk_spmm(weighted, kept, implementation=name)
+
+    def of_edges(weights, values):
+        return sums_of_edges(request, graph, weights[:, None], values)[:, 0]
+
+    y = _by_heads(of_senders, weights, kept)
+    if operands.edge_values is not None:
+        values = operands.edge_values.astype(weights.dtype)
+        y = y.astype(weights.dtype) + _by_heads(of_edges, weights, values)
+    return y, weights if call.return_weights else None
+
+
+def _by_heads(
+    sums: Callable[[Array, Any], Array], weights: Float[Array, "edges heads"], values: Any
+) -> Float[Array, "rows heads dim"]:
+    """The sums of each head, whose values are those of its group, axis 1 of all in ``values``."""
+    groups = jax.tree.leaves(values)[0].shape[1]
+    of_group = jax.vmap(sums, in_axes=(1, None), out_axes=1)
+    of_all = jax.vmap(of_group, in_axes=(1, 1), out_axes=1)
+    y = of_all(weights.reshape(weights.shape[0], groups, -1), values)
+    return y.reshape(y.shape[0], -1, y.shape[-1])
