@@ -23,6 +23,12 @@ from jaxgnn.ops._maxk_spmm import maxk_spmm
 from pallas_kernels.attention.arguments import Operands
 
 
+# Up to this k / dim reading kept entries was faster than expanding them, for heads of 64 columns
+# and both ways together: ``python -m experiments.benchmarks.attention_k_sparse``. On a GPU, where
+# attention was not measured, the break-even of ``maxk_spmm`` holds.
+_LARGEST_RATIO_ON_A_CPU = 0.125
+
+
 def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> bool:
     """Whether sums of k-sparse values run here and, where no name was given, are faster.
 
@@ -32,10 +38,13 @@ def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> boo
       values: of one member of a batch, [M, K, k].
     """
     of_group = jax.tree.map(lambda array: array[:, 0], values)
-    if request.name is None:
-        return maxk_spmm.is_worth_it(graph, of_group)
     platform = dispatch.current_platform()
-    return maxk_spmm.FORWARD.why_not(request.name, platform, graph, of_group) is None
+    if request.name is not None:
+        return maxk_spmm.FORWARD.why_not(request.name, platform, graph, of_group) is None
+    if platform == "cuda":
+        return maxk_spmm.is_worth_it(graph, of_group)
+    reason = maxk_spmm.FORWARD.why_not("ffi", platform, graph, of_group)
+    return reason is None and values.k <= _LARGEST_RATIO_ON_A_CPU * values.dim
 
 
 def attended(

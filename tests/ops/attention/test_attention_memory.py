@@ -1,5 +1,6 @@
 """No op of attention makes an array of edges times heads times columns, forward or backward."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -12,7 +13,9 @@ from flax import nnx
 
 from experiments.benchmarks.attention_memory import prepared_shapes
 from jaxgnn import nn, ops
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import pallas
+from jaxgnn.testing import random_array
 from tests.ops._table import BUILT
 from tests.ops.attention._attention import COMPILED
 
@@ -69,13 +72,18 @@ def _traced(case, implementation):
     return run.trace(GRAPH, *given), max(largest, EDGES * HEADS, EDGES * FEATURES, CHUNK)
 
 
-def _sizes(jaxpr):
-    """The number of elements of everything that a program computes, parts of it included."""
+def _shapes(jaxpr):
+    """The shapes of everything that a program computes, parts of it included."""
     for equation in jaxpr.eqns:
-        yield from (math.prod(v.aval.shape) for v in equation.outvars if hasattr(v.aval, "shape"))
+        yield from (v.aval.shape for v in equation.outvars if hasattr(v.aval, "shape"))
         for inner in jax.tree.leaves(equation.params, is_leaf=_is_program):
             if _is_program(inner):
-                yield from _sizes(getattr(inner, "jaxpr", inner))
+                yield from _shapes(getattr(inner, "jaxpr", inner))
+
+
+def _sizes(jaxpr):
+    """The number of elements of everything that a program computes."""
+    return map(math.prod, _shapes(jaxpr))
 
 
 def _is_program(value):
@@ -118,6 +126,30 @@ def test_a_transformer_layer_with_features_of_edges_has_none(implementation):
     given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((NODES, 8), (EDGES, FEATURES))]
     program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 2, 3)))(state, GRAPH, *given)
     assert max(_sizes(program.jaxpr)) == EDGES * FEATURES
+
+
+@pytest.mark.parametrize("op", ["gat_attention", "dot_attention"])
+@pytest.mark.parametrize("implementation", COMPILED)
+def test_k_sparse_values_are_not_expanded_forward_or_backward(op, implementation):
+    rows, cols = 4, 500
+    graph = CSRGraph.from_edges(np.arange(cols), np.arange(cols) % rows, rows, num_senders=cols)
+    wide = (DIM,) if op == "dot_attention" else ()
+    ends = [random_array((n, HEADS, *wide), "float32", seed=n) for n in (rows, cols)]
+    kept = ops.maxk(random_array((cols, HEADS, DIM), "float32", seed=1), 3)
+
+    def loss(values, ends):
+        given = dataclasses.replace(kept, values=values)
+        return jnp.sum(getattr(ops, op)(graph, *ends, given, implementation=implementation) ** 2)
+
+    program = jax.make_jaxpr(jax.grad(loss))(kept.values, ends)
+    shapes = [*_shapes(program.jaxpr)]
+    assert (cols, HEADS, 3) in shapes
+    # Keys have as many entries as the expanded values, and the kernels the gradient to them.
+    if op == "gat_attention":
+        assert max(map(math.prod, shapes)) < cols * HEADS * DIM
+    assert all(math.prod(s) < cols * HEADS * DIM or s == ends[1].shape for s in shapes)
+    expanded = jax.make_jaxpr(ops.todense)(kept).jaxpr
+    assert (cols, HEADS, DIM) in [*_shapes(expanded)]
 
 
 def test_the_gradient_to_shared_values_of_edges_adds_the_heads_of_a_group():
