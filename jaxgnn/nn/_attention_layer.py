@@ -21,7 +21,7 @@ from jaxgnn.nn._graph_layer import (
     widths_of_ends,
 )
 from jaxgnn.nn._linear import FusedLinear
-from jaxgnn.nn._options import at_least, checked_options, flag, number, or_none
+from jaxgnn.nn._options import at_least, checked_options, flag, number, one_of, or_none
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 _glorot = nnx.initializers.glorot_uniform()
@@ -83,6 +83,7 @@ def _fill_value(value: Any) -> str | None:
 
 
 checked = checked_options(
+    attention_type=one_of("MX", "SD"),
     add_self_loops=flag,
     beta=flag,
     edge_dim=or_none(at_least(1)),

@@ -22,7 +22,6 @@ from jaxgnn.ops._graph.edge_products import sums_of_edges
 from jaxgnn.ops._maxk_spmm import maxk_spmm
 from pallas_kernels.attention.arguments import Operands
 
-
 # Up to this k / dim reading kept entries was faster than expanding them, for heads of 64 columns
 # and both ways together: ``python -m experiments.benchmarks.attention_k_sparse``. On a GPU, where
 # attention was not measured, the break-even of ``maxk_spmm`` holds.
