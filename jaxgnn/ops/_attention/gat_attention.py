@@ -56,7 +56,8 @@ def gat_attention(
         axes share the graph.
       a_src: c, one number for each sender and head, of the dtype of ``v`` or float32.
       v: values of the senders; or their k-sparse form, a ``CBSR`` whose values are [..., columns,
-        heads, k], which is expanded.
+        heads, k]. Its kept entries alone are read where ``maxk_spmm`` would do so, with weights
+        made before; else it is expanded.
       negative_slope: static slope of leaky_relu for negative numbers.
       edge_logits: b, one number for each edge slot and head, of the dtype of ``v`` or float32, with
         the leading axes or without; -inf masks an edge.
