@@ -83,5 +83,6 @@ def _by_heads(
     groups = jax.tree.leaves(values)[0].shape[1]
     of_group = jax.vmap(sums, in_axes=(1, None), out_axes=1)
     of_all = jax.vmap(of_group, in_axes=(1, 1), out_axes=1)
-    y = of_all(weights.reshape(weights.shape[0], groups, -1), values)
-    return y.reshape(y.shape[0], -1, y.shape[-1])
+    edges, heads = weights.shape
+    y = of_all(weights.reshape(edges, groups, heads // groups), values)
+    return y.reshape(y.shape[0], heads, y.shape[-1])

@@ -204,6 +204,35 @@ def test_forward_mode_of_the_reference_agrees_with_its_reverse_mode(op):
 
 
 @pytest.mark.costly
+@pytest.mark.parametrize("op", ["gat_attention", "dot_attention"])
+@every_compiled
+def test_k_sparse_values_can_be_differentiated_twice(op, implementation):
+    arrays = TABLE[op].arrays(SMALL, full=op == "dot_attention")
+
+    def second(name):
+        def loss(a):
+            given = a | {"v": ops.maxk(a["v"], 2)}
+            return jnp.sum(TABLE[op](SMALL, given, implementation=name) ** 3)
+
+        def slope(a):
+            return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(jax.grad(loss)(a)))
+
+        return jax.jit(jax.grad(slope))(arrays)
+
+    _close(second(implementation), second("xla"))
+
+
+@pytest.mark.parametrize("op", ["gat_attention", "dot_attention"])
+@every_compiled
+def test_k_sparse_values_without_edges_sum_to_zero(op, implementation):
+    graph = CSRGraph.from_edges(np.zeros(0, np.int32), np.zeros(0, np.int32), 3)
+    arrays = TABLE[op].arrays(graph, full=False)
+    kept = arrays | {"v": ops.maxk(arrays["v"], 2)}
+    y = TABLE[op](graph, kept, implementation=implementation)
+    assert y.shape[:2] == (3, HEADS) and not np.asarray(y).any()
+
+
+@pytest.mark.costly
 @every_op
 @every_implementation
 def test_what_is_summed_may_be_k_sparse(op, implementation):
