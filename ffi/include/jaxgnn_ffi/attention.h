@@ -617,7 +617,8 @@ struct BackwardPass : Pass<Score, Offset> {
     using Operand = typename Score::Operand;
     const int64_t size = own_size();
     if (own_gradient->element_type() == ffi::F32) {  // also of a caller that adds to it
-      std::copy(state, state + size, batch.template Item<float>(*own_gradient, member) + row * size);
+      std::copy(state, state + size,
+                batch.template Item<float>(*own_gradient, member) + row * size);
     } else {
       Operand* out = batch.template Item<Operand>(*own_gradient, member) + row * size;
       for (int64_t i = 0; i < size; ++i) out[i] = FromFloat<Operand>(state[i]);
