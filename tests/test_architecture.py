@@ -43,7 +43,7 @@ FAMILIES = {
     "edge_mlp": ("graph", "dense"),
     "mhc": (),
     "hypergraph": ("graph", "dense"),
-    "attention": ("graph", "maxk"),
+    "attention": ("graph", "maxk", "maxk_spmm"),
     "aggregate": ("graph",),
 }
 

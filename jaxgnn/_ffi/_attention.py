@@ -112,8 +112,8 @@ def _along_columns(graph: CSRGraph) -> tuple[Array | None, ...]:
 def _arrays(operands: Operands) -> tuple[Array | None, ...]:
     return (
         operands.seed,
-        _features(operands.rows),
-        _features(operands.columns),
+        _features(operands.rows, operands.columns.dtype),
+        _features(operands.columns, operands.columns.dtype),
         operands.values,
         as_float32(operands.edge_logits),
         as_float32(operands.edge_values),
@@ -123,9 +123,9 @@ def _arrays(operands: Operands) -> tuple[Array | None, ...]:
     )
 
 
-def _features(array: Array) -> Array:
-    """Features [N, H, D] as they are, and numbers of nodes [N, H] in float32."""
-    return array if array.ndim == 3 else array.astype(jnp.float32)
+def _features(array: Array, dtype: Any) -> Array:
+    """Features [N, H, D] in the dtype of the senders', and numbers of nodes [N, H] in float32."""
+    return array.astype(dtype if array.ndim == 3 else jnp.float32)
 
 
 def _cotangents(cotangents: Cotangents | None) -> tuple[Array | None, ...]:

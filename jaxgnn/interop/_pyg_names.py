@@ -337,6 +337,12 @@ ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.GCNIIConv: [Match("linear.kernel", "weight1"), Match("initial_linear.kernel", "weight2")],
     nn.RGCNConv: _RGCN,
     nn.HeteroConv: _hetero,
+    nn.SuperGATConv: [
+        _kernel("linear", "lin"),
+        Match("src_attention", "att_l", ONE_MORE_AXIS),
+        Match("dst_attention", "att_r", ONE_MORE_AXIS),
+        _bias("bias", "bias"),
+    ],
     nn.AGNNConv: [Match("beta", "beta", ONE_MORE_AXIS)],
     nn.HypergraphConv: _HYPERGRAPH,
     nn.FusedLinear: _LINEAR,

@@ -50,7 +50,6 @@ class GraphTransformer(nnx.Module):
 
     Features of edges are mapped linearly to a number for each head, which is added to the score of
     the edge; and, unless ``edge_values`` is False, to values that are added to those of its sender.
-    The latter is an array of edges times ``hidden_features`` in each layer.
 
     Positions of nodes are features that tell where they lie, for example
     ``graph.laplacian_positions`` and ``graph.random_walk_positions``. The sign of a Laplacian
@@ -395,20 +394,37 @@ class _NeighbourAttention(nnx.Module):
             q,
             k,
             kept,
-            edge_logits=self._of_edges(self.edge_logits, surroundings),
-            edge_values=_split(self._of_edges(self.edge_values, surroundings), self.heads),
+            edge_logits=self._logits(surroundings.edge_features),
+            **self._terms_of_values(surroundings.edge_features, v.dtype),
             dropout=0.0 if rngs is None else self.rate,
             key=None if rngs is None else rngs.dropout(),
             implementation=self.implementation,
         )
         return apply_linear(self.out, _joined(y), self.implementation)
 
-    def _of_edges(self, layer: FusedLinear | None, surroundings: _Surroundings) -> Any:
-        features = surroundings.edge_features
-        if layer is None or features is None:
+    def _logits(self, features: Array | None) -> Any:
+        if self.edge_logits is None or features is None:
             return None
         # The dtype of the nodes' values, or float32, as the op takes it.
-        return apply_linear(layer, features, self.implementation)
+        return apply_linear(self.edge_logits, features, self.implementation)
+
+    def _terms_of_values(self, features: Array | None, dtype: Any) -> dict[str, Any]:
+        """What the op makes of values of edges, which are never there: features and their map.
+
+        The bias is the map of another feature, which is one for every edge.
+        """
+        layer = self.edge_values
+        if layer is None or features is None:
+            return {}
+        assert layer.bias is not None
+        if features.dtype != jnp.float32:
+            features = features.astype(dtype)
+        ones = jnp.ones_like(features[..., :1])
+        rows = [layer.kernel[...], layer.bias[...][None]]
+        kernel = jnp.concatenate(rows).astype(accumulation_dtype(dtype))
+        kernel = kernel.reshape(kernel.shape[0], self.heads, -1)
+        features = jnp.concatenate([features, ones], axis=-1)
+        return {"edge_features": features, "edge_kernel": (None, kernel)}
 
 
 class _VirtualAttention(nnx.Module):

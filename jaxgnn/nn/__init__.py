@@ -70,6 +70,7 @@ from jaxgnn.nn._schnet import cosine_cutoff as cosine_cutoff
 from jaxgnn.nn._schnet import gaussian_smearing as gaussian_smearing
 from jaxgnn.nn._schnet import shifted_softplus as shifted_softplus
 from jaxgnn.nn._sort_pool import SortPool as SortPool
+from jaxgnn.nn._supergat import SuperGATConv as SuperGATConv
 from jaxgnn.nn._top_k_pooling import Pooled as Pooled
 from jaxgnn.nn._top_k_pooling import TopKPooling as TopKPooling
 from jaxgnn.nn._transformer_conv import AGNNConv as AGNNConv

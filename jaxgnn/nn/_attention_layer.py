@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
@@ -20,7 +21,7 @@ from jaxgnn.nn._graph_layer import (
     widths_of_ends,
 )
 from jaxgnn.nn._linear import FusedLinear
-from jaxgnn.nn._options import at_least, checked_options, flag, number, or_none
+from jaxgnn.nn._options import at_least, checked_options, flag, number, one_of, or_none
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 _glorot = nnx.initializers.glorot_uniform()
@@ -82,6 +83,7 @@ def _fill_value(value: Any) -> str | None:
 
 
 checked = checked_options(
+    attention_type=one_of("MX", "SD"),
     add_self_loops=flag,
     beta=flag,
     edge_dim=or_none(at_least(1)),
@@ -98,6 +100,8 @@ class AttentionLayer(GraphLayer):
     A layer says by ``_attend`` which op it calls with what, and by ``_result`` what becomes of the
     attended sums.
     """
+
+    edge_linear: FusedLinear | None = None
 
     def __init__(self, in_features: Any, heads: Heads, edges: EdgeOptions, settings: Settings):
         super().__init__(settings)
@@ -214,6 +218,12 @@ class AttentionLayer(GraphLayer):
 
     def _projected(self, linear: FusedLinear, x: Array) -> Float[Array, "*batch nodes heads dim"]:
         return self._split(self._apply(linear, x))
+
+    def _edge_kernel(self, dtype: DTypeLike) -> Float[Array, "edge_dim heads features"] | None:
+        """The linear map of the features of edges by heads, in the accumulation dtype."""
+        if self.edge_linear is None:
+            return None
+        return self._split(self.edge_linear.kernel[...]).astype(accumulation_dtype(dtype))
 
     def _scores(
         self, linear: FusedLinear, vectors: nnx.Param, x: Array

@@ -245,9 +245,6 @@ class GATv2Conv(_GraphAttention):
         elif not ends.are_one:
             receivers = self._projected(self.src_linear, ends.dst)
         wide = accumulation_dtype(senders.dtype)
-        edge_kernel = None
-        if self.edge_linear is not None:
-            edge_kernel = self._split(self.edge_linear.kernel[...]).astype(wide)
         return ops.gatv2_attention(
             graph,
             receivers,
@@ -255,6 +252,6 @@ class GATv2Conv(_GraphAttention):
             self.attention[...].astype(wide),
             negative_slope=self.negative_slope,
             edge_features=edge_features,
-            edge_kernel=edge_kernel,
+            edge_kernel=self._edge_kernel(senders.dtype),
             **options,
         )

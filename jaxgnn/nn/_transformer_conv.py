@@ -37,8 +37,7 @@ class TransformerConv(AttentionLayer):
       concat: whether to concatenate the heads; False for their mean.
       beta: whether the gate takes the place of the sum; without ``root_weight`` there is none.
       dropout: probability of leaving an edge out for a head in training, after the softmax.
-      edge_dim: width of the features of edges; None if there are none. With them there are arrays
-        of edges × heads × ``out_features``.
+      edge_dim: width of the features of edges; None if there are none.
       root_weight: whether to add a linear map of the receiver's own features.
       use_bias: whether this map has a bias.
       implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
@@ -97,19 +96,14 @@ class TransformerConv(AttentionLayer):
     def _attend(
         self, graph: CSRGraph, ends: Ends[Array], edge_features: Array | None, options: Any
     ) -> Any:
-        queries = self._projected(self.query_linear, ends.dst)
-        values = logits = None
-        if edge_features is not None:
-            assert self.edge_linear is not None
-            values = self._projected(self.edge_linear, edge_features)
-            logits = _inner_products(graph, queries, values)
+        values = self._projected(self.value_linear, ends.src)
         return ops.dot_attention(
             graph,
-            queries,
+            self._projected(self.query_linear, ends.dst),
             self._projected(self.key_linear, ends.src),
-            self._projected(self.value_linear, ends.src),
-            edge_values=values,
-            edge_logits=logits,
+            values,
+            edge_features=edge_features,
+            edge_kernel=self._edge_kernel(values.dtype),
             **options,
         )
 
@@ -123,18 +117,6 @@ class TransformerConv(AttentionLayer):
         gate = self._apply(self.beta_linear, jnp.concatenate([y, root, y - root], axis=-1))
         gate = jax.nn.sigmoid(gate)
         return gate * root + (1 - gate) * y
-
-
-def _inner_products(
-    graph: CSRGraph,
-    queries: Float[Array, "*batch rows heads dim"],
-    of_edges: Float[Array, "*#batch edges heads dim"],
-) -> Float[Array, "*batch edges heads"]:
-    """``⟨q_i, u_ij⟩ / √dim`` for each edge slot and head; zero in padding slots."""
-    wide = accumulation_dtype(queries.dtype)
-    at_rows = jnp.take(queries, graph.receivers(), axis=-3, mode="fill", fill_value=0)
-    products = jnp.sum(at_rows.astype(wide) * of_edges.astype(wide), axis=-1)
-    return products * queries.shape[-1] ** -0.5
 
 
 class AGNNConv(GraphLayer):

@@ -52,14 +52,18 @@ class Operands:
     ===========  ==================================  =================================
 
     Attributes:
-      rows: what receivers give to the scores.
+      rows: what receivers give to the scores. Features may be float32 beside columns of a shorter
+        dtype, of which all of their numbers are then: that leaves their gradient unrounded.
       columns: what senders give to the scores.
-      values: what senders give to the sums, or None if that is ``columns``.
+      values: what senders give to the sums, or None if that is ``columns``. Outside of the kernels
+        it may be k-sparse rows.
       edge_logits: what edges add to the scores, [E, H].
       edge_values: what edges add to the values of their senders, [E, K, Dv].
       edge_features: features of edges, [E, F], which ``edge_kernel`` turns into an addend of the
-        ends' sum.
-      edge_kernel: linear map of ``edge_features``, [F, H, D].
+        ends' sum. Those of ``dot_attention`` are added around its kernels, which never get them.
+      edge_kernel: linear map of ``edge_features``, [F, H, D]; for ``dot_attention`` to what is
+        added to keys, [F, K, D], or None.
+      edge_value_kernel: linear map of ``edge_features`` to what is added to values, [F, K, Dv].
       attention: the vectors that turn the ends' sum into scores, [H, D].
       seed: two words of uint32 that choose which edges are left out, [2], or None without dropout.
     """
@@ -71,6 +75,7 @@ class Operands:
     edge_values: Any = None
     edge_features: Any = None
     edge_kernel: Any = None
+    edge_value_kernel: Any = None
     attention: Any = None
     seed: Any = None
 

@@ -25,7 +25,13 @@ from pallas_kernels.simt.warp import Warp
 
 
 def along_rows(
-    plan: Plan, edges: Edges, operands: Operands, dy: jax.Array, stats: jax.Array, name: str
+    plan: Plan,
+    edges: Edges,
+    operands: Operands,
+    dy: jax.Array,
+    stats: jax.Array,
+    name: str,
+    dtype: Any,
 ) -> dict[str, jax.Array]:
     """Computes the gradients of what receivers, edges and all edges together give.
 
@@ -37,20 +43,22 @@ def along_rows(
       stats: for each receiver and head the logarithm of the sum of exponentials and ``delta``, as
         ``Stats`` has them, [rows, 2 * heads] float32.
       name: name of the kernel.
+      dtype: that of the gradient to the rows.
 
     Returns:
       By name of the operand: ``rows``; ``edge_logits`` [edges, heads] if there are any, with
-      features of edges in any case, in float32, as the gradient to the totals; ``edge_values`` for
-      all heads, if there are any, in float32 if the operand has fewer heads; and the receivers'
-      part of ``attention`` [1, heads * width] float32 if there is one.
+      features of edges in any case, in float32, as the gradient to the totals; ``edge_values`` if
+      there are any for each head, not where some heads share them; and the receivers' part of
+      ``attention`` [1, heads * width] float32 if there is one.
     """
-    outputs = {"rows": jax.ShapeDtypeStruct(operands.rows.shape, operands.rows.dtype)}
+    outputs = {"rows": jax.ShapeDtypeStruct(operands.rows.shape, dtype)}
     if edges.logits is not None or edges.features is not None:
         dtype = edges.logits.dtype if edges.features is None else jnp.float32
         shape = edges.graph.num_edges, plan.heads
         outputs["edge_logits"] = jax.ShapeDtypeStruct(shape, dtype)
-    if edges.values is not None:
-        outputs["edge_values"] = _for_all_heads(edges.values, plan)
+    if _has_values_of_heads(edges, plan):
+        assert edges.values is not None
+        outputs["edge_values"] = jax.ShapeDtypeStruct(edges.values.shape, edges.values.dtype)
     return _launch(_AlongRows(plan), (edges, operands, dy, stats), outputs, {"rows"}, name)
 
 
@@ -80,8 +88,14 @@ def along_columns(
     return _launch(_AlongColumns(plan), inputs, outputs, {*outputs}, name)
 
 
+def _has_values_of_heads(edges: Edges, plan: Plan) -> bool:
+    """Whether edges add to the values of each head, so that no other head adds to the gradient."""
+    entries = plan.heads * plan.values.width
+    return edges.values is not None and edges.values.shape[1] == entries
+
+
 def _for_all_heads(array: jax.Array, plan: Plan, width: int | None = None) -> jax.ShapeDtypeStruct:
-    """Returns the shape of the gradient to an array of nodes or edges, with all heads.
+    """Returns the shape of the gradient to an array of nodes, with all heads.
 
     Args:
       array: the operand, [count, heads * width]; it may have fewer heads.
@@ -191,7 +205,8 @@ class _AlongRows:
         to_rows = rest.pop(0)
         has_totals = edges.logits is not None or edges.features is not None
         of_totals = Rows(lanes, NUMBER, rest.pop(0)) if has_totals else None
-        of_values = None if edges.values is None else Rows(lanes, plan.values, rest.pop(0))
+        has_values = _has_values_of_heads(edges, plan)
+        of_values = Rows(lanes, plan.values, rest.pop(0)) if has_values else None
         neighbours = Neighbours.senders(lanes, plan, edges, operands)
         receivers, to_sums = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
 

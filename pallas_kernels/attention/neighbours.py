@@ -73,7 +73,7 @@ class Plan:
                 return NUMBER
             return Columns.shared(array.shape[2], array.dtype.itemsize, tile.lanes)
 
-        ends, values = columns(operands.rows), columns(operands.summed)
+        ends, values = columns(operands.columns), columns(operands.summed)
         return cls(rule, form, tile, operands.heads, ends, values)
 
 

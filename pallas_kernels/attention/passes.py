@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +133,8 @@ class Passes:
         arrays = _flat(operands), dy, stats
         plan = self._plan(graph, operands, form, tile, _work_along_rows(operands))
         edges = _edges(graph, operands, cotangents)
-        of_rows = backward.along_rows(plan, edges, *arrays, f"{self.name}_backward_rows")
+        dtype = operands.rows.dtype
+        of_rows = backward.along_rows(plan, edges, *arrays, f"{self.name}_backward_rows", dtype)
         plan = self._plan(transposed, operands, form, tile, _work_along_columns(operands))
         edges = _edges(transposed, operands, cotangents, slots)
         of_columns = backward.along_columns(plan, edges, *arrays, f"{self.name}_backward_columns")
@@ -195,7 +197,7 @@ def _work_along_columns(operands: Operands) -> Work:
 
 def _work(operands: Operands, arrays: int, own: int, loads: int) -> Work:
     """The widest array decides about lanes, and its entries about registers."""
-    wide = [a for a in (operands.rows, operands.summed) if a.ndim == 3]
+    wide = [a for a in (operands.columns, operands.summed) if a.ndim == 3]
     widest = max(wide, key=lambda array: array.shape[2])
     return Work(operands.heads, widest.shape[2], widest.dtype.itemsize, arrays, own, loads)
 
@@ -230,12 +232,17 @@ def _flat(operands: Operands) -> Operands:
     """Returns the arrays of the ends and of all edges, with heads and columns in one axis."""
     attention, kernel = operands.attention, operands.edge_kernel
     return Operands(
-        _flat_array(operands.rows),
+        _flat_array(operands.rows).astype(_dtype_of_rows(operands)),
         _flat_array(operands.columns),
         None if operands.values is None else _flat_array(operands.values),
         attention=None if attention is None else attention.reshape(1, -1),
         edge_kernel=None if kernel is None else _flat_array(kernel),
     )
+
+
+def _dtype_of_rows(operands: Operands) -> Any:
+    """Returns the dtype in which kernels read what receivers give to the scores."""
+    return operands.columns.dtype if operands.rows.ndim == 3 else operands.rows.dtype
 
 
 def _flat_array(array: jax.Array) -> jax.Array:

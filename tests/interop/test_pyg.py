@@ -120,6 +120,15 @@ def _gatv2(p: State) -> np.ndarray:
     return _sum(weights[:, :, None] * left[senders], receivers).mean(axis=1) + p["bias"]
 
 
+def _supergat(p: State) -> np.ndarray:
+    senders, receivers = LOOPED
+    h = _linear(p, "lin", X).reshape(NODES, HEADS, OUT)
+    sums = np.sum(h[senders] * p["att_l"] + h[receivers] * p["att_r"], axis=-1)
+    products = np.sum(h[senders] * h[receivers], axis=-1)
+    weights = _softmax(_leaky(sums / (1 + np.exp(-products))), receivers)
+    return _sum(weights[:, :, None] * h[senders], receivers).reshape(NODES, -1) + p["bias"]
+
+
 def _transformer(p: State) -> np.ndarray:
     senders, receivers = EDGES
     parts = ((f"lin_{part}", X) for part in ("query", "key", "value"))
@@ -344,6 +353,17 @@ CASES = {
         },
         _gatv2,
         [-1.318437, 0.420433],
+    ),
+    "SuperGATConv": Case(
+        lambda: nn.SuperGATConv(IN, OUT, heads=HEADS, rngs=RNGS),
+        {
+            "att_l": _ATTENTION,
+            "att_r": _ATTENTION,
+            "bias": (WIDE,),
+            "lin.weight": (WIDE, IN),
+        },
+        _supergat,
+        [-0.374973, 0.655185, -0.469082, -1.133596],
     ),
     "TransformerConv": Case(
         lambda: nn.TransformerConv(IN, OUT, heads=HEADS, edge_dim=2, beta=True, rngs=RNGS),
@@ -803,6 +823,7 @@ THEIRS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "RGCNConv": ((IN, OUT), {"num_relations": 3, "num_bases": 2}),
     "GATConv": ((IN, OUT), {"heads": HEADS, "residual": True}),
     "GATv2Conv": ((IN, OUT), {"heads": HEADS, "concat": False}),
+    "SuperGATConv": ((IN, OUT), {"heads": HEADS}),
     "TransformerConv": ((IN, OUT), {"heads": HEADS, "edge_dim": 2, "beta": True}),
     "GatedGraphConv": ((WIDE, 2), {}),
     "PNAConv": (

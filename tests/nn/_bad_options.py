@@ -25,6 +25,7 @@ BAD = {
     "attention_dropout": [-0.1, 1.0, "0.5"],
     "attention_mode": _NO_NAMES,
     "average_degree": [None, 2.5, (2.5, 1.1), nn.DegreeAverages(0.0, 1.0)],
+    "attention_type": _NO_NAMES,
     "beta": [None, jnp.nan],
     "bias_init": ["zeros"],
     "box": [1, 3.0, "3"],

@@ -165,6 +165,7 @@ LAYERS: dict[str, Case] = {
     ),
     "Set2Set": case(nn.Set2Set, (8,), OF_BATCH, BATCH, num_steps=2),
     "SortPool": case(nn.SortPool, (3,), OF_BATCH, BATCH),
+    "SuperGATConv": case(nn.SuperGATConv, (8, 6), GRAPH, X, heads=2, dropout=0.5, drops=True),
     "TopKPooling": case(nn.TopKPooling, (8,), OF_BATCH, BATCH, ratio=0.5),
     "UniGATConv": case(nn.UniGATConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True),
     "UniGCNConv": case(nn.UniGCNConv, (8, 6), HYPERGRAPH, X),

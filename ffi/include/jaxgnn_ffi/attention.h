@@ -616,8 +616,13 @@ struct BackwardPass : Pass<Score, Offset> {
   JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* state) const {
     using Operand = typename Score::Operand;
     const int64_t size = own_size();
-    Operand* out = batch.template Item<Operand>(*own_gradient, member) + row * size;
-    for (int64_t i = 0; i < size; ++i) out[i] = FromFloat<Operand>(state[i]);
+    if (own_gradient->element_type() == ffi::F32) {  // also of a caller that adds to it
+      std::copy(state, state + size,
+                batch.template Item<float>(*own_gradient, member) + row * size);
+    } else {
+      Operand* out = batch.template Item<Operand>(*own_gradient, member) + row * size;
+      for (int64_t i = 0; i < size; ++i) out[i] = FromFloat<Operand>(state[i]);
+    }
     if (!has_values) return;
     const int64_t more = sizes.groups * sizes.width;
     T* values = batch.template Item<T>(*values_gradient, member) + row * more;

@@ -69,6 +69,19 @@ class Checker:
         self._shape(argument, array, ((),), shape, "shared by all edges")
         self.same_dtype(argument, array, or_float32=True)
 
+    def projected_edges(self, features: Any, kernel: Any, heads: int, dim: int) -> None:
+        """Raises ValueError unless both are None, or features of edges and a map to all heads.
+
+        The features may have batch axes or not, [..., E, F]; the map is [F, heads, dim].
+        """
+        if (features is None) != (kernel is None):
+            missing = "edge_features" if features is None else "edge_kernel"
+            expected = "given with the other of edge_features, edge_kernel"
+            raise bad_input(self.op, missing, expected, None)
+        self.edges("edge_features", features, None)
+        if features is not None:
+            self.shared("edge_kernel", kernel, features.shape[-1], heads, dim)
+
     def same_dtype(self, argument: str, array: Any, *, or_float32: bool = False) -> None:
         """Raises ValueError unless the dtype is that of what is summed."""
         if array.dtype != self.dtype and not (or_float32 and array.dtype == jnp.float32):
@@ -102,6 +115,8 @@ class Checker:
         return float(value)
 
     def _shape(self, argument, array, batches, tail, note, *, may_be_empty=False):
+        if isinstance(array, CBSR):
+            array = jax.ShapeDtypeStruct(array.shape, array.dtype)
         check_float(self.op, argument, array, len(tail), may_be_empty=may_be_empty)
         fits = any(
             array.shape[: array.ndim - len(tail)] == batch
@@ -120,13 +135,20 @@ class Checker:
             raise bad_input(self.op, argument, f"of shape {shapes}, {note}", f"shape {array.shape}")
 
 
-def dense(op: str, argument: str, given: Any, implementation: dispatch.Name | None) -> Array:
-    """What senders give to the sums as a dense array; k-sparse rows are expanded."""
+def checked_senders(op: str, argument: str, given: Any) -> Array | CBSR:
+    """What senders give to the sums, a floating array of three axes or more, or k-sparse rows."""
     if not isinstance(given, CBSR):
         (given,) = from_numpy(given)
         check_float(op, argument, given, 3)
         return given
-    check_cbsr(op, given)
+    given = check_cbsr(op, given)
     check_float(op, f"{argument}.values", given.values, 3)
+    return given
+
+
+def expanded(rows: Array | CBSR, implementation: dispatch.Name | None) -> Array:
+    """The rows as a dense array."""
+    if not isinstance(rows, CBSR):
+        return rows
     name = dispatch.requested_implementation(implementation)
-    return todense(given, implementation="xla" if name == "xla" else None)
+    return todense(rows, implementation="xla" if name == "xla" else None)

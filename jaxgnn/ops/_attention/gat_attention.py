@@ -8,9 +8,10 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi import gat_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._local_graph import edge_words, with_senders
-from jaxgnn.ops._attention.checks import Checker, dense
+from jaxgnn.ops._attention.attend import attend
+from jaxgnn.ops._attention.checks import Checker, checked_senders
 from jaxgnn.ops._attention.reference import gat_attention as reference
-from jaxgnn.ops._attention.skeleton import Call, attend, computation
+from jaxgnn.ops._attention.skeleton import Call, computation
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
 from pallas_kernels.attention.arguments import Form, Operands
@@ -55,7 +56,8 @@ def gat_attention(
         axes share the graph.
       a_src: c, one number for each sender and head, of the dtype of ``v`` or float32.
       v: values of the senders; or their k-sparse form, a ``CBSR`` whose values are [..., columns,
-        heads, k], which is expanded.
+        heads, k]. Its kept entries alone are read where ``maxk_spmm`` would do so, with weights
+        made before; else it is expanded.
       negative_slope: static slope of leaky_relu for negative numbers.
       edge_logits: b, one number for each edge slot and head, of the dtype of ``v`` or float32, with
         the leading axes or without; -inf masks an edge.
@@ -87,7 +89,7 @@ def gat_attention(
     """
     numbers = None if key is None else edge_words(graph)
     graph, a_src, v = with_senders(graph, a_src, v, axes=(-2, -3))
-    values = dense(_OP, "v", v, implementation)
+    values = checked_senders(_OP, "v", v)
     a_dst, a_src, edge_logits = from_numpy(a_dst, a_src, edge_logits)
     check = Checker.start(_OP, graph, "a_dst", a_dst, 2, values.dtype)
     heads = a_dst.shape[-1]

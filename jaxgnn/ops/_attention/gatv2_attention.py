@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 from jaxtyping import Array, Float
 
-from jaxgnn._errors import bad_input
 from jaxgnn._ffi import gatv2_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._local_graph import edge_words, with_senders
-from jaxgnn.ops._attention.checks import Checker, dense
+from jaxgnn.ops._attention.attend import attend
+from jaxgnn.ops._attention.checks import Checker, checked_senders, expanded
 from jaxgnn.ops._attention.reference import gatv2_attention as reference
-from jaxgnn.ops._attention.skeleton import Call, attend, computation
+from jaxgnn.ops._attention.skeleton import Call, computation
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
 from pallas_kernels.attention.arguments import Form, Operands
@@ -94,7 +94,7 @@ def gatv2_attention(
     """
     numbers = None if key is None else edge_words(graph)
     graph, x_src = with_senders(graph, x_src, axes=(-3,))
-    sources = dense(_OP, "x_src", x_src, implementation)
+    sources = expanded(checked_senders(_OP, "x_src", x_src), implementation)
     x_dst, attention, edge_features, edge_kernel, edge_logits = from_numpy(
         x_dst, attention, edge_features, edge_kernel, edge_logits
     )
@@ -104,12 +104,7 @@ def gatv2_attention(
     check.nodes("x_src", sources, "column", heads, dim)
     check.same_dtype("x_dst", x_dst)
     check.shared("attention", attention, heads, dim)
-    if (edge_features is None) != (edge_kernel is None):
-        missing = "edge_features" if edge_features is None else "edge_kernel"
-        raise bad_input(_OP, missing, "given with the other of edge_features, edge_kernel", None)
-    check.edges("edge_features", edge_features, None)
-    if edge_features is not None:
-        check.shared("edge_kernel", edge_kernel, edge_features.shape[-1], heads, dim)
+    check.projected_edges(edge_features, edge_kernel, heads, dim)
     check.edges("edge_logits", edge_logits, heads)
     rate, seed = check.dropout(dropout, key)
     form = Form(slope=check.number("negative_slope", negative_slope), dropout=rate)

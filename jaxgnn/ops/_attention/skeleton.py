@@ -25,28 +25,20 @@ take the graph, the arrays of ``Operands`` without batch axes, and as static opt
   partial sums of runs of rows, and adds them up in order, so that bits repeat.
 
 ``delta`` is made here from ``y`` and ``dy``.
-
-Kernels number edges by their slots. On a part of a graph that is spread over devices these are not
-the numbers in the whole graph, by which dropout has to draw. There two passes take its place: one
-over the edges that are kept, whose softmax has too large a share, and one over all edges, whose
-``lse`` says by how much.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._structure import structure
 from jaxgnn.ops._attention.pallas import Calls
-from jaxgnn.ops._attention.reference import dropout, softmax_sum
-from jaxgnn.ops._attention.reference.ends import at_rows
+from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
@@ -114,72 +106,9 @@ class Call(NamedTuple):
     return_weights: bool
 
 
-def attend(
-    call: Call,
-    graph: CSRGraph,
-    operands: Operands,
-    batch_dims: int,
-    numbers: UInt32[Array, " edges"] | None = None,
-) -> tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"] | None]:
-    """The weighted sums, of the dtype of what is summed, and the weights or None.
-
-    Args:
-      call: what is static.
-      graph: whose weights and scales are ignored.
-      operands: checked arrays; leading batch axes share the graph.
-      batch_dims: number of batch axes; of arrays of edges each has all of them or none.
-      numbers: numbers by which dropout draws; None for the edge slots.
-    """
-    edges, operands, numbers = dispatch.match_varying(structure(graph), operands, numbers)
-    compute = _computed if call.request.name == "xla" else _attention
-
-    def run(operands):
-        if operands.seed is None or numbers is None:
-            y, _, weights = compute(call, edges, operands)
-        else:
-            y, weights = _with_numbers(compute, call, edges, operands, numbers)
-        dtype = operands.summed.dtype
-        return y.astype(dtype), None if weights is None else weights.astype(dtype)
-
-    batch = _batched(operands, batch_dims)
-    return dispatch.vmap_leading(run, batch_dims, (batch,))(operands)
-
-
-def _with_numbers(compute, call, graph, operands, numbers):
-    """The sums and the weights or None, with dropout that draws by the numbers of the edges."""
-    kept = dropout.kept(operands.seed, numbers, operands.heads, call.form.dropped)
-    operands = operands.replace(seed=None)
-    given = operands.edge_logits
-    zero = jnp.zeros((), operands.summed.dtype)
-    logits = jnp.where(kept, zero if given is None else given, -jnp.inf)
-    plain = call._replace(form=dataclasses.replace(call.form, dropout=0.0))
-    y, lse, weights = compute(plain, graph, operands.replace(edge_logits=logits))
-    _, of_all, _ = compute(plain._replace(return_weights=False), graph, operands)
-    empty = lse == -jnp.inf
-    share = jnp.exp(jnp.where(empty, 0, lse) - jnp.where(empty, 0, of_all))
-    share = jnp.where(empty, 0, share * call.form.kept_scale)
-    if weights is not None:
-        weights = weights * at_rows(graph, share)
-    return y * share[:, :, None], weights
-
-
-# Axes of the arrays of one member of a batch.
-_EDGE_AXES = {"edge_logits": 2, "edge_values": 3, "edge_features": 2}
-_SHARED = ("edge_kernel", "attention")
-
-
-def _batched(operands: Operands, batch_dims: int) -> Operands:
-    """For each array the axis to map over: 0 if it has the batch axes, None if it is shared."""
-    shared = [
-        name
-        for name, axes in _EDGE_AXES.items()
-        if getattr(operands, name) is not None and getattr(operands, name).ndim != axes + batch_dims
-    ]
-    mapped = jax.tree.map(lambda _: 0, operands)
-    return mapped.replace(**dict.fromkeys((*shared, *_SHARED)))
-
-
-def _computed(call, graph, operands):
+def computed(
+    call: Call, graph: CSRGraph, operands: Operands
+) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Any]:
     """The sums, the logarithms of the sums of exponentials, and the weights or None."""
     y, lse = call.kernels.forward(call.request, graph, operands, form=call.form)
     if not call.return_weights:
@@ -188,15 +117,24 @@ def _computed(call, graph, operands):
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def _attention(call, graph, operands):
-    y, lse, weights = _computed(call, graph, operands)
+def attention(
+    call: Call, graph: CSRGraph, operands: Operands
+) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Any]:
+    """What ``computed`` gives, with gradients by the kernels of the backward pass.
+
+    Args:
+      call: what is static.
+      graph: without weights and scales.
+      operands: arrays without batch axes.
+    """
+    y, lse, weights = computed(call, graph, operands)
     # These do not depend on the values, which may be all that jax.vmap maps.
     lse = dispatch.mapped_with(lse, y[:1, :1, 0])
     return y, lse, None if weights is None else dispatch.mapped_with(weights, y[:1, :1, 0])
 
 
 def _attention_forward(call, graph, operands):
-    results = _attention(call, graph, operands)
+    results = attention(call, graph, operands)
     return results, (graph, operands, *results)
 
 
@@ -220,7 +158,7 @@ def _sums_of_rows(request, graph, of_edges):
     return sums[:, :, 0]
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(_attention_forward, _attention_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))

@@ -20,6 +20,7 @@ from jaxgnn.graph._local_graph import sum_of_parts, with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_graph
 from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._graph import pallas as graph_pallas
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops._maxk import pallas as maxk_pallas
@@ -169,8 +170,8 @@ def maxk_spmm(
 
     The SpGEMM forward and SSpMM backward of MaxK-GNN (https://arxiv.org/abs/2312.08656), for any
     ``k`` and any number of columns. Accumulates in float32 and rounds once; rows without edges are
-    zero. Differentiable in ``cbsr.values`` and in ``graph.weights``; the gradients of the values
-    are computed at the kept columns only.
+    zero. Differentiable in ``cbsr.values`` and in ``graph.weights``, twice too; the gradients of
+    the values are computed at the kept columns only.
 
     Args:
       graph: rows are receivers, columns are senders.
@@ -206,7 +207,7 @@ def maxk_spmm(
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
     request = dispatch.resolve("maxk_spmm", implementation)
-    if request.name is None and not _is_worth_it(graph, cbsr):
+    if request.name is None and not is_worth_it(graph, cbsr):
         return spmm(graph, todense(cbsr))
     graph, cbsr = dispatch.match_varying(graph, cbsr)
 
@@ -218,7 +219,7 @@ def maxk_spmm(
     return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
 
 
-def _is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
+def is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
     """Whether a k-sparse kernel runs here, and faster than the dense product."""
     if None not in _sparse_kernels(graph, cbsr).values():
         return False
@@ -268,14 +269,27 @@ def _maxk_spmm_forward(request, structure, weights, cbsr):
 
 
 def _maxk_spmm_backward(request, residuals, dy):
-    structure, weights, cbsr = residuals
-    dvalues = GRAD_VALUES(request, structure.with_weights(weights), cbsr, dy)
+    *_, cbsr = residuals
+    dweights, dvalues = _gradients(request, *residuals, dy)
     # None: integers have no gradient.
-    dcbsr = dataclasses.replace(cbsr, values=dvalues, indices=None)
+    return None, dweights, dataclasses.replace(cbsr, values=dvalues, indices=None)
+
+
+def _by_kernels(request, structure, weights, cbsr, dy):
+    dvalues = GRAD_VALUES(request, structure.with_weights(weights), cbsr, dy)
     if weights is None:
-        return None, None, dcbsr
-    dweights = GRAD_WEIGHTS(request, structure, cbsr, dy)
-    return None, dweights.astype(weights.dtype), dcbsr
+        return None, dvalues
+    return GRAD_WEIGHTS(request, structure, cbsr, dy).astype(weights.dtype), dvalues
+
+
+def _by_formula(_, structure, weights, cbsr, dy):
+    dvalues = reference.grad_values(structure.with_weights(weights), cbsr, dy)
+    if weights is None:
+        return None, dvalues
+    return reference.grad_weights(structure, cbsr, dy).astype(weights.dtype), dvalues
+
+
+_gradients = differentiable_again(_by_kernels, _by_formula)
 
 
 _maxk_spmm.defvjp(_maxk_spmm_forward, _maxk_spmm_backward)

@@ -16,6 +16,8 @@ from jaxgnn.testing import random_array
 from tests.ops._table import usable
 
 HEADS, GROUPS, DIM, WIDTH, FEATURES = 4, 2, 5, 3, 2
+SHARED = ("attention", "edge_kernel", "edge_value_kernel")
+"""Arrays that have no batch axes."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,12 @@ class Attention:
     Attributes:
       name: of the op.
       required: shapes of its arrays, by name, from the rows, columns and edges of a graph.
-      optional: shapes of the arrays that it can do without.
+      optional: shapes of the arrays that it can do without. A map of the features of edges to
+        values, ``edge_value_kernel``, is passed in a pair with ``edge_kernel``.
       score: one edge's score for one head, in NumPy, from the arrays by name; the op's definition.
       slopes: bounds of the derivative of a score by one number of each array, by name, from the
         largest magnitudes in the arrays. An array without one has no part in the scores.
+      in_sums: the same of a number that is summed, but for what is summed itself.
       summed: the name of what is summed.
     """
 
@@ -38,18 +42,21 @@ class Attention:
     score: Callable[..., float]
     slopes: Callable[[dict[str, float]], dict[str, float]]
     summed: str
+    in_sums: Callable[[dict[str, float]], dict[str, float]] = lambda largest: {}
 
     def __call__(self, graph, arrays: dict[str, Any], **options):
+        if "edge_value_kernel" in arrays:
+            arrays = dict(arrays)
+            arrays["edge_kernel"] = arrays["edge_kernel"], arrays.pop("edge_value_kernel")
         return getattr(ops, self.name)(graph, **arrays, **options)
 
     def arrays(self, graph, *, full=True, dtype="float32", batch=(), seed=1, scale=1.0):
         """Random arrays by name; with ``full`` those that the op can do without as well."""
         sizes = graph.num_rows, graph.num_cols, graph.num_edges
         shapes = self.required(*sizes) | (self.optional(*sizes) if full else {})
-        shared = ("attention", "edge_kernel")
         return {
             name: random_array(
-                shape if name in shared else (*batch, *shape), dtype, seed=seed + i, scale=scale
+                shape if name in SHARED else (*batch, *shape), dtype, seed=seed + i, scale=scale
             )
             for i, (name, shape) in enumerate(shapes.items())
         }
@@ -61,7 +68,10 @@ def _leaky_relu(x, slope=0.2):
 
 def _dot_score(a, i, j, e, h):
     group = h // (a["q"].shape[1] // a["k"].shape[1])
-    return a["q"][i, h] @ a["k"][j, group] / np.sqrt(a["q"].shape[-1]) + _logit(a, e, h)
+    key = a["k"][j, group]
+    if "edge_kernel" in a:
+        key = key + a["edge_features"][e] @ a["edge_kernel"][:, group]
+    return a["q"][i, h] @ key / np.sqrt(a["q"].shape[-1]) + _logit(a, e, h)
 
 
 def _gat_score(a, i, j, e, h):
@@ -77,7 +87,22 @@ def _gatv2_score(a, i, j, e, h):
 
 def _dot_slopes(largest):
     scale = DIM**-0.5
-    return {"q": scale * largest["k"], "k": scale * largest["q"], "edge_logits": 1.0}
+    features, kernel = largest.get("edge_features", 0.0), largest.get("edge_kernel", 0.0)
+    return {
+        "q": scale * (largest["k"] + FEATURES * features * kernel),
+        "k": scale * largest["q"],
+        "edge_logits": 1.0,
+        "edge_features": scale * DIM * largest["q"] * kernel,
+        "edge_kernel": scale * largest["q"] * features,
+    }
+
+
+def _dot_in_sums(largest):
+    return {
+        "edge_values": 1.0,
+        "edge_features": WIDTH * largest.get("edge_value_kernel", 0.0),
+        "edge_value_kernel": largest.get("edge_features", 0.0),
+    }
 
 
 def _gat_slopes(largest):
@@ -115,10 +140,14 @@ TABLE = {
             lambda rows, cols, edges: {
                 "edge_logits": (edges, HEADS),
                 "edge_values": (edges, GROUPS, WIDTH),
+                "edge_features": (edges, FEATURES),
+                "edge_kernel": (FEATURES, GROUPS, DIM),
+                "edge_value_kernel": (FEATURES, GROUPS, WIDTH),
             },
             _dot_score,
             _dot_slopes,
             "v",
+            _dot_in_sums,
         ),
         Attention(
             "gat_attention",
@@ -183,6 +212,8 @@ def by_hand(attention: Attention, graph, arrays) -> tuple[np.ndarray, np.ndarray
             value = values[senders[e], group]
             if "edge_values" in given:
                 value = value + given["edge_values"][e, group]
+            if "edge_value_kernel" in given:
+                value = value + given["edge_features"][e] @ given["edge_value_kernel"][:, group]
             weights[e, head] = p
             y[row, head] += p * value
     return y, weights

@@ -52,6 +52,9 @@ def largest_terms(attention, graph, names, given, values, cotangents) -> list[fl
     summed = arrays[attention.summed][np.asarray(graph.indices)[:count]]
     if "edge_values" in arrays:
         summed = summed + arrays["edge_values"][:count]
+    if "edge_value_kernel" in arrays:
+        features, kernel = arrays["edge_features"][:count], arrays["edge_value_kernel"]
+        summed = summed + np.einsum("ef,fgd->egd", features, kernel)
     summed = np.repeat(summed, p.shape[1] // summed.shape[1], axis=1)
     dp = dp + np.sum(dy * summed, axis=-1)
     delta = np.zeros((graph.num_rows, p.shape[1]))
@@ -60,7 +63,7 @@ def largest_terms(attention, graph, names, given, values, cotangents) -> list[fl
     of_sums = np.max(p[..., None] * np.abs(dy), initial=0.0)
     largest = {name: np.abs(array).max(initial=0.0) for name, array in arrays.items()}
     slopes = attention.slopes(largest)
-    in_sums = {attention.summed: 1.0, "edge_values": 1.0}
+    in_sums = attention.in_sums(largest) | {attention.summed: 1.0}
     return [
         max(slopes.get(name, 0.0) * of_scores, in_sums.get(name, 0.0) * of_sums) for name in names
     ]

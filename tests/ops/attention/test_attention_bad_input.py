@@ -33,6 +33,36 @@ CASES = {
         {"edge_values": jnp.ones((4, 2, 4))},
         ["edge_values", "[4, 2, 3]", "(4, 2, 4)"],
     ),
+    "features of edges": (
+        "dot_attention",
+        {"edge_features": jnp.ones((5, 2))},
+        ["edge_features", "[4, any]", "each edge slot", "(5, 2)"],
+    ),
+    "map to keys": (
+        "dot_attention",
+        {"edge_kernel": jnp.ones((3, 2, 5))},
+        ["edge_kernel", "[2, 2, 5]", "(3, 2, 5)"],
+    ),
+    "map to values": (
+        "dot_attention",
+        {"edge_value_kernel": jnp.ones((2, 2, 5))},
+        ["edge_kernel", "[2, 2, 3]", "(2, 2, 5)"],
+    ),
+    "one map to keys and wider values": (
+        "dot_attention",
+        {"edge_value_kernel": None},
+        ["edge_kernel", "a pair", "keys, 5", "values of 3"],
+    ),
+    "maps without features": (
+        "dot_attention",
+        {"edge_features": None},
+        ["edge_features", "edge_kernel", "None"],
+    ),
+    "no map of two": (
+        "dot_attention",
+        {"edge_kernel": (None, None), "edge_value_kernel": None},
+        ["edge_kernel", "one at least", "a tuple of 2"],
+    ),
     "dtype of keys": (
         "dot_attention",
         {"k": jnp.ones((4, 2, 5), jnp.bfloat16)},

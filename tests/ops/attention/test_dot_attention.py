@@ -43,9 +43,9 @@ def test_heads_of_a_group_share_a_head_of_keys_and_values(implementation):
 def test_scale_multiplies_the_products_alone(implementation):
     graph = BUILT["bipartite"]
     arrays = TABLE[OP].arrays(graph)
-    scaled = ops.dot_attention(graph, **arrays, scale=-0.7, implementation=implementation)
-    by_q = ops.dot_attention(
-        graph, **(arrays | {"q": arrays["q"] * -0.7}), scale=1.0, implementation=implementation
+    scaled = TABLE[OP](graph, arrays, scale=-0.7, implementation=implementation)
+    by_q = TABLE[OP](
+        graph, arrays | {"q": arrays["q"] * -0.7}, scale=1.0, implementation=implementation
     )
     np.testing.assert_allclose(scaled, by_q, rtol=1e-5, atol=1e-6)
 

@@ -17,8 +17,8 @@ from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     FORWARD,
     GRAD_VALUES,
     BreakEven,
-    _is_worth_it,
     break_even,
+    is_worth_it,
 )
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 from jaxgnn.testing import (
@@ -296,13 +296,13 @@ def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
     prepared = dataclasses.replace(graph, plan=None).prepared()
     row_by_row = dataclasses.replace(prepared.made_plan(), edge_blocks=())
 
-    def is_worth_it(graph, dim, k):
+    def takes_k_sparse(graph, dim, k):
         values, columns = jnp.zeros((nodes, k), dtype), jnp.zeros((nodes, k), column_dtype(dim))
-        return _is_worth_it(graph, CBSR(values, columns, dim))
+        return is_worth_it(graph, CBSR(values, columns, dim))
 
     def check(graph, dim, ratio):
-        assert is_worth_it(graph, dim, int(ratio * dim))
-        assert not is_worth_it(graph, dim, int(ratio * dim) + 1)
+        assert takes_k_sparse(graph, dim, int(ratio * dim))
+        assert not takes_k_sparse(graph, dim, int(ratio * dim) + 1)
 
     check(prepared, 64, narrow)
     check(prepared, 72, wide)
@@ -319,7 +319,7 @@ def test_no_plan_is_made_to_choose_where_none_is_needed(monkeypatch, platform, d
     monkeypatch.setattr(CSRGraph, "made_plan", lambda self: pytest.fail("planned"))
     graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
     kept = CBSR(jnp.zeros((2, 1), dtype), jnp.zeros((2, 1), jnp.uint8), 64)
-    assert _is_worth_it(graph, kept) == (platform == "cpu" and "ffi" in IMPLEMENTATIONS)
+    assert is_worth_it(graph, kept) == (platform == "cpu" and "ffi" in IMPLEMENTATIONS)
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():

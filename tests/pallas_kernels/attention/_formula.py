@@ -81,9 +81,9 @@ def attention(op, graph, operands: Operands, form: Form, dy, dweights=None) -> R
             edge_logits=None if operands.edge_logits is None else _padded(dlogit, slots),
             attention=dvector,
         )
-        if operands.edge_values is not None:
-            shared = dvalue.reshape(count, groups, -1, dvalue.shape[-1]).sum(2)
-            gradients = gradients.replace(edge_values=_padded(shared, slots))
+        # Where heads share them, the caller of the kernels makes the gradient from the weights.
+        if operands.edge_values is not None and groups == heads:
+            gradients = gradients.replace(edge_values=_padded(dvalue, slots))
         if features is not None:
             gradients = gradients.replace(
                 edge_features=_padded(np.einsum("ehd,fhd->ef", dcolumn, kernel), slots),

@@ -130,6 +130,12 @@ def test_edges_add_to_values(case):
     _check("dot", DOT_CASES[case])
 
 
+def test_wide_receivers_get_a_gradient_that_is_not_rounded():
+    graph = _graph("short rows")
+    operands = operands_of("dot", graph, 2, 8, "bfloat16", logits=True)
+    check("dot", graph, operands.replace(rows=operands.rows.astype(jnp.float32)), FORM)
+
+
 @pytest.mark.parametrize("case", GATV2_CASES)
 def test_features_of_edges_are_a_part_of_the_score(case, monkeypatch):
     monkeypatch.setattr(edge_features, "_ENTRIES", 1000)

@@ -6,7 +6,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention.reference.ends import at_columns, at_rows, of_real_edges
+from jaxgnn.ops._attention.reference.ends import (
+    at_columns,
+    at_rows,
+    of_real_edges,
+    repeat_groups,
+)
 from pallas_kernels.attention.arguments import Form, Operands
 
 
@@ -18,3 +23,26 @@ def scores(graph: CSRGraph, operands: Operands, form: Form) -> Float[Array, "edg
     if operands.edge_logits is None:
         return products
     return products + of_real_edges(graph, operands.edge_logits).astype(products.dtype)
+
+
+def with_edge_terms(graph: CSRGraph, operands: Operands, form: Form) -> Operands:
+    """The same attention with what features of edges add as logits and values of edges.
+
+    ``scale ⟨q_i, k_j + W e_ij⟩`` has the logit ``scale ⟨q_i, W e_ij⟩``, and ``v_j + U e_ij`` has
+    the value ``U e_ij``.
+    """
+    logits, values = operands.edge_logits, operands.edge_values
+    features = of_real_edges(graph, operands.edge_features)
+
+    def mapped(kernel):
+        return jnp.einsum("ef,fgd->egd", features, kernel.astype(features.dtype))
+
+    if operands.edge_kernel is not None:
+        keys = repeat_groups(mapped(operands.edge_kernel), operands.heads)
+        products = form.scale * jnp.sum(at_rows(graph, operands.rows) * keys, axis=-1)
+        logits = products if logits is None else products + logits.astype(products.dtype)
+    if operands.edge_value_kernel is not None:
+        added = mapped(operands.edge_value_kernel)
+        values = added if values is None else added + values.astype(added.dtype)
+    rest = dict.fromkeys(("edge_features", "edge_kernel", "edge_value_kernel"))
+    return operands.replace(edge_logits=logits, edge_values=values, **rest)

@@ -1,0 +1,101 @@
+"""Times attention over k-sparse values: the kept entries alone are read, or they are expanded.
+
+Run ``python -m experiments.benchmarks.attention_k_sparse``. Each line has the milliseconds of the
+sums with all gradients, and the bytes that both ways gather for an edge and a head. 4 heads of 64
+columns; on a CPU 20,000 nodes and 1,000,000 edges, on a GPU graphs like Flickr and Reddit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.benchmarks._attention import ARRAYS
+from experiments.benchmarks._workloads import WORKLOADS, Workload, like
+from jaxgnn import CSRGraph, ops
+from jaxgnn.testing.timing import Candidate, Timing, device_description, measure_in_turns
+
+HEADS, WIDTH, KEPT = 4, 64, (2, 4, 8, 16, 32)
+OPS = ("gat_attention", "dot_attention")
+
+
+def bytes_of_edge(op: str, k: int, width: int, itemsize: int) -> tuple[int, int]:
+    """What both ways read and write for an edge and a head, forward and backward.
+
+    Where rows are expanded there are the gathers of ``ARRAYS``. The k-sparse way leaves out those
+    of values and of gradients to the sums, and makes the scores once more for the weights. It has
+    three times k entries and their columns, of a byte; and the weights and their gradients, of
+    which each is written once, and they are read two times each.
+
+    Args:
+      op: name of the op.
+      k: kept entries of a head.
+      width: columns of a head.
+      itemsize: bytes of an entry.
+    """
+    row = width * itemsize
+    expanded = sum(ARRAYS[op].gathers) * row
+    rows_of_scores = 4 if op == "dot_attention" else 0
+    return rows_of_scores * row + 3 * k * (itemsize + 1) + 6 * 4, expanded
+
+
+def measure(op: str, graph: CSRGraph, k: int) -> dict[str, Timing | None]:
+    """The times of ``sparse`` and ``expanded`` with all gradients, in turns."""
+    (rows, cols), arrays = graph.shape, ARRAYS[op]
+    shapes = [(rows, HEADS)] * arrays.narrow[0] + [(cols, HEADS)] * arrays.narrow[1]
+    shapes += [(rows, HEADS, WIDTH)] * (1 + arrays.wide[0])
+    shapes += [(cols, HEADS, WIDTH)] * arrays.wide[1]
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    # The values are the last array; the gradient to the sums is the first of the wide ones.
+    made = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+    *given, values = made
+    dy = given.pop(arrays.narrow[0] + arrays.narrow[1])
+    kept = ops.maxk(values, k)
+    name = "pallas" if jax.default_backend() == "gpu" else "ffi"
+
+    def run(expand: bool) -> Any:
+        def sums(given, kept):
+            rows = ops.todense(kept) if expand else kept
+            return getattr(ops, op)(graph, *given, rows, implementation=name)
+
+        def both(given, kept, dy):
+            y, pull_back = jax.vjp(sums, given, kept)
+            return y, pull_back(dy)
+
+        return Candidate(both, [(given, kept, dy)])
+
+    return measure_in_turns({"sparse": run(False), "expanded": run(True)})
+
+
+def workloads() -> Iterator[Workload]:
+    """The graphs of this machine's platform."""
+    if jax.default_backend() == "gpu":
+        yield from (like("flickr"), like("reddit"))
+    else:
+        yield from WORKLOADS["cpu", "full"]
+
+
+def main() -> None:
+    """Prints a line for each graph, op and number of kept entries."""
+    print(device_description())
+    for workload in workloads():
+        graph = workload.graph()
+        for op in OPS:
+            for k in KEPT:
+                times = measure(op, graph, k)
+                sparse, expanded = bytes_of_edge(op, k, WIDTH, jnp.dtype(jnp.float32).itemsize)
+                shown = ", ".join(
+                    f"{way} {'out of memory' if t is None else f'{t.median_ms:.2f} ms'}"
+                    for way, t in times.items()
+                )
+                print(
+                    f"{workload.name} {op} k={k}: {shown}; {sparse} and {expanded} bytes",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

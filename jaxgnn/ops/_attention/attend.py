@@ -1,0 +1,98 @@
+"""From the checked arrays of a call to its result: batch axes, and which way the sums are made."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jaxtyping import Array, Float, UInt32
+
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._structure import structure
+from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
+from jaxgnn.ops._attention.checks import expanded
+from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
+from jaxgnn.ops._attention.skeleton import Call, attention, computed
+from jaxgnn.ops._core import dispatch
+from pallas_kernels.attention.arguments import Operands
+
+
+def attend(
+    call: Call,
+    graph: CSRGraph,
+    operands: Operands,
+    batch_dims: int,
+    numbers: UInt32[Array, " edges"] | None = None,
+) -> tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"] | None]:
+    """The weighted sums, of the dtype of what is summed, and the weights or None.
+
+    Args:
+      call: what is static.
+      graph: whose weights and scales are ignored.
+      operands: checked arrays; leading batch axes share the graph. The values may be k-sparse.
+      batch_dims: number of batch axes; of arrays of edges each has all of them or none.
+      numbers: number of each edge by which dropout draws; None for the edge slots.
+    """
+    edges, operands, numbers = dispatch.match_varying(structure(graph), operands, numbers)
+
+    def run(operands):
+        attended = _by_formula if call.request.name == "xla" else _by_kernels
+        y, weights = attended(call, edges, operands, numbers)
+        dtype = operands.summed.dtype
+        return y.astype(dtype), None if weights is None else weights.astype(dtype)
+
+    batch = _batched(operands, batch_dims)
+    return dispatch.vmap_leading(run, batch_dims, (batch,))(operands)
+
+
+# Axes of the arrays of one member of a batch.
+_EDGE_AXES = {"edge_logits": 2, "edge_values": 3, "edge_features": 2}
+_SHARED = ("edge_kernel", "edge_value_kernel", "attention")
+
+
+def _batched(operands: Operands, batch_dims: int) -> Operands:
+    """For each array the axis to map over: 0 if it has the batch axes, None if it is shared."""
+    shared = [
+        name
+        for name, axes in _EDGE_AXES.items()
+        if getattr(operands, name) is not None and getattr(operands, name).ndim != axes + batch_dims
+    ]
+    mapped = jax.tree.map(lambda _: 0, operands)
+    return mapped.replace(**dict.fromkeys((*shared, *_SHARED)))
+
+
+def _by_formula(call, graph, operands, numbers):
+    """The reference, which JAX differentiates; it gathers an array of edges, heads and columns."""
+    operands = operands.replace(values=expanded(operands.values, "xla"))
+    if _adds_edges_to_ends(operands):
+        operands = with_edge_terms(graph, operands, call.form)
+    return numbered_dropout.attended(computed, call, graph, operands, numbers)
+
+
+def _by_kernels(call, graph, operands, numbers):
+    """The kernels, and around them what is made without an array of edges, heads and columns."""
+    _require_kernels(call)
+    if _adds_edges_to_ends(operands):
+        without = partial(_by_kernels, numbers=numbers)
+        return edge_terms.attended(without, call, graph, operands)
+    values = operands.values
+    if isinstance(values, CBSR) and k_sparse.is_worth_it(call.request, graph, values):
+        return k_sparse.attended(call, graph, operands, numbers)
+    operands = operands.replace(values=expanded(values, call.request.name))
+    return numbered_dropout.attended(attention, call, graph, operands, numbers)
+
+
+def _require_kernels(call: Call) -> None:
+    """Raises NotImplementedError if there is nothing of the named implementation here.
+
+    The kernels say so themselves; here it is said before others are called, by the name of the op.
+    """
+    kernel, name = call.kernels.forward, call.request.name
+    reason = name and kernel.unavailable(name, dispatch.current_platform())
+    if reason:
+        raise NotImplementedError(f"{kernel.name}[{name}]: {reason}")
+
+
+def _adds_edges_to_ends(operands: Operands) -> bool:
+    """Whether features of edges are added to keys or values; GATv2 adds them to a sum instead."""
+    return operands.edge_features is not None and operands.attention is None

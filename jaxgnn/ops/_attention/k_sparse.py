@@ -1,0 +1,94 @@
+"""Attention over k-sparse values: weights by the kernels of attention, sums by ``maxk_spmm``.
+
+The kernels of attention get values of one column, so that they make the weights [E, H] and their
+gradients and read nothing else of the senders. ``maxk_spmm`` reads the kept entries of each
+neighbour in the place of a row, and makes the gradient at the kept columns only: neither pass has
+the expanded values [M, H, D].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt32
+
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.ops._attention import numbered_dropout
+from jaxgnn.ops._attention.skeleton import Call, attention
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._graph.edge_products import sums_of_edges
+from jaxgnn.ops._maxk_spmm import maxk_spmm
+from pallas_kernels.attention.arguments import Operands
+
+# Up to this k / dim reading kept entries was faster than expanding them, for heads of 64 columns
+# and both ways together: ``python -m experiments.benchmarks.attention_k_sparse``. On a GPU, where
+# attention was not measured, the break-even of ``maxk_spmm`` holds.
+_LARGEST_RATIO_ON_A_CPU = 0.125
+
+
+def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> bool:
+    """Whether sums of k-sparse values run here and, where no name was given, are faster.
+
+    Args:
+      request: which implementation to run.
+      graph: without weights and scales.
+      values: of one member of a batch, [M, K, k].
+    """
+    of_group = jax.tree.map(lambda array: array[:, 0], values)
+    platform = dispatch.current_platform()
+    if request.name is not None:
+        return maxk_spmm.FORWARD.why_not(request.name, platform, graph, of_group) is None
+    if platform == "cuda":
+        return maxk_spmm.is_worth_it(graph, of_group)
+    reason = maxk_spmm.FORWARD.why_not("ffi", platform, graph, of_group)
+    return reason is None and values.k <= _LARGEST_RATIO_ON_A_CPU * values.dim
+
+
+def attended(
+    call: Call,
+    graph: CSRGraph,
+    operands: Operands,
+    numbers: UInt32[Array, " edges"] | None,
+) -> tuple[Float[Array, "rows heads dim"], Any]:
+    """Sums and weights.
+
+    Args:
+      call: what is static.
+      graph: without weights and scales.
+      operands: arrays without batch axes; the values are a ``CBSR`` of [M, K, k].
+      numbers: number of each edge by which dropout draws; None for the edge slots.
+    """
+    kept, request = operands.values, call.request
+    one_column = jnp.zeros_like(kept.values[:, :, :1])
+    rest = operands.replace(values=one_column, edge_values=None)
+    weighing = call._replace(return_weights=True)
+    _, weights = numbered_dropout.attended(attention, weighing, graph, rest, numbers)
+
+    def of_senders(weights, kept):
+        name = request.name or maxk_spmm.sparse_implementation(graph, kept)
+        weighted = graph.with_weights(weights)
+        return maxk_spmm.maxk_spmm(weighted, kept, implementation=name)
+
+    def of_edges(weights, values):
+        return sums_of_edges(request, graph, weights[:, None], values)[:, 0]
+
+    y = _by_heads(of_senders, weights, kept)
+    if operands.edge_values is not None:
+        values = operands.edge_values.astype(weights.dtype)
+        y = y.astype(weights.dtype) + _by_heads(of_edges, weights, values)
+    return y, weights if call.return_weights else None
+
+
+def _by_heads(
+    sums: Callable[[Array, Any], Array], weights: Float[Array, "edges heads"], values: Any
+) -> Float[Array, "rows heads dim"]:
+    """The sums of each head, whose values are those of its group, axis 1 of all in ``values``."""
+    groups = jax.tree.leaves(values)[0].shape[1]
+    of_group = jax.vmap(sums, in_axes=(1, None), out_axes=1)
+    of_all = jax.vmap(of_group, in_axes=(1, 1), out_axes=1)
+    edges, heads = weights.shape
+    y = of_all(weights.reshape(edges, groups, heads // groups), values)
+    return y.reshape(y.shape[0], heads, y.shape[-1])

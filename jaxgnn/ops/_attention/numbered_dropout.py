@@ -1,0 +1,58 @@
+"""Dropout of attention that draws by given numbers of the edges, in the place of their slots.
+
+The kernels number edges by their slots. On a part of a graph that is spread over devices these are
+not the numbers in the whole graph, by which dropout has to draw so that it is the same on any
+number of devices. There two passes take the place of one: one over the edges that are kept, whose
+softmax has too large a share, and one over all edges, whose logarithm of the sum of exponentials
+says by how much.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt32
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._attention.reference import dropout
+from jaxgnn.ops._attention.reference.ends import at_rows
+from jaxgnn.ops._attention.skeleton import Call
+from pallas_kernels.attention.arguments import Operands
+
+
+def attended(
+    compute: Callable[[Call, CSRGraph, Operands], tuple[Array, Array, Any]],
+    call: Call,
+    graph: CSRGraph,
+    operands: Operands,
+    numbers: UInt32[Array, " edges"] | None,
+) -> tuple[Float[Array, "rows heads dim"], Any]:
+    """The sums, and the weights or None.
+
+    Args:
+      compute: gives sums, logarithms of the sums of exponentials, and weights or None.
+      call: what is static.
+      graph: without weights and scales.
+      operands: arrays without batch axes.
+      numbers: number of each edge by which dropout draws; None for the edge slots.
+    """
+    if operands.seed is None or numbers is None:
+        y, _, weights = compute(call, graph, operands)
+        return y, weights
+    kept = dropout.kept(operands.seed, numbers, operands.heads, call.form.dropped)
+    operands = operands.replace(seed=None)
+    given = operands.edge_logits
+    zero = jnp.zeros((), operands.summed.dtype)
+    logits = jnp.where(kept, zero if given is None else given, -jnp.inf)
+    plain = call._replace(form=dataclasses.replace(call.form, dropout=0.0))
+    y, lse, weights = compute(plain, graph, operands.replace(edge_logits=logits))
+    _, of_all, _ = compute(plain._replace(return_weights=False), graph, operands)
+    empty = lse == -jnp.inf
+    share = jnp.exp(jnp.where(empty, 0, lse) - jnp.where(empty, 0, of_all))
+    share = jnp.where(empty, 0, share * call.form.kept_scale)
+    if weights is not None:
+        weights = weights * at_rows(graph, share)
+    return y * share[:, :, None], weights

@@ -1,0 +1,162 @@
+"""Products of numbers of edges and heads, rows of receivers by heads, and features of edges.
+
+All three functions are parts of one sum, ``T(w, a, e) = Σ_ij Σ_h w_ijh ⟨a_ih, e_ij⟩``, with ``w``
+[E, H], ``a`` [N, H, F] and ``e`` [E, F], which all heads share: each function is the gradient of
+``T`` to one of the arrays, and its own gradients are the other two. So derivatives of any order
+stay among them, and none makes an array of edges times heads times features.
+
+An edge slot takes the place of a sender: the graph whose column ``s`` is edge slot ``s`` has the
+rows, and the schedule of the rows, of the graph itself, and ``spmm`` and ``sddmm`` run on it, for
+all heads at once. All arrays are in the accumulation dtype.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._plan import GraphPlan
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops._graph.spmm import SDDMM, SPMM
+
+# Heads whose terms are written out one after the other, which XLA adds up in one pass.
+_WRITTEN_OUT = 8
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def products_with_edges(
+    request: dispatch.Request,
+    graph: CSRGraph,
+    of_rows: Float[Array, "rows heads features"],
+    of_edges: Float[Array, "edges features"],
+) -> Float[Array, "edges heads"]:
+    """``⟨a_ih, e_ij⟩`` for each edge slot and head; zero in padding slots.
+
+    Args:
+      request: which implementation to run.
+      graph: rows are receivers; its weights and scales must be None.
+      of_rows: a, one row for each receiver and head.
+      of_edges: e, one row for each edge slot.
+    """
+    if 0 in of_edges.shape:
+        return jnp.zeros((graph.num_edges, of_rows.shape[1]), of_rows.dtype)
+    products = partial(SDDMM, request, _slots_as_columns(graph))
+    return jax.vmap(lambda a: products(a, of_edges), in_axes=1, out_axes=1)(of_rows)
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def sums_of_edges(
+    request: dispatch.Request,
+    graph: CSRGraph,
+    weights: Float[Array, "edges heads"],
+    of_edges: Float[Array, "edges features"],
+) -> Float[Array, "rows heads features"]:
+    """``Σ_j w_ijh e_ij`` for each receiver and head.
+
+    Args:
+      request: which implementation to run.
+      graph: rows are receivers; its weights and scales must be None.
+      weights: w, one number for each edge slot and head.
+      of_edges: e, one row for each edge slot.
+    """
+    if 0 in of_edges.shape:
+        shape = graph.num_rows, weights.shape[1], of_edges.shape[1]
+        return jnp.zeros(shape, of_edges.dtype)
+    slots = _slots_as_columns(graph)
+
+    def of_head(weights):
+        return SPMM(request, slots.with_weights(weights), of_edges)
+
+    return jax.vmap(of_head, in_axes=1, out_axes=1)(weights)
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def sums_of_heads(
+    request: dispatch.Request,
+    graph: CSRGraph,
+    weights: Float[Array, "edges heads"],
+    of_rows: Float[Array, "rows heads features"],
+) -> Float[Array, "edges features"]:
+    """``Σ_h w_ijh a_ih`` for each edge slot; zero in padding slots.
+
+    Args:
+      request: which implementation the gradients run.
+      graph: rows are receivers; its weights and scales must be None.
+      weights: w, one number for each edge slot and head.
+      of_rows: a, one row for each receiver and head.
+    """
+    del request
+    return add_heads(graph, weights, of_rows)
+
+
+def add_heads(
+    graph: CSRGraph,
+    weights: Float[Array, "edges heads"],
+    of_rows: Float[Array, "rows heads features"],
+) -> Float[Array, "edges features"]:
+    """``sums_of_heads`` in plain JAX, one head after the other."""
+    rows = graph.receivers()
+    # The weights of padding slots may be anything.
+    weights = jnp.where((rows < graph.num_rows)[:, None], weights, 0)
+
+    def add(sums, head):
+        weights, of_rows = head
+        found = of_rows.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
+        return sums + weights[:, None] * found, None
+
+    heads = weights.T, of_rows.swapaxes(0, 1)
+    zeros = jnp.zeros((graph.num_edges, of_rows.shape[2]), of_rows.dtype)
+    zeros, heads = dispatch.match_varying(zeros, heads)
+    return lax.scan(add, zeros, heads, unroll=min(_WRITTEN_OUT, len(heads[0])))[0]
+
+
+def _slots_as_columns(graph: CSRGraph) -> CSRGraph:
+    """The graph whose columns are the edge slots, with the schedule of the rows."""
+    slots = jnp.arange(graph.num_edges, dtype=graph.indices.dtype)
+    plan = GraphPlan(schedule=graph.made_plan("schedule").schedule)
+    return CSRGraph(graph.indptr, slots, num_cols=graph.num_edges, plan=plan, in_range=True)
+
+
+# The gradients. That to the graph is None.
+
+
+def _products_forward(request, graph, of_rows, of_edges):
+    made = products_with_edges(request, graph, of_rows, of_edges)
+    return made, (graph, of_rows, of_edges)
+
+
+def _products_backward(request, residuals, slopes):
+    graph, of_rows, of_edges = residuals
+    to_rows = sums_of_edges(request, graph, slopes, of_edges)
+    return None, to_rows, sums_of_heads(request, graph, slopes, of_rows)
+
+
+def _sums_of_edges_forward(request, graph, weights, of_edges):
+    return sums_of_edges(request, graph, weights, of_edges), (graph, weights, of_edges)
+
+
+def _sums_of_edges_backward(request, residuals, slopes):
+    graph, weights, of_edges = residuals
+    to_weights = products_with_edges(request, graph, slopes, of_edges)
+    return None, to_weights, sums_of_heads(request, graph, weights, slopes)
+
+
+def _sums_of_heads_forward(request, graph, weights, of_rows):
+    return sums_of_heads(request, graph, weights, of_rows), (graph, weights, of_rows)
+
+
+def _sums_of_heads_backward(request, residuals, slopes):
+    graph, weights, of_rows = residuals
+    to_weights = products_with_edges(request, graph, of_rows, slopes)
+    return None, to_weights, sums_of_edges(request, graph, weights, slopes)
+
+
+products_with_edges.defvjp(_products_forward, _products_backward)
+sums_of_edges.defvjp(_sums_of_edges_forward, _sums_of_edges_backward)
+sums_of_heads.defvjp(_sums_of_heads_forward, _sums_of_heads_backward)
