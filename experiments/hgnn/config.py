@@ -165,8 +165,11 @@ class NodesConfig:
 
     Attributes:
       dataset: ``digits``, images with hyperedges of nearest neighbours; ``hypergcn``, a folder of
-        cocitations or coauthorships in HyperGCN's files; ``text``, a folder with lines of node ids.
-      data: the folder; unused by digits.
+        cocitations or coauthorships in HyperGCN's files; ``text``, a folder with lines of node ids;
+        ``cora``, ``citeseer`` or ``pubmed``, with a hyperedge of each paper and those that it
+        cites or that cite it.
+      data: the folder, of the last three one with Planetoid's files, or an .npz file; Cora is
+        embedded too.
       neighbors: nearest images in a hyperedge of digits beside its own.
       split: number of a published split of hypergcn, which has no validation nodes; left out, 50 /
         25 / 25 % of each class.
@@ -191,7 +194,7 @@ class NodesConfig:
       report: what is written besides the report.
     """
 
-    dataset: Literal["digits", "hypergcn", "text"] = "digits"
+    dataset: Literal["digits", "hypergcn", "text", "cora", "citeseer", "pubmed"] = "digits"
     data: Path | None = None
     neighbors: int = 8
     split: int | None = None

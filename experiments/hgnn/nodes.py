@@ -16,9 +16,9 @@ from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
 from experiments.hgnn.config import NodesConfig
+from experiments.hgnn.data import load
 from experiments.hgnn.trivial import trivial_scores
-from jaxgnn import Incidence, datasets
-from jaxgnn._errors import bad_input
+from jaxgnn import Incidence
 from jaxgnn.datasets import HypergraphDataset
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.training import (
@@ -72,27 +72,6 @@ class Outcome:
     epoch: int
     ms_per_epoch: float | None
     history: list[dict[str, float]]
-
-
-def load(config: NodesConfig) -> HypergraphDataset:
-    """Reads or makes the data set.
-
-    Raises:
-      ValueError: if the data set needs a folder and none was given, or a file is at fault.
-    """
-    seed = streams(config.seed).split
-    if config.dataset == "digits":
-        return datasets.digits_hypergraph(config.neighbors, seed=seed)
-    if config.data is None:
-        raise bad_input("nodes", "--data", f"the folder with the files of {config.dataset}", None)
-    if config.dataset == "hypergcn":
-        return datasets.read_hypergcn(config.data, split=config.split, seed=seed)
-    return datasets.read_hyperedge_text(
-        config.data,
-        first_id=config.first_id,
-        feature_noise=config.feature_noise,
-        seed=seed,
-    )
 
 
 def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outcome:
