@@ -125,19 +125,21 @@ class Batch:
     given: dict[str, jax.Array] = field(default_factory=dict)
 
 
-def load(config: DataOptions, command: str = "train") -> NodeDataset:
+def load(config: DataOptions, command: str = "train", *, map_features: bool = False) -> NodeDataset:
     """Reads or makes the dataset that the options name, with the split of their seed.
 
     Args:
       config: the options.
       command: the command that errors name.
+      map_features: whether the features of a graph of one's own stay on the disk, where their file
+        allows it.
 
     Raises:
       ValueError: if the dataset needs a folder and none was given, or a file is at fault.
     """
     name, seed = config.dataset, streams(config.seed).split
     if name not in DATASETS:
-        return _load_own(config, seed, command)
+        return _load_own(config, seed, command, map_features=map_features)
     _require_left_out(
         config, command, ("labels", "features", "splits"), f"{name}, which has its own"
     )
@@ -169,7 +171,7 @@ def _load_planetoid(name: str, path: Path, seed: int) -> NodeDataset:
     return datasets.read_planetoid(path, name)
 
 
-def _load_own(config: DataOptions, seed: int, command: str) -> NodeDataset:
+def _load_own(config: DataOptions, seed: int, command: str, *, map_features: bool) -> NodeDataset:
     """Reads a graph of one's own."""
     path = Path(config.dataset)
     if not path.exists():
@@ -182,7 +184,12 @@ def _load_own(config: DataOptions, seed: int, command: str) -> NodeDataset:
         )
         return datasets.read_npz_graph(path, seed=seed)
     return datasets.read_graph(
-        path, labels=config.labels, features=config.features, splits=config.splits, seed=seed
+        path,
+        labels=config.labels,
+        features=config.features,
+        splits=config.splits,
+        seed=seed,
+        map_features=None if map_features else False,
     )
 
 
@@ -234,9 +241,12 @@ def make_graph(
     graph: CSRGraph | None,
     normalization: Any,
     self_loops: int,
-    op: str = "maxk_spmm",
+    op: str | None = "maxk_spmm",
 ) -> CSRGraph:
-    """The graph of a dataset with self loops and normalised, as ``make_batch`` says."""
+    """The graph of a dataset with self loops and normalised, as ``make_batch`` says.
+
+    With ``op`` None it is not prepared, as its parts will be.
+    """
     if graph is None:
         graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
     if self_loops not in (0, 1, 2):
@@ -245,7 +255,8 @@ def make_graph(
         graph = graph.with_self_loops()
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
-    return graph.normalized(normalization).prepared(op)
+    graph = graph.normalized(normalization)
+    return graph if op is None else graph.prepared(op)
 
 
 def on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:

@@ -11,6 +11,7 @@ import tyro
 from experiments._node_data import name_of_data
 from experiments._options import check_options, option
 from experiments._report import PAGE_ALONE, Reporting
+from experiments._spread import GraphDevices
 from jaxgnn._errors import bad_input
 
 # The least that makes sense of each option that is a number.
@@ -29,13 +30,14 @@ _LOWEST = {
     "supervision": 0,
     "eval_every": 0,
     "checkpoint_every": 0,
+    "devices": 1,
 }
 # Fractions, below one.
 _FRACTIONS = ("dropout", "input_dropout", "validation", "test", "supervision")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(GraphDevices):
     """Options of one training run.
 
     Attributes:

@@ -319,7 +319,9 @@ class _Branch(nnx.Module):
         *,
         rngs: nnx.Rngs | None,
     ) -> Float[Array, "*batch nodes d"]:
-        return self.dropout(self.function(surroundings, self.norm(h), rngs=rngs), rngs)
+        return self.dropout(
+            self.function(surroundings, self.norm(h), rngs=rngs), rngs, surroundings.graph
+        )
 
 
 class _Residuals(nnx.Module):
