@@ -87,8 +87,8 @@ def test_a_bad_file_of_molecules_is_named(file, text, message, molecules):
 
 
 def test_missing_files_and_names_of_molecules_are_named(molecules):
-    with pytest.raises(ValueError, match=r"name must be one of ogbg-molhiv.*got ogbg-ppa"):
-        read_ogb_graphs(molecules, "ogbg-ppa")
+    with pytest.raises(ValueError, match=r"name must be one of ogbg-molhiv.*got ogbg-code2"):
+        read_ogb_graphs(molecules, "ogbg-code2")
     with pytest.raises(FileNotFoundError, match="no folder"):
         read_ogb_graphs(molecules / "raw", "ogbg-molhiv")
     for file in ("raw/node-feat.csv.gz", "raw/edge.csv", "raw/graph-label.csv"):
