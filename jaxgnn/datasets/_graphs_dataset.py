@@ -68,7 +68,8 @@ class GraphsDataset:
         Raises:
           ValueError: there is no such graph.
         """
-        if not -self.num_graphs <= at < self.num_graphs:
+        is_number = hasattr(at, "__index__")
+        if not is_number or not -self.num_graphs <= at < self.num_graphs:
             expected = f"a number of one of {self.num_graphs} graphs"
             raise bad_input("GraphsDataset", "[graph]", expected, at)
         nodes, edges = (
