@@ -12,9 +12,11 @@ import optax
 from flax import nnx
 
 from experiments._nodes import node_loss
+from experiments._options import check_alone
 from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
+from experiments.hgnn.columns import spread_columns
 from experiments.hgnn.config import NodesConfig
 from experiments.hgnn.data import load
 from experiments.hgnn.trivial import trivial_scores
@@ -35,7 +37,16 @@ from jaxgnn.training import (
 )
 
 # What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
+_MAY_CHANGE = (
+    "epochs",
+    "run",
+    "fresh",
+    "progress",
+    "data",
+    "checkpoint_every",
+    "report",
+    "devices",
+)
 
 
 @jax.tree_util.register_dataclass
@@ -104,9 +115,10 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         num_layers=config.num_layers,
         kind=config.model,
         dropout=config.dropout,
-        implementation=config.implementation,
+        implementation=config.layers_run(),
         rngs=nnx.Rngs(streams(config.seed).parameters),
     )
+    batch = spread_columns(model, batch, config.devices)
     nnx.eval_shape(lambda model: _loss(model, batch, nnx.Rngs(dropout=0))[0], model)
     # All options are valid: only now are files written or removed.
     folder = config.run_folder()
@@ -239,6 +251,7 @@ def nodes_all(config: NodesConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
       ValueError: if an option or a data file is at fault.
     """
     repeats.check("nodes")
+    check_alone(config, "nodes", {"--processes": repeats.processes > 1})
     runs = repeats.of(config)
     if len(runs) > 1 and config.run is not None:
         runs = [replace(run, run=config.run / f"seed{run.seed}") for run in runs]

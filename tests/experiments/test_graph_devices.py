@@ -9,6 +9,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments._seeds import Repeats
 from experiments._spread import spread_features, spread_graph
@@ -16,6 +17,9 @@ from experiments.attention.compare import compare as compare_attention
 from experiments.attention.config import AttentionConfig
 from experiments.attention.train import train as train_attention
 from experiments.attention.train import train_all as train_attentions
+from experiments.hgnn.columns import spread_columns
+from experiments.hgnn.config import NodesConfig
+from experiments.hgnn.nodes import nodes
 from experiments.links.config import TrainConfig as LinksConfig
 from experiments.links.train import train as train_links
 from experiments.links.train import train_all as train_all_links
@@ -23,6 +27,8 @@ from experiments.maxk.compare import compare as compare_maxk
 from experiments.maxk.config import TrainConfig as MaxKConfig
 from experiments.maxk.train import train as train_maxk
 from jaxgnn import CSRGraph, datasets, distributed
+from jaxgnn.models import HypergraphGNN
+from tests.datasets import formats
 from tests.distributed._commands import run_two
 
 TINY = datasets.SyntheticScale(
@@ -73,6 +79,52 @@ def test_a_training_on_devices_has_the_losses_of_one(name, tiny, tmp_path, four_
     assert one[0]["loss"] != one[-1]["loss"]
     for row, wanted in zip(four, one, strict=True):
         assert row == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("kind", ["hgnn", "unigin"])
+def test_a_training_on_columns_of_a_hypergraph_has_the_losses_of_one_device(
+    kind, tmp_path, four_devices
+):
+    histories = []
+    for devices in (1, 4):
+        options = {"devices": devices, "run": tmp_path / str(devices), "implementation": "xla"}
+        config = NodesConfig(
+            model=kind, hidden_features=8, epochs=3, eval_every=1, progress=False, **options
+        )
+        histories.append(nodes(config, formats.small_hypergraph()).history)
+    one, four = histories
+    for row, wanted in zip(four, one, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-4)
+
+
+def test_columns_of_parameters_lie_on_different_devices(four_devices):
+    model = HypergraphGNN(5, 8, 3, num_layers=2, implementation="xla", rngs=nnx.Rngs(0))
+    before = jax.device_get(nnx.state(model))
+    spread_columns(model, (), 4)
+    for path, array in nnx.to_flat_state(nnx.state(model)):
+        shard = array[...].addressable_shards[0].data
+        divided = array.shape[-1] % 4 == 0
+        assert shard.shape[-1] == array.shape[-1] // (4 if divided else 1), path
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(nnx.state(model)), before)
+
+
+BAD_COLUMNS = {
+    "nodes: --hidden-features must be divisible by --devices 3, got 64": {"devices": 3},
+    "nodes: --implementation must be left out, or xla, with --devices 2, got ffi": {
+        "devices": 2,
+        "implementation": "ffi",
+    },
+    r"nodes: --devices must be in 1\.\.\d+, .*, got 99": {"devices": 99},
+    "nodes: --devices must be at least 1, got 0": {"devices": 0},
+}
+
+
+@pytest.mark.parametrize("message", BAD_COLUMNS)
+def test_devices_that_do_not_fit_a_hypergraph_are_named(message, tmp_path, four_devices):
+    with pytest.raises(ValueError, match=message):
+        nodes(NodesConfig(run=tmp_path / "run", **BAD_COLUMNS[message]))
+    assert not (tmp_path / "run").exists()
 
 
 def test_each_device_reads_its_own_rows_once_and_no_others(tiny, four_devices):
