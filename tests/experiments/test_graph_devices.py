@@ -82,7 +82,7 @@ def test_a_training_on_devices_has_the_losses_of_one(name, tiny, tmp_path, four_
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("kind", ["hgnn", "unigin"])
+@pytest.mark.parametrize("kind", ["unigin"])
 def test_a_training_on_columns_of_a_hypergraph_has_the_losses_of_one_device(
     kind, tmp_path, four_devices
 ):
