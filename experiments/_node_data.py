@@ -17,8 +17,11 @@ from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 
+PLANETOID = ("cora", "citeseer", "pubmed")
+"""Citation networks from Planetoid's files or from one .npz file; Cora is embedded too."""
+
 DATASETS = (
-    "cora",
+    *PLANETOID,
     "digits",
     "synthetic",
     "reddit",
@@ -39,7 +42,7 @@ class DataOptions(Protocol):
 
     Attributes:
       dataset: one of ``DATASETS``, or the path of a graph of one's own.
-      data: folder with the raw files of a published data set.
+      data: folder with the raw files of a published data set, or its file.
       labels: file with the labels of one's own graph, where its folder has none.
       features: file with the features of one's own graph, where its folder has none.
       splits: folder with the split of one's own graph.
@@ -68,10 +71,12 @@ class NodeDataOptions:
     """Options that name a data set of nodes.
 
     Attributes:
-      dataset: what to train on: cora, digits, synthetic, reddit, flickr, yelp, ogbn-arxiv,
-        ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder or a file of
-        edges.
-      data: folder with the raw files of a published dataset; unused by the first three.
+      dataset: what to train on: cora, citeseer, pubmed, digits, synthetic, reddit, flickr, yelp,
+        ogbn-arxiv, ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder, a
+        file of edges or an .npz file.
+      data: folder with the raw files of a published dataset. Cora, CiteSeer and PubMed are read
+        from Planetoid's files ind.cora.* or from one .npz file; without it Cora is the embedded
+        one. Digits and synthetic have no files.
       labels: file with the labels of your own graph, where its folder has none.
       features: file with the features of your own graph, where its folder has none.
       splits: folder with train.txt, validation.txt and test.txt for your own graph; left out, a
@@ -90,7 +95,14 @@ class NodeDataOptions:
 
     def data_name(self) -> str:
         """The name of the dataset, or of the file or folder of a graph of one's own."""
-        return Path(self.dataset).stem
+        return name_of_data(self.dataset, self.data)
+
+
+def name_of_data(dataset: str, data: Path | None) -> str:
+    """What runs on a data set are called: by its files where it is embedded in another form too."""
+    if dataset == "cora" and data is not None:
+        return f"cora-{data.stem}"
+    return Path(dataset).stem
 
 
 @jax.tree_util.register_dataclass
@@ -113,25 +125,26 @@ class Batch:
     given: dict[str, jax.Array] = field(default_factory=dict)
 
 
-def load(config: DataOptions, command: str = "train") -> NodeDataset:
+def load(config: DataOptions, command: str = "train", *, map_features: bool = False) -> NodeDataset:
     """Reads or makes the dataset that the options name, with the split of their seed.
 
     Args:
       config: the options.
       command: the command that errors name.
+      map_features: whether the features of a graph of one's own stay on the disk, where their file
+        allows it.
 
     Raises:
       ValueError: if the dataset needs a folder and none was given, or a file is at fault.
     """
     name, seed = config.dataset, streams(config.seed).split
     if name not in DATASETS:
-        return _load_own(config, seed, command)
-    for option in ("labels", "features", "splits"):
-        if getattr(config, option) is not None:
-            expected = f"left out for {name}, which has its own"
-            raise bad_input(command, f"--{option}", expected, getattr(config, option))
-    if name == "cora":
-        return datasets.cora(seed=seed)
+        return _load_own(config, seed, command, map_features=map_features)
+    _require_left_out(
+        config, command, ("labels", "features", "splits"), f"{name}, which has its own"
+    )
+    if name in ("digits", "synthetic"):
+        _require_left_out(config, command, ("data",), f"{name}, which is not read from files")
     if name == "digits":
         return datasets.digits(seed=seed)
     if name == "synthetic":
@@ -140,19 +153,54 @@ def load(config: DataOptions, command: str = "train") -> NodeDataset:
             raise bad_input(command, "--scale", expected, config.scale)
         return datasets.synthetic(config.scale, seed=seed)
     if config.data is None:
+        if name == "cora":
+            return datasets.cora(seed=seed)
         raise bad_input(command, "--data", f"the folder with the raw files of {name}", None)
+    if name in PLANETOID:
+        return _load_planetoid(name, config.data, seed)
     return datasets.read(name, config.data)
 
 
-def _load_own(config: DataOptions, seed: int, command: str) -> NodeDataset:
+def _load_planetoid(name: str, path: Path, seed: int) -> NodeDataset:
+    """Reads Planetoid's pickles of a folder with their split, or an .npz file with a random one."""
+    beside = path / f"{name}.npz"
+    if path.is_file():
+        return datasets.read_npz_graph(path, seed=seed)
+    if beside.is_file() and not (path / f"ind.{name}.graph").is_file():
+        return datasets.read_npz_graph(beside, seed=seed)
+    return datasets.read_planetoid(path, name)
+
+
+def _load_own(config: DataOptions, seed: int, command: str, *, map_features: bool) -> NodeDataset:
     """Reads a graph of one's own."""
     path = Path(config.dataset)
     if not path.exists():
         expected = f"one of {', '.join(DATASETS)}, or the path of a folder or a file of edges"
         raise bad_input(command, "--dataset", expected, config.dataset)
+    _require_left_out(config, command, ("data",), f"{path}, which is the data itself")
+    if path.suffix == ".npz":
+        _require_left_out(
+            config, command, ("labels", "features", "splits"), f"{path}, which has all"
+        )
+        return datasets.read_npz_graph(path, seed=seed)
     return datasets.read_graph(
-        path, labels=config.labels, features=config.features, splits=config.splits, seed=seed
+        path,
+        labels=config.labels,
+        features=config.features,
+        splits=config.splits,
+        seed=seed,
+        map_features=None if map_features else False,
     )
+
+
+def _require_left_out(
+    config: DataOptions, command: str, names: tuple[str, ...], reason: str
+) -> None:
+    """Raises ValueError for an option of the data that says nothing to the data set."""
+    for name in names:
+        if getattr(config, name) is not None:
+            expected = f"left out for {reason}"
+            raise bad_input(command, f"--{name}", expected, getattr(config, name))
 
 
 def make_batch(
@@ -193,9 +241,12 @@ def make_graph(
     graph: CSRGraph | None,
     normalization: Any,
     self_loops: int,
-    op: str = "maxk_spmm",
+    op: str | None = "maxk_spmm",
 ) -> CSRGraph:
-    """The graph of a dataset with self loops and normalised, as ``make_batch`` says."""
+    """The graph of a dataset with self loops and normalised, as ``make_batch`` says.
+
+    With ``op`` None it is not prepared, as its parts will be.
+    """
     if graph is None:
         graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
     if self_loops not in (0, 1, 2):
@@ -204,12 +255,18 @@ def make_graph(
         graph = graph.with_self_loops()
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
-    return graph.normalized(normalization).prepared(op)
+    graph = graph.normalized(normalization)
+    return graph if op is None else graph.prepared(op)
+
+
+def is_sparse(features: np.ndarray) -> bool:
+    """Whether nearly all features are zero."""
+    return np.count_nonzero(features) < _DENSE * features.size
 
 
 def on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
     """A copy on the device, without the zeros where nearly all are."""
-    if np.count_nonzero(features) >= _DENSE * features.size:
+    if not is_sparse(features):
         return jnp.array(features).astype(dtype)
     matrix = scipy.sparse.csr_array(features)
     return CSRGraph.from_scipy(matrix, weighted=True).with_weights(

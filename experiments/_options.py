@@ -48,6 +48,19 @@ def check_devices(command: str, devices: int) -> None:
         raise bad_input(command, "--devices", f"in 1..{there}, the devices that there are", devices)
 
 
+def check_alone(config: Any, command: str, given: Mapping[str, bool]) -> None:
+    """Raises ValueError for an option that is only for one device, if there are several.
+
+    Args:
+      config: options, with ``devices`` among them.
+      command: the command, which the message begins with.
+      given: whether each of these options was given.
+    """
+    for name, is_given in given.items():
+        if is_given and config.devices > 1:
+            raise bad_input(command, name, f"left out with --devices {config.devices}", "it")
+
+
 @dataclass(frozen=True)
 class BatchDevices:
     """Options of trainings in batches that devices may share.

@@ -2,47 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments._node_data import Batch
+from experiments._node_data import Batch, is_sparse, on_device, rows_to_one, split_mask
+from experiments._options import check_devices
 from jaxgnn import CSRGraph, distributed
-from jaxgnn.distributed import ShardedGraph
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.distributed import ShardedGraph, ShardedMatrix
 
 _AXIS = "nodes"
+PartitionMethod = Literal["degree", "contiguous", "random", "metis"]
+"""Which device gets which nodes, as ``jaxgnn.distributed.partition`` says."""
 
 
-def spread(batch: Batch, devices: int) -> Batch:
-    """Deals the rows of a batch out to the first devices.
+@dataclass(frozen=True)
+class GraphDevices:
+    """Options of trainings on one graph that devices may share.
+
+    Attributes:
+      devices: number of devices that the graph is spread over; a run may go on with another number.
+      partition: which device gets which nodes: degree has all devices work alike, contiguous
+        leaves nodes in their order, metis (with pymetis) cuts few edges.
+    """
+
+    devices: int = 1
+    partition: PartitionMethod = "degree"
+
+    def check_devices(self, command: str) -> None:
+        """Raises unless there are as many devices, and they are several where nodes are parted.
+
+        Raises:
+          ValueError: naming the command and the option.
+        """
+        if self.devices != 1:  # else JAX need not begin for it
+            check_devices(command, self.devices)
+        elif self.partition != "degree":
+            raise bad_input(command, "--partition", "left out with --devices 1", self.partition)
+
+
+def spread_graph(
+    graph: CSRGraph, devices: GraphDevices, ops: Sequence[str], like: ShardedGraph | None = None
+) -> ShardedGraph:
+    """Deals the rows of a graph out to the first devices.
 
     Args:
-      batch: a whole graph.
-      devices: how many; 1 returns the batch.
+      graph: the whole graph, normalised.
+      devices: how many, and which rows go where.
+      ops: what the parts are prepared for.
+      like: another graph of these nodes, each of which goes to the device that it has there.
+
+    Raises:
+      ValueError: if there are fewer nodes than devices, or no package for the partition.
     """
-    if devices == 1:
-        return batch
-    mesh = Mesh(np.array(jax.devices()[:devices]), (_AXIS,))
-    graph = distributed.shard(batch.graph, mesh, ops=("spmm", "maxk_spmm"))
-    given: Any = batch.features
-    place: Any = graph.shard_matrix if isinstance(given, CSRGraph) else graph.shard_rows
+    mesh = Mesh(np.array(jax.devices()[: devices.devices]), (_AXIS,))
+    parts: Any = devices.partition if like is None else like.partition.part_of
+    try:
+        return distributed.shard(graph, mesh, partition=parts, ops=tuple(ops))
+    except ImportError as error:
+        expected = f"another method where a package is missing ({error})"
+        raise bad_input("train", "--partition", expected, devices.partition) from error
+
+
+def spread_batch(
+    graph: ShardedGraph,
+    dataset: NodeDataset,
+    *,
+    dtype: str,
+    normalize_features: bool = False,
+    given: Mapping[str, np.ndarray] | None = None,
+) -> Batch:
+    """A data set on the devices of its graph; a process copies no features but its own rows.
+
+    Args:
+      graph: the graph of the data set.
+      dataset: the data, whose features may be an array that is mapped from a file.
+      dtype: dtype of the features.
+      normalize_features: whether the features of each node are divided by the sum of their sizes.
+      given: what the network takes beside them, arrays with a row for each node.
+
+    Raises:
+      ValueError: if an own row of the features is not finite.
+    """
     return Batch(
         graph=graph,
-        features=place(given),
-        labels=graph.shard_rows(batch.labels),
-        train=graph.shard_rows(batch.train),
+        features=spread_features(graph, dataset, dtype, normalize_features=normalize_features),
+        labels=graph.shard_rows(dataset.labels),
+        train=graph.shard_rows(split_mask(dataset, dataset.train)),
+        given={name: graph.shard_rows(rows) for name, rows in (given or {}).items()},
     )
 
 
-def place(model: nnx.Module, batch: Batch) -> None:
-    """Puts the arrays of a model on all devices of a batch, so that no step compiles for others."""
-    if isinstance(batch.graph, ShardedGraph):
-        everywhere = NamedSharding(batch.graph.mesh, PartitionSpec())
-        nnx.update(model, jax.device_put(nnx.state(model), everywhere))
+def spread_features(
+    graph: ShardedGraph, dataset: NodeDataset, dtype: str, *, normalize_features: bool = False
+) -> jax.Array | ShardedMatrix:
+    """The features of a data set, [devices * rows, features], as ``spread_batch`` says.
+
+    A matrix that is sparse on one device is sparse here, so that its dropout draws the same; one on
+    the disk is dense.
+    """
+    source, target = dataset.features, jnp.dtype(dtype)
+    if not dataset.features_on_disk and is_sparse(source):
+        whole: Any = on_device(rows_to_one(source) if normalize_features else source, dtype)
+        return graph.shard_matrix(whole)
+
+    def rows_at(index: Any) -> np.ndarray:
+        members = graph.layout.members[(index[0].start or 0) // graph.rows]
+        rows = np.asarray(source[members])
+        good = np.isfinite(rows).all(axis=1)
+        if not good.all():
+            node = int(members[int(np.argmin(good))])
+            expected = "finite numbers"
+            raise bad_input(
+                "train", f"the features of {dataset.name}", expected, f"others at node {node}"
+            )
+        made = np.zeros((graph.rows, source.shape[1]), target)
+        made[: len(members)] = rows_to_one(rows) if normalize_features else rows
+        return made
+
+    shape = (graph.devices * graph.rows, source.shape[1])
+    return jax.make_array_from_callback(shape, graph.row_sharding, rows_at)
+
+
+def place(model: nnx.Module, graph: Any) -> None:
+    """Puts the arrays of a model on all devices of a graph, so that no step compiles for others."""
+    if isinstance(graph, ShardedGraph):
+        nnx.update(model, everywhere(nnx.state(model), graph))
+
+
+def everywhere[Tree](tree: Tree, graph: Any) -> Tree:
+    """Arrays on all devices of a graph, if it is spread over several."""
+    if not isinstance(graph, ShardedGraph):
+        return tree
+    return jax.device_put(tree, NamedSharding(graph.mesh, PartitionSpec()))
 
 
 def on_each_device(
@@ -69,14 +169,38 @@ def on_each_device(
     graph = batch.graph
     if not isinstance(graph, ShardedGraph):
         return function(model, batch, rngs, **options)
-    graphdef, state = nnx.split((model, rngs))
 
-    def of_part(graph: Any, features: Any, labels: Any, train: Any, state: Any) -> Any:
-        model, rngs = nnx.merge(graphdef, state)
-        return function(model, Batch(graph, features, labels, train), rngs, **options)
+    def of_part(graph: Any, rows: Any, modules: Any) -> Any:
+        model, rngs = modules
+        return function(model, Batch(graph, **rows), rngs, **options)
 
-    over = distributed.sharded(of_part, graph.mesh, rows=(1, 2, 3), outputs=outputs)
-    return over(graph, batch.features, batch.labels, batch.train, state)
+    rows = {name: getattr(batch, name) for name in ("features", "labels", "train", "given")}
+    return with_modules(of_part, outputs, graph, rows, (model, rngs))
+
+
+def with_modules(
+    function: Callable[[Any, Any, Any], Any],
+    outputs: Literal["rows", "all"],
+    graph: ShardedGraph,
+    rows: Any,
+    modules: Any,
+) -> Any:
+    """Calls ``function(part of the graph, its rows, modules)`` on each device.
+
+    Args:
+      function: what to call.
+      outputs: as for ``on_each_device``.
+      graph: the graph.
+      rows: arrays with a row for each node, as the graph spreads them, in any pytree.
+      modules: networks and random streams, which all devices have.
+    """
+    graphdef, state = nnx.split(modules)
+
+    def of_part(graph: Any, rows: Any, state: Any) -> Any:
+        return function(graph, rows, nnx.merge(graphdef, state))
+
+    over = distributed.sharded(of_part, graph.mesh, rows=(1,), outputs=outputs)
+    return over(graph, rows, state)
 
 
 def on_host(batch: Batch, rows: jax.Array) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome, train_in_one_program
-from experiments._options import option
+from experiments._options import check_alone, option
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
 from experiments.attention.config import IDLE, AttentionConfig
@@ -56,6 +56,7 @@ def compare(
       ValueError: if an option or a data file is at fault.
     """
     repeats.check("compare")
+    check_alone(config, "compare", {"--vmap": vmap, "--processes": repeats.processes > 1})
     if not models or len(set(models)) < len(models):
         raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
     for name in set.intersection(*(set(IDLE[model]) for model in models)):

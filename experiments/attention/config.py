@@ -9,6 +9,7 @@ from typing import Literal
 from experiments._node_data import NodeDataOptions
 from experiments._options import check_options, option
 from experiments._report import PAGE_ALONE, Reporting
+from experiments._spread import GraphDevices
 from experiments.attention.recipes import NAMES, Model, Recipe, recipe
 from jaxgnn._errors import bad_input
 
@@ -27,6 +28,7 @@ _LOWEST = {
     "laplacian": 0,
     "walks": 0,
     "virtual_nodes": 0,
+    "devices": 1,
 }
 _RATES = ("dropout", "attention_dropout", "input_dropout")
 _OF_TRANSFORMER = ("laplacian", "walks", "virtual_nodes", "hyper_connections")
@@ -40,7 +42,7 @@ IDLE: dict[Model, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class AttentionConfig(NodeDataOptions):
+class AttentionConfig(NodeDataOptions, GraphDevices):
     """Options of one training run; those left out come from the dataset's recipe.
 
     Attributes:
@@ -120,6 +122,10 @@ class AttentionConfig(NodeDataOptions):
                 expected = f"left out for {self.model}, which has no use for it"
                 raise bad_input("train", option(name), expected, getattr(self, name))
         settings = self.recipe()
+        if self.devices > 1 and settings.virtual_nodes:
+            # They hear the nodes of their own device alone.
+            expected = f"left out with --devices {self.devices}"
+            raise bad_input("train", "--virtual-nodes", expected, settings.virtual_nodes)
         if self.model == "sage" and not 1 <= settings.k <= settings.hidden_features:
             expected = f"in 1..{settings.hidden_features}, the width"
             raise bad_input("train", "--k", expected, settings.k)

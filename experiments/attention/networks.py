@@ -84,6 +84,6 @@ class AttentionGNN(nnx.Module):
         """
         h = nn.apply_linear(self.lin_in, x, self.implementation)
         for layer in self.layers:
-            attended: Any = layer(graph, self.dropout(h, rngs), rngs=rngs)
+            attended: Any = layer(graph, self.dropout(h, rngs, graph), rngs=rngs)
             h = jax.nn.elu(attended)
-        return nn.apply_linear(self.lin_out, self.dropout(h, rngs), self.implementation)
+        return nn.apply_linear(self.lin_out, self.dropout(h, rngs, graph), self.implementation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from experiments._node_data import DATASETS
+from experiments._node_data import DATASETS, PLANETOID
 from experiments._nodes import Metric
 from experiments.maxk.recipes import recipe as maxk_recipe
 from jaxgnn._errors import bad_input
@@ -80,8 +80,8 @@ def recipe(dataset: str, model: Model) -> Recipe:
     """The hyper-parameters for a dataset and a network.
 
     Args:
-      dataset: name of a dataset; another one is the path of a graph of one's own, and has the
-        recipe of Cora.
+      dataset: name of a dataset; another one is the path of a graph of one's own. It has the
+        recipe of Cora, as CiteSeer and PubMed have.
       model: the network.
 
     Raises:
@@ -107,5 +107,6 @@ def recipe(dataset: str, model: Model) -> Recipe:
         metric=base.metric,
         k=base.k if is_maxk else 0,
     )
-    known = dataset if dataset in DATASETS else "cora"
+    is_published = dataset in DATASETS and dataset not in PLANETOID
+    known = dataset if is_published else "cora"
     return replace(made, **_OWN.get((known, model), {}))

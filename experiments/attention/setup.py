@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from experiments._node_data import Batch, make_batch
+from experiments._node_data import Batch, make_batch, make_graph
 from experiments._node_training import Caption, Parts
 from experiments._seeds import streams
+from experiments._spread import spread_batch, spread_graph
 from experiments.attention.config import AttentionConfig
 from experiments.attention.networks import AttentionGNN
 from jaxgnn import CSRGraph
@@ -22,26 +24,36 @@ _POSITIONS = {"laplacian": laplacian_positions, "walks": random_walk_positions}
 
 
 def batch_of(config: AttentionConfig, dataset: NodeDataset) -> Batch:
-    """The data as the options ask for, on the device, with positions of the nodes."""
+    """The data as the options ask for, with positions of the nodes, on one device or several."""
     settings, is_maxk = config.recipe(), config.model == "sage"
     graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
-    batch = make_batch(
-        dataset,
-        graph,
-        normalization="mean" if is_maxk else None,
-        self_loops=settings.self_loops,
-        dtype=config.dtype,
-        normalize_features=settings.normalize_features,
-        # Attention needs the same parts of a graph as this op.
-        op="maxk_spmm" if is_maxk else "sddmm",
-    )
     counts = {name: getattr(settings, name) for name in _POSITIONS}
     given = {
-        name: jnp.asarray(_POSITIONS[name](graph, count), config.dtype)
+        name: np.asarray(_POSITIONS[name](graph, count)).astype(jnp.dtype(config.dtype))
         for name, count in counts.items()
         if count
     }
-    return replace(batch, given=given)
+    normalization = "mean" if is_maxk else None
+    # Attention needs the same parts of a graph as sddmm.
+    op = "maxk_spmm" if is_maxk else "sddmm"
+    of_features: dict[str, Any] = {
+        "dtype": config.dtype,
+        "normalize_features": settings.normalize_features,
+    }
+    if config.devices > 1:
+        whole = make_graph(dataset, graph, normalization, settings.self_loops, None)
+        return spread_batch(
+            spread_graph(whole, config, ("spmm", op)), dataset, given=given, **of_features
+        )
+    batch = make_batch(
+        dataset,
+        graph,
+        normalization=normalization,
+        self_loops=settings.self_loops,
+        op=op,
+        **of_features,
+    )
+    return replace(batch, given={name: jnp.asarray(rows) for name, rows in given.items()})
 
 
 def make_model(config: AttentionConfig, dataset: NodeDataset) -> nnx.Module:

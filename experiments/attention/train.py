@@ -23,15 +23,27 @@ from experiments._node_training import (
     train_in_one_program,
 )
 from experiments._nodes import Loss, Scores, predict
+from experiments._options import check_alone
 from experiments._runs import discard
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
+from experiments._spread import on_host, place
 from experiments.attention.config import AttentionConfig
 from experiments.attention.setup import PARTS, batch_of, caption_of, make_model
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import RunFolder, Table, fit, jit_apply, phase
 
 # What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
+_MAY_CHANGE = (
+    "epochs",
+    "run",
+    "fresh",
+    "progress",
+    "data",
+    "checkpoint_every",
+    "report",
+    "devices",
+    "partition",
+)
 
 
 def train(
@@ -53,6 +65,7 @@ def train(
       ValueError: if an option or a data file is at fault.
     """
     config.check()
+    config.check_devices("train")
     settings = config.recipe()
     if dataset is None:
         with phase(f"reading {config.data_name()}", progress=config.progress):
@@ -67,6 +80,7 @@ def train(
     if config.fresh:
         discard(folder)
     run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    place(model, batch.graph)
     scores, scored, epochs = Scores(dataset, settings.metric), jit_apply(predict), Epochs(batch)
     result = fit(
         model,
@@ -74,7 +88,7 @@ def train(
         loss,
         epochs,
         config=loop,
-        evaluate=lambda model: scores(scored(model, batch)),
+        evaluate=lambda model: scores(on_host(batch, scored(model, batch))),
         run=run,
         progress=config.progress,
     )
@@ -111,6 +125,7 @@ def train_all(
     """
     repeats.check("train")
     config.check()
+    check_alone(config, "train", {"--processes": repeats.processes > 1, "--vmap": vmap})
     print(f"settings: {config.settings()}", flush=True)
     if vmap:
         outcomes = train_in_one_program(PARTS, config, repeats.seeds)

@@ -38,9 +38,10 @@ class GraphsConfig(BatchDevices):
     """Options of one training run.
 
     Attributes:
-      dataset: whose graphs to classify: digits, mutag, zinc, an OGB set of molecules such as
-        ogbg-molhiv, or the path of a folder in the format of the TU collection.
-      data: folder with the files of zinc, or of the OGB set.
+      dataset: whose graphs to classify: digits, mutag, zinc, zinc-12k with the 12,000 molecules of
+        its benchmark, an OGB set of molecules such as ogbg-molhiv, or the path of a folder in the
+        format of the TU collection.
+      data: folder with the files of zinc, or of the OGB set; digits and mutag have none.
       validation: fraction of the graphs to choose the best epoch by, where the files have no split.
       test: fraction of the graphs to score with, where the files have no split.
       model: the network: gin, gcn, or a transformer that attends to neighbours.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +30,26 @@ def load(config: GraphsConfig) -> GraphsDataset:
     name, seed = config.dataset, streams(config.seed).split
     fractions = (1 - config.validation - config.test, config.validation, config.test)
     if name in _EMBEDDED:
+        _require_no_data(config, "is embedded")
         return _EMBEDDED[name](seed=seed, fractions=fractions)
     if name in datasets.GRAPH_READERS:
         if config.data is None:
             raise bad_input("train", "--data", f"the folder with the files of {name}", None)
         return datasets.GRAPH_READERS[name](config.data)
+    if Path(name).is_dir():
+        _require_no_data(config, "is the folder itself")
     try:
         return datasets.split_graphs(datasets.read_tu(name), fractions, seed=seed)
     except FileNotFoundError as error:
         known = ", ".join((*_EMBEDDED, *datasets.GRAPH_READERS))
         expected = f"one of {known}, or the path of a folder of the TU format ({error})"
         raise bad_input("train", "--dataset", expected, name) from error
+
+
+def _require_no_data(config: GraphsConfig, reason: str) -> None:
+    if config.data is not None:
+        expected = f"left out for {config.dataset}, which {reason}"
+        raise bad_input("train", "--data", expected, config.data)
 
 
 @jax.tree_util.register_dataclass

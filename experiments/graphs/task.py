@@ -86,6 +86,9 @@ def task_of(dataset: GraphsDataset, metric: Metric | None = None) -> Task:
     outputs = dataset.num_classes
     mean, scale = np.zeros(outputs), np.ones(outputs)
     kind: Kind = "classes"
+    if labels.ndim == 2 and labels.dtype.kind != "f":
+        expected = "one with a class, tasks or numbers of each graph"
+        raise bad_input("train", "--dataset", expected, f"{dataset.name}, whose labels are words")
     if labels.ndim == 2:
         known = labels[~np.isnan(labels)]
         kind = "tasks" if np.isin(known, (0, 1)).all() else "numbers"

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import tyro
 
-from experiments._options import BatchDevices, check_options
+from experiments._options import BatchDevices, check_devices, check_options
 from experiments._report import PAGE_ALONE, Reporting
+from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.models import HypergraphKind
 
@@ -27,7 +28,12 @@ _LM_LOWEST = _TRAINING_LOWEST | {
     "output_orthogonality": 0,
     "weight_orthogonality": 0,
 }
-_NODES_LOWEST = _TRAINING_LOWEST | {"hidden_features": 1, "epochs": 1, "checkpoint_every": 0}
+_NODES_LOWEST = _TRAINING_LOWEST | {
+    "hidden_features": 1,
+    "epochs": 1,
+    "checkpoint_every": 0,
+    "devices": 1,
+}
 _FEWEST_EXPERTS = {"all_pairs": 2, "all_triples": 3, "all": 2}
 
 
@@ -165,8 +171,11 @@ class NodesConfig:
 
     Attributes:
       dataset: ``digits``, images with hyperedges of nearest neighbours; ``hypergcn``, a folder of
-        cocitations or coauthorships in HyperGCN's files; ``text``, a folder with lines of node ids.
-      data: the folder; unused by digits.
+        cocitations or coauthorships in HyperGCN's files; ``text``, a folder with lines of node ids;
+        ``cora``, ``citeseer`` or ``pubmed``, with a hyperedge of each paper and those that it
+        cites or that cite it.
+      data: the folder, of the last three one with Planetoid's files, or an .npz file; Cora is
+        embedded too.
       neighbors: nearest images in a hyperedge of digits beside its own.
       split: number of a published split of hypergcn, which has no validation nodes; left out, 50 /
         25 / 25 % of each class.
@@ -182,6 +191,8 @@ class NodesConfig:
       self_loops: a hyperedge of its own for each node.
       normalize: divide the features of each node by their sum, as for bags of words.
       implementation: implementation of the layers; left out, the fastest.
+      devices: number of devices that share the columns of the features; each has the whole
+        hypergraph, and the layers run plain XLA ops.
       seed: what the random streams of this run come from; commands have ``--seeds``.
       eval_every: epochs between evaluations.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
@@ -191,7 +202,7 @@ class NodesConfig:
       report: what is written besides the report.
     """
 
-    dataset: Literal["digits", "hypergcn", "text"] = "digits"
+    dataset: Literal["digits", "hypergcn", "text", "cora", "citeseer", "pubmed"] = "digits"
     data: Path | None = None
     neighbors: int = 8
     split: int | None = None
@@ -207,6 +218,7 @@ class NodesConfig:
     self_loops: bool = True
     normalize: bool = False
     implementation: Literal["xla", "pallas", "ffi"] | None = None
+    devices: int = 1
     seed: tyro.conf.Suppress[int] = 0
     eval_every: int = 5
     checkpoint_every: int = 50
@@ -222,6 +234,19 @@ class NodesConfig:
           ValueError: naming the option.
         """
         check_options("nodes", self, _NODES_LOWEST)
+        if self.devices == 1:  # and JAX need not begin for it
+            return
+        check_devices("nodes", self.devices)
+        if self.hidden_features % self.devices:
+            expected = f"divisible by --devices {self.devices}"
+            raise bad_input("nodes", "--hidden-features", expected, self.hidden_features)
+        if self.implementation not in (None, "xla"):
+            expected = f"left out, or xla, with --devices {self.devices}"
+            raise bad_input("nodes", "--implementation", expected, self.implementation)
+
+    def layers_run(self) -> ops.Name | None:
+        """The implementation of the layers; of several devices XLA's, whose ops it can divide."""
+        return self.implementation if self.devices == 1 else "xla"
 
     def run_folder(self) -> Path:
         """Folder of the run."""

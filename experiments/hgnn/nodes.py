@@ -12,13 +12,15 @@ import optax
 from flax import nnx
 
 from experiments._nodes import node_loss
+from experiments._options import check_alone
 from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
+from experiments.hgnn.columns import spread_columns
 from experiments.hgnn.config import NodesConfig
+from experiments.hgnn.data import load
 from experiments.hgnn.trivial import trivial_scores
-from jaxgnn import Incidence, datasets
-from jaxgnn._errors import bad_input
+from jaxgnn import Incidence
 from jaxgnn.datasets import HypergraphDataset
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.training import (
@@ -35,7 +37,16 @@ from jaxgnn.training import (
 )
 
 # What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
+_MAY_CHANGE = (
+    "epochs",
+    "run",
+    "fresh",
+    "progress",
+    "data",
+    "checkpoint_every",
+    "report",
+    "devices",
+)
 
 
 @jax.tree_util.register_dataclass
@@ -74,27 +85,6 @@ class Outcome:
     history: list[dict[str, float]]
 
 
-def load(config: NodesConfig) -> HypergraphDataset:
-    """Reads or makes the data set.
-
-    Raises:
-      ValueError: if the data set needs a folder and none was given, or a file is at fault.
-    """
-    seed = streams(config.seed).split
-    if config.dataset == "digits":
-        return datasets.digits_hypergraph(config.neighbors, seed=seed)
-    if config.data is None:
-        raise bad_input("nodes", "--data", f"the folder with the files of {config.dataset}", None)
-    if config.dataset == "hypergcn":
-        return datasets.read_hypergcn(config.data, split=config.split, seed=seed)
-    return datasets.read_hyperedge_text(
-        config.data,
-        first_id=config.first_id,
-        feature_noise=config.feature_noise,
-        seed=seed,
-    )
-
-
 def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outcome:
     """Trains one model and writes its curves, metrics and checkpoints to the run folder.
 
@@ -125,9 +115,10 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         num_layers=config.num_layers,
         kind=config.model,
         dropout=config.dropout,
-        implementation=config.implementation,
+        implementation=config.layers_run(),
         rngs=nnx.Rngs(streams(config.seed).parameters),
     )
+    batch = spread_columns(model, batch, config.devices)
     nnx.eval_shape(lambda model: _loss(model, batch, nnx.Rngs(dropout=0))[0], model)
     # All options are valid: only now are files written or removed.
     folder = config.run_folder()
@@ -260,6 +251,7 @@ def nodes_all(config: NodesConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
       ValueError: if an option or a data file is at fault.
     """
     repeats.check("nodes")
+    check_alone(config, "nodes", {"--processes": repeats.processes > 1})
     runs = repeats.of(config)
     if len(runs) > 1 and config.run is not None:
         runs = [replace(run, run=config.run / f"seed{run.seed}") for run in runs]

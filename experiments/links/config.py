@@ -8,8 +8,10 @@ from typing import Literal
 
 import tyro
 
+from experiments._node_data import name_of_data
 from experiments._options import check_options, option
 from experiments._report import PAGE_ALONE, Reporting
+from experiments._spread import GraphDevices
 from jaxgnn._errors import bad_input
 
 # The least that makes sense of each option that is a number.
@@ -28,20 +30,23 @@ _LOWEST = {
     "supervision": 0,
     "eval_every": 0,
     "checkpoint_every": 0,
+    "devices": 1,
 }
 # Fractions, below one.
 _FRACTIONS = ("dropout", "input_dropout", "validation", "test", "supervision")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(GraphDevices):
     """Options of one training run.
 
     Attributes:
-      dataset: whose edges to predict: cora, digits, synthetic, reddit, flickr, yelp, ogbn-arxiv,
-        ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder or a file of
-        edges.
-      data: folder with the raw files of a published dataset; unused by the first three.
+      dataset: whose edges to predict: cora, citeseer, pubmed, digits, synthetic, reddit, flickr,
+        yelp, ogbn-arxiv, ogbn-products, ogbn-proteins, or the path of a graph of your own, a
+        folder, a file of edges or an .npz file.
+      data: folder with the raw files of a published dataset. Cora, CiteSeer and PubMed are read
+        from Planetoid's files ind.cora.* or from one .npz file; without it Cora is the embedded
+        one. Digits and synthetic have no files.
       labels: file with the labels of your own graph, where its folder has none.
       features: file with the features of your own graph, where its folder has none.
       scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
@@ -145,7 +150,7 @@ class TrainConfig:
 
     def data_name(self) -> str:
         """The name of the dataset, or of the file or folder of a graph of one's own."""
-        return Path(self.dataset).stem
+        return name_of_data(self.dataset, self.data)
 
     def label(self) -> str:
         """Name of the network in tables and pictures."""

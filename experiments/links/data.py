@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,11 @@ import numpy as np
 
 from experiments._node_data import on_device
 from experiments._seeds import streams
+from experiments._spread import everywhere, spread_features, spread_graph
 from experiments.links.config import TrainConfig
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import EdgeSplit, LinkPart, NodeDataset, split_edges
+from jaxgnn.distributed import ShardedGraph
 from jaxgnn.graph import Normalization, to_undirected
 from jaxgnn.sampling import NegativeSampler, PairWeights
 
@@ -21,18 +23,33 @@ _NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "gcn"
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Training:
-    """What a step of the training reads, on the device.
+class Nodes:
+    """What embeddings are made of, on the device, or spread over several.
 
     Attributes:
       graph: the edges that carry messages, normalised for the network.
       features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
+      places: the row of each node in arrays of spread rows, int32 [nodes]; None on one device,
+        where nodes are in their order.
+    """
+
+    graph: CSRGraph | ShardedGraph
+    features: jax.Array | CSRGraph
+    places: jax.Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Training:
+    """What a step of the training reads, on the device.
+
+    Attributes:
+      nodes: the nodes, and the edges that carry messages.
       positives: the pairs that an edge joins, int32 [2, pairs].
       sampler: draws pairs that no training edge joins.
     """
 
-    graph: CSRGraph
-    features: jax.Array | CSRGraph
+    nodes: Nodes
     positives: jax.Array
     sampler: NegativeSampler
 
@@ -43,16 +60,14 @@ class Examination:
     """What a network is validated or tested with, on the device.
 
     Attributes:
-      graph: the edges that carry messages, normalised for the network.
-      features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
+      nodes: the nodes, and the edges that carry messages.
       positives: the pairs that an edge joins, int32 [2, pairs].
       negatives: as many pairs that no edge of the whole graph joins, int32 [2, pairs].
       candidates: for each positive its first node, and others that no edge joins it to; int32
         [2, pairs, candidates], -1 where there are none.
     """
 
-    graph: CSRGraph
-    features: jax.Array | CSRGraph
+    nodes: Nodes
     positives: jax.Array
     negatives: jax.Array
     candidates: jax.Array
@@ -90,13 +105,12 @@ def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
         supervision=config.supervision or None,
         seed=seeds.split,
     )
-    features = on_device(dataset.features, config.dtype)
+    seen = _nodes(config, dataset, split)
     weights: PairWeights = "degree" if config.negatives == "degree" else "uniform"
     # The training knows its own edges alone: those are the messages of the validation.
     known = _graph(split.validation.messages, split.num_nodes)
     training = Training(
-        graph=_for_network(config, split.train, split.num_nodes),
-        features=features,
+        nodes=seen["train"],
         positives=jnp.array(split.train.supervision),
         sampler=NegativeSampler.of(known, weights=weights),
     )
@@ -105,15 +119,37 @@ def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
     parts = {"validation": split.validation, "test": split.test}
     examinations = {
         name: Examination(
-            graph=_for_network(config, part, split.num_nodes),
-            features=features,
+            nodes=seen[name],
             positives=jnp.array(part.supervision),
             negatives=sampler.sample(of_negatives, part.supervision.shape[1]),
             candidates=sampler.sample(of_candidates, config.candidates, part.supervision[0]),
         )
         for (name, part), (of_negatives, of_candidates) in zip(parts.items(), keys, strict=True)
     }
-    return Links(split, training, examinations)
+    return Links(split, _placed(training), {n: _placed(e) for n, e in examinations.items()})
+
+
+def _nodes(config: TrainConfig, dataset: NodeDataset, split: EdgeSplit) -> dict[str, Nodes]:
+    """What embeddings are made of in each part; the features of all parts are the same arrays."""
+    parts = {"train": split.train, "validation": split.validation, "test": split.test}
+    graphs = {name: _for_network(config, part, split.num_nodes) for name, part in parts.items()}
+    if config.devices == 1:
+        features = on_device(dataset.features, config.dtype)
+        return {n: Nodes(g.prepared("maxk_spmm"), features, None) for n, g in graphs.items()}
+    ops = ("spmm", "maxk_spmm")
+    first = spread_graph(graphs["train"], config, ops)
+    features = spread_features(first, dataset, config.dtype)
+    places = everywhere(jnp.array(first.layout.place_of, jnp.int32), first)
+    spread = {
+        n: spread_graph(g, config, ops, like=first) for n, g in graphs.items() if n != "train"
+    }
+    return {n: Nodes(g, features, places) for n, g in ({"train": first} | spread).items()}
+
+
+def _placed[Part: (Training, Examination)](part: Part) -> Part:
+    """Puts what is not spread on all devices of the graph."""
+    own = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "nodes"}
+    return replace(part, **everywhere(own, part.nodes.graph))
 
 
 def _for_network(config: TrainConfig, part: LinkPart, num_nodes: int) -> CSRGraph:
@@ -121,7 +157,7 @@ def _for_network(config: TrainConfig, part: LinkPart, num_nodes: int) -> CSRGrap
     graph = _graph(part.messages, num_nodes)
     if config.model == "gcn":
         graph = graph.with_self_loops()
-    return graph.normalized(_NORMALIZATIONS[config.model]).prepared("maxk_spmm")
+    return graph.normalized(_NORMALIZATIONS[config.model])
 
 
 def _graph(edges: np.ndarray, num_nodes: int) -> CSRGraph:

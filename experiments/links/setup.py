@@ -11,9 +11,11 @@ import optax
 from flax import nnx
 
 from experiments._seeds import streams
+from experiments._spread import with_modules
 from experiments.links.config import TrainConfig
-from experiments.links.data import Examination, Training
+from experiments.links.data import Examination, Nodes, Training
 from jaxgnn import CSRGraph, metrics
+from jaxgnn.distributed import ShardedGraph
 from jaxgnn.models import MaxKGNN
 from jaxgnn.nn import DotDecoder, MLPDecoder
 from jaxgnn.nn._dropout import dropout
@@ -28,11 +30,31 @@ class LinkPredictor(nnx.Module):
         self.decoder = decoder
 
     def __call__(
-        self, graph: CSRGraph, x: Any, *pairs: jax.Array, rngs: nnx.Rngs | None = None
+        self,
+        nodes: Nodes,
+        *pairs: jax.Array,
+        input_dropout: float = 0.0,
+        rngs: nnx.Rngs | None = None,
     ) -> list[jax.Array]:
         """The logits of several sets of pairs [2, *shape], each [*shape] float32."""
-        h = self.encoder(graph, x, rngs=rngs)
+        h = self._embeddings(nodes, input_dropout, rngs)
+        if nodes.places is not None:
+            places = nodes.places
+            pairs = tuple(places[ends] for ends in pairs)
         return [self.decoder(h, ends).astype(jnp.float32) for ends in pairs]
+
+    def _embeddings(self, nodes: Nodes, rate: float, rngs: nnx.Rngs | None) -> jax.Array:
+        """The embedding of each node, on the device that has it."""
+
+        def encode(graph: Any, x: Any, modules: Any) -> jax.Array:
+            encoder, rngs = modules
+            of_nodes = None if isinstance(x, CSRGraph) else graph
+            return encoder(graph, dropout(x, rate, rngs, of_nodes), rngs=rngs)
+
+        modules = self.encoder, rngs
+        if isinstance(nodes.graph, ShardedGraph):
+            return with_modules(encode, "rows", nodes.graph, nodes.features, modules)
+        return encode(nodes.graph, nodes.features, modules)
 
 
 def make_model(config: TrainConfig, in_features: int) -> LinkPredictor:
@@ -78,8 +100,8 @@ class Loss:
             negatives = batch.sampler.sample(key, count, batch.positives[0])
         else:
             negatives = batch.sampler.sample(key, count * batch.positives.shape[1])
-        x = dropout(batch.features, self.input_dropout, rngs)
-        edges, others = model(batch.graph, x, batch.positives, negatives, rngs=rngs)
+        sets, rate = (batch.positives, negatives), self.input_dropout
+        edges, others = model(batch.nodes, *sets, input_dropout=rate, rngs=rngs)
         # A node that is joined to all others has no pair without an edge.
         there = negatives[1] >= 0
         missed = jnp.mean(jax.nn.softplus(-edges))
@@ -131,7 +153,7 @@ def scores_of(
 
 def _score(model: LinkPredictor, part: Examination, *, hits_k: int) -> dict[str, jax.Array]:
     sets = part.positives, part.negatives, part.candidates
-    edges, others, ranked = model(part.graph, part.features, *sets)
+    edges, others, ranked = model(part.nodes, *sets)
     return scores_of(edges, others, ranked, part.candidates[1] >= 0, hits_k)
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from flax import nnx
 
 from experiments._node_data import load
+from experiments._options import check_alone
 from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
+from experiments._spread import place
 from experiments.links.config import TrainConfig
 from experiments.links.data import Links, links_of
 from experiments.links.setup import LinkPredictor, Loss, Scores, loop_of, make_model, optimizer_of
@@ -18,7 +20,17 @@ from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
 
 # What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
+_MAY_CHANGE = (
+    "epochs",
+    "run",
+    "fresh",
+    "progress",
+    "data",
+    "checkpoint_every",
+    "report",
+    "devices",
+    "partition",
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,7 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
       FloatingPointError: if no evaluation was finite.
     """
     config.check()
+    config.check_devices("train")
     if dataset is None:
         with phase(f"reading {config.data_name()}", progress=config.progress):
             dataset = load(config)
@@ -71,6 +84,7 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
     if config.fresh:
         discard(folder)
     run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    place(model, links.training.nodes.graph)
     result = fit(
         model,
         optimizer_of(config),
@@ -94,6 +108,7 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     """
     repeats.check("train")
     config.check()
+    check_alone(config, "train", {"--processes": repeats.processes > 1})
     runs = repeats.of(config)
     if len(runs) > 1 and config.run is not None:
         runs = [replace(run, run=config.run / run.variant_name()) for run in runs]

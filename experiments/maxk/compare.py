@@ -10,6 +10,7 @@ import numpy as np
 from experiments._colours import colours
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome
+from experiments._options import check_alone
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.maxk.config import TrainConfig
@@ -49,6 +50,8 @@ def compare(
     Raises:
       ValueError: if the options give a schedule of k, or an option or a data file is at fault.
     """
+    on_one = {"--vmap": vmap, "--processes": repeats.processes > 1}
+    check_alone(config, "compare", on_one)
     variants = _variants(config, ks, repeats)
     metric = config.recipe().metric
     trivial = trivial_scores(config, repeats.seeds, metric)

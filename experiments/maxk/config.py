@@ -9,6 +9,7 @@ from typing import Literal
 from experiments._node_data import NodeDataOptions
 from experiments._options import check_options
 from experiments._report import PAGE_ALONE, Reporting
+from experiments._spread import GraphDevices
 from experiments.maxk.recipes import Activation, Model, Recipe, default_model, recipe
 from jaxgnn._errors import bad_input
 
@@ -28,7 +29,7 @@ _LOWEST = {
 
 
 @dataclass(frozen=True)
-class TrainConfig(NodeDataOptions):
+class TrainConfig(NodeDataOptions, GraphDevices):
     """Options of one training run; those left out come from the dataset's recipe.
 
     Attributes:
@@ -56,7 +57,6 @@ class TrainConfig(NodeDataOptions):
       fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
         1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
-      devices: number of devices that the graph is spread over; a run may go on with another number.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/maxk.
@@ -87,7 +87,6 @@ class TrainConfig(NodeDataOptions):
     validate_kernels: bool = False
     fallback_threshold: float | None = None
     profile_kernels: bool = False
-    devices: int = 1
     eval_every: int = 1
     checkpoint_every: int = 50
     run: Path | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from experiments._node_data import DATASETS
+from experiments._node_data import DATASETS, PLANETOID
 from experiments._nodes import Metric
 from jaxgnn._errors import bad_input
 
@@ -71,7 +71,7 @@ _RECIPES = {
 
 def default_model(dataset: str) -> Model:
     """The architecture for a dataset: initial residuals where few nodes have labels."""
-    return "gcnii" if dataset == "cora" or dataset not in DATASETS else "sage"
+    return "gcnii" if dataset in PLANETOID or dataset not in DATASETS else "sage"
 
 
 def recipe(dataset: str, model: Model, activation: Activation) -> Recipe:

@@ -7,9 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments._node_data import Batch, make_batch
+from experiments._node_data import Batch, make_batch, make_graph
 from experiments._node_training import Caption, Parts
 from experiments._seeds import streams
+from experiments._spread import spread_batch, spread_graph
 from experiments.maxk.config import TrainConfig
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
@@ -19,15 +20,22 @@ NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
 
 
 def batch_of(config: TrainConfig, dataset: NodeDataset, graph: CSRGraph | None = None) -> Batch:
-    """The data as the options ask for, on the device."""
-    settings = config.recipe()
+    """The data as the options ask for, on the device, or spread over several."""
+    settings, normalization = config.recipe(), NORMALIZATIONS[config.kind()]
+    of_features: dict[str, Any] = {
+        "dtype": config.dtype,
+        "normalize_features": settings.normalize_features,
+    }
+    if config.devices > 1:
+        whole = make_graph(dataset, graph, normalization, settings.self_loops, None)
+        parts = spread_graph(whole, config, ("spmm", "maxk_spmm"))
+        return spread_batch(parts, dataset, **of_features)
     return make_batch(
         dataset,
         graph,
-        normalization=NORMALIZATIONS[config.kind()],
+        normalization=normalization,
         self_loops=settings.self_loops,
-        dtype=config.dtype,
-        normalize_features=settings.normalize_features,
+        **of_features,
     )
 
 

@@ -22,10 +22,9 @@ from experiments._node_training import (
     report_outcome,
 )
 from experiments._nodes import Loss, Scores, predict
-from experiments._options import check_devices
 from experiments._processes import check_same_options
 from experiments._runs import discard, shown
-from experiments._spread import on_host, place, spread
+from experiments._spread import on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.serving import export_model
@@ -45,6 +44,7 @@ _MAY_CHANGE = (
     "checkpoint_every",
     "report",
     "devices",
+    "partition",
 )
 
 
@@ -71,14 +71,14 @@ def train(
       ValueError: if an option or a data file is at fault.
     """
     config.check()
-    check_devices("train", config.devices)
+    config.check_devices("train")
     settings, ks = config.recipe(), config.layer_ks()
     if dataset is None:
         with phase(f"reading {config.data_name()}", progress=config.progress):
-            dataset = load(config)
+            dataset = load(config, map_features=jax.process_count() > 1)
     _check_same(config, dataset)
     with phase("preparing the graph", progress=config.progress):
-        batch = spread(batch_of(config, dataset, graph), config.devices)
+        batch = batch_of(config, dataset, graph)
     loop = loop_of(config)
     _trace(config, make_model(config, dataset), batch)
     # All options are valid: only now are files written or removed.
@@ -91,7 +91,7 @@ def train(
     if config.validate_kernels:
         running = kernels.validated(config, batch.graph, settings.hidden_features)
     model = make_model(running, dataset)
-    place(model, batch)
+    place(model, batch.graph)
     epochs = Epochs(batch)
     result = _fit(running, loop, model, dataset, epochs, run)
     caption = caption_of(running)
@@ -111,10 +111,16 @@ def train(
 
 
 def _check_same(config: TrainConfig, dataset: NodeDataset) -> None:
-    """Raises unless all processes, if there are several, have the same options and data."""
-    check_same_options(config, besides=("progress", "data"))
+    """Raises unless all processes, if there are several, have the same options and data.
+
+    Of features on the disk, of which no process reads all, only the shape is compared.
+    """
+    check_same_options(config, besides=("progress", "data", "labels", "features", "splits"))
     for name in ("senders", "receivers", "features", "labels", "train", "validation", "test"):
-        distributed.check_same(f"the {name} of the data", getattr(dataset, name))
+        value = getattr(dataset, name)
+        if name == "features" and dataset.features_on_disk:
+            value = value.shape
+        distributed.check_same(f"the {name} of the data", value)
 
 
 def _trace(config: TrainConfig, model: nnx.Module, batch: Batch) -> None:

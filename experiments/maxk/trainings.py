@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+
 from experiments._node_data import load
 from experiments._node_tables import trivial_table
 from experiments._node_training import Outcome
+from experiments._options import check_alone
 from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
 from experiments.maxk.compare import compare
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.repeat import in_own_folder, train_in_one_program
 from experiments.maxk.serving import check_export
 from experiments.maxk.train import train
-from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, phase
 
 
@@ -48,9 +50,7 @@ def train_all(
         "--vmap": vmap,
         "--export": export is not None,
     }
-    for name, given in on_one.items():
-        if given and config.devices > 1:
-            raise bad_input("train", name, f"left out with --devices {config.devices}", "it")
+    check_alone(config, "train", on_one)
     if export is not None:
         check_export(config, export, is_one_run=len(repeats.seeds) == 1 and not vmap)
     print(f"settings: {config.settings()}", flush=True)
@@ -85,7 +85,11 @@ def _train_beside_trivial(
     export: Path | None = None,
 ) -> Outcome:
     with phase(f"reading {config.data_name()}", progress=config.progress):
-        dataset = load(config)
-    with phase("trivial methods", progress=config.progress):
-        trivial = trivial_table(dataset, config.recipe().metric)
-    return train(config, dataset, tables=[trivial, *tables], pictures=pictures, export=export)
+        dataset = load(config, map_features=jax.process_count() > 1)
+    shown = list(tables)
+    if dataset.features_on_disk:
+        print("trivial methods are left out: no process reads the features of all nodes")
+    else:
+        with phase("trivial methods", progress=config.progress):
+            shown.insert(0, trivial_table(dataset, config.recipe().metric))
+    return train(config, dataset, tables=shown, pictures=pictures, export=export)

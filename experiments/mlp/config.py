@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from experiments._options import BatchDevices
 from experiments._seeds import check_seeds
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
@@ -105,7 +106,7 @@ class BenchConfig:
 
 
 @dataclass(frozen=True)
-class ValidateConfig:
+class ValidateConfig(BatchDevices):
     """Options of the check of a trained network.
 
     Attributes:
@@ -138,6 +139,7 @@ class ValidateConfig:
             # A NaN is not more than anything.
             if not number > 0:
                 raise bad_input("validate", name, "more than 0", number)
+        self.check_devices("validate", self.batch_size)
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ def _train(config: ValidateConfig, seed: int) -> _Trained:
         batch,
         config=LoopConfig(steps=config.steps, seed=of.training),
         progress=config.progress,
+        mesh=config.mesh(),
     )
     print(f"seed {seed}: {config.steps} steps, last loss: {result.history[-1]['loss']:.4f}")
     images, labels = jnp.asarray(data.features[data.test]), jnp.asarray(data.labels[data.test])
@@ -125,7 +126,9 @@ def _train(config: ValidateConfig, seed: int) -> _Trained:
         "nearest training image": neighbour_accuracy(data),
         "most frequent digit": majority_accuracy(data),
     }
-    layers = [(layer.kernel[...], layer.bias[...]) for layer in result.model.layers]  # pyrefly: ignore
+    trained = [(layer.kernel[...], layer.bias[...]) for layer in result.model.layers]  # pyrefly: ignore
+    # What is compared lies on one device, wherever it was trained.
+    layers = jax.tree.map(lambda array: jnp.array(np.asarray(array)), trained)
     return _Trained(layers, images, labels, scores)
 
 

@@ -1,10 +1,10 @@
 """Data sets of nodes, links and graphs: readers of published files, embedded data, generators.
 
 Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset``, a
-``GraphsDataset``, a ``LinksDataset`` or a ``RelationsDataset`` of numpy arrays; ``synthetic`` alone
-can leave its arrays on the device. ``split_edges`` splits a graph for link prediction, and
-``split_graphs`` a data set of graphs. ``pydoc_text`` is a text for language models; ``sudoku`` has
-puzzles.
+``GraphsDataset``, a ``LinksDataset``, a ``RelationsDataset`` or a ``TriplesDataset`` of numpy
+arrays; ``synthetic`` alone can leave its arrays on the device. ``split_edges`` splits a graph for
+link prediction, and ``split_graphs`` a data set of graphs. ``pydoc_text`` is a text for language
+models; ``sudoku`` has puzzles.
 """
 
 from jaxgnn.datasets import sudoku as sudoku
@@ -25,10 +25,13 @@ from jaxgnn.datasets._mutag import mutag as mutag
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets._npz_graph import read_npz_graph as read_npz_graph
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
+from jaxgnn.datasets._ogb_code import read_ogb_code as read_ogb_code
 from jaxgnn.datasets._ogb_graphs import read_ogb_graphs as read_ogb_graphs
 from jaxgnn.datasets._ogb_links import LinksDataset as LinksDataset
 from jaxgnn.datasets._ogb_links import read_ogb_links as read_ogb_links
 from jaxgnn.datasets._ogb_mag import read_ogb_mag as read_ogb_mag
+from jaxgnn.datasets._ogb_triples import TriplesDataset as TriplesDataset
+from jaxgnn.datasets._ogb_triples import read_ogb_triples as read_ogb_triples
 from jaxgnn.datasets._own_graph import read_graph as read_graph
 from jaxgnn.datasets._planetoid import read_planetoid as read_planetoid
 from jaxgnn.datasets._pydoc_text import TextDataset as TextDataset

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.datasets._splits import generator_of
 
 _WHERE = "datasets.split_edges"
 
@@ -90,7 +91,8 @@ def split_edges(
 
     Raises:
       ValueError: if edges are no lists of nodes of one length, a fraction is no number in (0, 1),
-        ``validation`` and ``test`` leave nothing to train on, or a part would be empty.
+        ``validation`` and ``test`` leave nothing to train on, a part would be empty, or the seed is
+        no integer from 0 on.
 
     Example:
       >>> ring = np.arange(20)
@@ -102,10 +104,11 @@ def split_edges(
     """
     ends = _checked_edges(senders, receivers, num_nodes)
     _check_fractions(validation, test, supervision)
+    random = generator_of("datasets.split_edges", seed)
     pairs, pair_of_edge = _pairs(ends, num_nodes, undirected)
     bounds = _bounds(pairs.shape[1], validation, test, supervision)
     # Pairs in random order: those to test with, to validate by, to supervise, and all others.
-    order = np.random.default_rng(seed).permutation(pairs.shape[1])
+    order = random.permutation(pairs.shape[1])
     rank = np.empty(order.size + 1, np.int64)
     rank[order] = np.arange(order.size)
     rank[-1] = order.size  # of self loops

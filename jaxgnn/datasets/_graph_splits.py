@@ -1,5 +1,6 @@
 """Random splits of data sets of whole graphs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +40,8 @@ def split_graphs(
       (113, 37, 38)
     """
     where = "datasets.split_graphs"
-    if len(fractions) != len(SPLITS) or not all(0 <= f <= 1 for f in fractions):
+    are_three = isinstance(fractions, Sequence) and len(fractions) == len(SPLITS)
+    if not are_three or not all(isinstance(f, int | float) and 0 <= f <= 1 for f in fractions):
         raise bad_input(where, "fractions", "three numbers in [0, 1]", fractions)
     if abs(sum(fractions) - 1) > 1e-6:
         raise bad_input(where, "fractions", "numbers that add up to one", fractions)

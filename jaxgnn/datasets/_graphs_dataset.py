@@ -25,8 +25,8 @@ class GraphsDataset:
       num_nodes_of_each: number of nodes of each graph, int32 [graphs].
       num_edges_of_each: number of edges of each graph, int32 [graphs].
       labels: class of each graph, int32 [graphs]; or float32 [graphs, tasks], numbers to predict or
-        zeros and ones, NaN where there is none.
-      num_classes: number of classes; of tasks, where labels are float32.
+        zeros and ones, NaN where there is none; or words, int32 [graphs, words] (ogbg-code2).
+      num_classes: number of classes, or of words; of tasks, where labels are float32.
       node_features: float32 [nodes, features], or None.
       edge_features: float32 [edges, features], or None.
       class_names: what each class is called in the files, or None.
@@ -68,7 +68,8 @@ class GraphsDataset:
         Raises:
           ValueError: there is no such graph.
         """
-        if not -self.num_graphs <= at < self.num_graphs:
+        is_number = hasattr(at, "__index__")
+        if not is_number or not -self.num_graphs <= at < self.num_graphs:
             expected = f"a number of one of {self.num_graphs} graphs"
             raise bad_input("GraphsDataset", "[graph]", expected, at)
         nodes, edges = (

@@ -9,7 +9,7 @@ from jaxgnn.datasets._file_errors import bad_file, require_folder
 from jaxgnn.datasets._files import read_lines
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset
 from jaxgnn.datasets._number_text import real_number, whole_number
-from jaxgnn.datasets._splits import stratified_split
+from jaxgnn.datasets._splits import generator_of, stratified_split
 
 _FRACTIONS = (0.5, 0.25, 0.25)
 _LARGEST_LABEL = np.iinfo(np.int64).max
@@ -131,7 +131,7 @@ def _features(
             f"no file {path}: expected a line of features for each node; or ask for features made "
             "of the labels, with feature_noise"
         )
-    rng = np.random.default_rng(seed)
+    rng = generator_of("datasets.read_hyperedge_text", seed)
     return np.eye(classes, dtype=np.float32)[labels] + noise * rng.standard_normal(
         (len(labels), classes), np.float32
     ), path

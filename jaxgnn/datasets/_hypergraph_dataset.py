@@ -19,7 +19,7 @@ class HypergraphDataset:
       hyperedge_ids: [incidences] int32, hyperedge of each incidence.
       num_hyperedges: number of hyperedges, including those without nodes.
       features: [nodes, features] float32.
-      labels: [nodes] int32 class ids.
+      labels: [nodes] int32 class ids; -1 for a node in no part whose class is not known.
       train: [train nodes] int32, sorted node ids.
       validation: [validation nodes] int32, sorted node ids; empty where a published split has
         none.

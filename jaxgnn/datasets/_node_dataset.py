@@ -20,7 +20,7 @@ class NodeDataset:
       senders: [edges] int32, node that each edge starts from.
       receivers: [edges] int32, node that each edge points to. The list is directed; an
         undirected graph lists both directions of each edge.
-      features: [nodes, features] float32.
+      features: [nodes, features] float32; perhaps an array on the disk, a ``np.memmap``.
       labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones. A node in none of
         the three parts may have -1, for a class that is not known.
       train: [train nodes] int32, sorted node ids.
@@ -59,6 +59,11 @@ class NodeDataset:
         """Whether a node may have any number of the labels, rather than exactly one."""
         return self.labels.ndim == 2
 
+    @property
+    def features_on_disk(self) -> bool:
+        """Whether the features are mapped from a file, so that they are read when they are used."""
+        return isinstance(self.features, np.memmap)
+
     def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
         """Checks that the arrays fit each other and hold what their fields promise.
 
@@ -94,7 +99,8 @@ class DatasetCheck:
 
     def features(self) -> None:
         self._array("features", ndim=2, dtype=np.float32)
-        self._every("features", np.isfinite(self._data.features), "finite numbers")
+        if not isinstance(self._data.features, np.memmap):  # else all of it would be read
+            self._every("features", np.isfinite(self._data.features), "finite numbers")
 
     def edges(self) -> None:
         self._pairs("senders", "receivers")

@@ -15,6 +15,8 @@ from jaxgnn.datasets._plain_arrays import array_of, array_size, plain_dtype
 _MAGIC = b"\x93NUMPY"
 _ZIP_MAGICS = (b"PK\3\4", b"PK\5\6")  # of a member, and of the end of an archive without any
 _HEADER_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # bytes of its length, by version
+_NEWEST = b"\x03\x00"  # which Python 2 never wrote
+_LONG = re.compile(r"[0-9]L", re.ASCII)
 _LONGEST_HEADER = 10_000
 _BLOCK = 1 << 18
 _LARGEST_READ = 1 << 20
@@ -36,6 +38,27 @@ def read_npy(path: Path, contents: str) -> np.ndarray:
     require_file(path, contents)
     with naming(path, "an .npy array"), open(path, "rb") as file:
         return _read_array(file, path.stat().st_size)
+
+
+def map_npy(path: Path, contents: str) -> np.ndarray:
+    """The one array of an .npy file, left on the disk: what is read of it is read then.
+
+    Its numbers are not checked, and have the byte order of the file.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file, and what is wrong with its header or its size.
+    """
+    require_file(path, contents)
+    with naming(path, "an .npy array"), open(path, "rb") as file:
+        size = path.stat().st_size
+        dtype, columns_first, shape = _read_header(file, size)
+        if dtype.kind not in "iuf":
+            raise ValueError(f"expected numbers, got {dtype}")
+        if not array_size(dtype, shape):
+            return np.zeros(shape, dtype)
+        order = "F" if columns_first else "C"
+        return np.memmap(path, dtype, "r", file.tell(), shape, order)
 
 
 def read_npz(
@@ -125,6 +148,17 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, short_floats: 
 
 def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> np.ndarray:
     """Reads a stream of ``size`` bytes that is one array."""
+    dtype, columns_first, shape = _read_header(stream, size, short_floats=short_floats)
+    data = read_exactly(stream, array_size(dtype, shape))
+    if stream.read(1):  # a zip file's sum is compared at the end
+        raise ValueError("expected nothing behind its array")
+    return array_of(data, dtype, shape, columns_first=columns_first)
+
+
+def _read_header(
+    stream: IO[bytes], size: int, *, short_floats: bool = False
+) -> tuple[np.dtype, bool, tuple[int, ...]]:
+    """Reads up to the numbers of a stream of ``size`` bytes: dtype, Fortran order, shape."""
     start = bytes(read_exactly(stream, 8))
     length_size = _HEADER_SIZES.get(start[6:])
     if start[:6] != _MAGIC or length_size is None:
@@ -133,15 +167,14 @@ def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> 
     if length > _LONGEST_HEADER:
         raise ValueError(f"expected a header of at most {_LONGEST_HEADER} bytes, got {length}")
     header = read_exactly(stream, length).decode("latin1")
+    if start[6:] == _NEWEST and _LONG.search(header):
+        raise ValueError(f"expected a header as Python 3 writes it, got {header[:200]!r}")
     descr, columns_first, shape = _parse_header(header)
     dtype = plain_dtype(descr, short_floats=short_floats)
     expected, got = array_size(dtype, shape), size - 8 - length_size - length
     if expected != got:
         raise ValueError(f"expected {expected} bytes for {dtype}{list(shape)}, got {got}")
-    data = read_exactly(stream, expected)
-    if stream.read(1):  # a zip file's sum is compared at the end
-        raise ValueError("expected nothing behind its array")
-    return array_of(data, dtype, shape, columns_first=columns_first)
+    return dtype, columns_first, shape
 
 
 def read_exactly(stream: IO[bytes], size: int) -> bytearray:

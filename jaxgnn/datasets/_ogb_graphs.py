@@ -1,4 +1,4 @@
-"""Data sets of molecules of the Open Graph Benchmark, from their raw csv folders."""
+"""Data sets of graphs of the Open Graph Benchmark, molecules and proteins, from their folders."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets._file_errors import bad_file, require_folder
-from jaxgnn.datasets._files import csv_path
+from jaxgnn.datasets._files import csv_path, read_csv
 from jaxgnn.datasets._graphs_dataset import GraphsDataset
 from jaxgnn.datasets._ogb_tables import (
-    read_counts,
-    read_ends,
+    in_both_directions,
     read_features,
     read_labels_with_gaps,
     read_parts,
+    read_sizes_and_ends,
     require_rows,
 )
 
@@ -35,7 +35,10 @@ _TASKS = {
     "ogbg-molfreesolv": 1,
     "ogbg-mollipo": 1,
 }
-OGB_GRAPHS = tuple(_TASKS)
+_PROTEINS = "ogbg-ppa"
+_CLASSES = 37  # of the groups of species of ogbg-ppa
+
+OGB_GRAPHS = (*_TASKS, _PROTEINS)
 """Names of the sets that ``read_ogb_graphs`` reads."""
 
 # Categories of the nine features of an atom, and of the three of a bond.
@@ -44,18 +47,23 @@ _BOND = (5, 6, 2)
 
 
 def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
-    """Reads a set of molecules, such as ogbg-molhiv, as unpacked from OGB's archive.
+    """Reads a set of graphs, such as ogbg-molhiv or ogbg-ppa, as unpacked from OGB's archive.
 
-    The features of atoms and bonds are categories, as ``node_categories`` and ``edge_categories``
-    say. Files list one direction of each bond; the other one follows it. Labels are float32
-    [graphs, tasks]: zeros and ones, or numbers (molesol, molfreesolv, mollipo), NaN where a task
-    was not measured. The split is OGB's, by the scaffolds of molecules.
+    Of molecules, the features of atoms and bonds are categories, as ``node_categories`` and
+    ``edge_categories`` say. Files list one direction of each bond; the other one follows it. Labels
+    are float32 [graphs, tasks]: zeros and ones, or numbers (molesol, molfreesolv, mollipo), NaN
+    where a task was not measured. The split is OGB's, by the scaffolds of molecules.
+
+    The graphs of ogbg-ppa are neighbourhoods of proteins: nodes have no features, the seven
+    features of an edge are quantities, and the label is one of 37 classes, int32 [graphs]. The
+    split is by species.
 
     Args:
-      path: folder with ``raw/`` and ``split/scaffold/``. Files may be .csv.gz or .csv.
-      name: ogbg-molhiv, ogbg-molpcba, ogbg-molbace, ogbg-molbbbp, ogbg-molclintox, ogbg-molmuv,
-        ogbg-molsider, ogbg-moltox21, ogbg-moltoxcast, ogbg-molesol, ogbg-molfreesolv or
-        ogbg-mollipo.
+      path: folder with ``raw/`` and ``split/scaffold/``, or ``split/species/`` of ogbg-ppa. Files
+        may be .csv.gz or .csv.
+      name: ogbg-ppa, ogbg-molhiv, ogbg-molpcba, ogbg-molbace, ogbg-molbbbp, ogbg-molclintox,
+        ogbg-molmuv, ogbg-molsider, ogbg-moltox21, ogbg-moltoxcast, ogbg-molesol, ogbg-molfreesolv
+        or ogbg-mollipo.
 
     Returns:
       The data set, with its split.
@@ -65,13 +73,13 @@ def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
       ValueError: unknown name, or a file that is not what it should be; the message names the file
         and the line.
     """
-    if name not in _TASKS:
-        raise bad_input("datasets.read_ogb_graphs", "name", f"one of {', '.join(_TASKS)}", name)
+    if name not in OGB_GRAPHS:
+        raise bad_input("datasets.read_ogb_graphs", "name", f"one of {', '.join(OGB_GRAPHS)}", name)
     raw = Path(path) / "raw"
     require_folder(raw, f"the csv files of {name}")
-    atoms, bonds = (read_counts(raw / f"num-{what}-list.csv.gz", f"{what}s") for what in _WHAT)
-    require_rows(raw / "num-edge-list.csv.gz", bonds.size, atoms.size, "num-node-list")
-    ends = read_ends(raw / "edge.csv.gz", (np.repeat(atoms, bonds),) * 2)
+    if name == _PROTEINS:
+        return _read_proteins(Path(path))
+    atoms, bonds, ends = read_sizes_and_ends(raw)
     node_features = _categories(raw / "node-feat.csv.gz", int(atoms.sum()), "num-node-list", _ATOM)
     bond_features = _categories(raw / "edge-feat.csv.gz", int(bonds.sum()), "num-edge-list", _BOND)
     labels = read_labels_with_gaps(raw / "graph-label.csv.gz", atoms.size, "num-node-list")
@@ -80,7 +88,7 @@ def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
         raise bad_file(
             csv_path(raw / "graph-label.csv.gz"), f"expected {expected}, got {labels.shape[1]}"
         )
-    senders, receivers = np.stack([ends, ends[::-1]], axis=2).reshape(2, -1)
+    senders, receivers, edge_features = in_both_directions(ends, bond_features)
     return GraphsDataset(
         name=name,
         senders=senders,
@@ -90,14 +98,41 @@ def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
         labels=labels,
         num_classes=labels.shape[1],
         node_features=node_features,
-        edge_features=np.repeat(bond_features, 2, axis=0),
+        edge_features=edge_features,
         node_categories=_ATOM,
         edge_categories=_BOND,
         **read_parts(Path(path) / "split" / "scaffold", atoms.size, "graphs"),
     )
 
 
-_WHAT = ("node", "edge")
+def _read_proteins(folder: Path) -> GraphsDataset:
+    """The neighbourhoods of proteins of ogbg-ppa."""
+    raw = folder / "raw"
+    nodes, edges, ends = read_sizes_and_ends(raw)
+    features = read_features(raw / "edge-feat.csv.gz", int(edges.sum()), "num-edge-list")
+    if features is None:
+        path = raw / "edge-feat.csv.gz"
+        raise FileNotFoundError(f"no file {path}: expected a line for each edge: its features")
+    path = raw / "graph-label.csv.gz"
+    labels = read_csv(path, np.int32, "a line for each graph: its class", columns=1)[:, 0]
+    require_rows(path, labels.size, nodes.size, "num-node-list")
+    good = (labels >= 0) & (labels < _CLASSES)
+    if not good.all():
+        line = int(np.argmin(good))
+        message = f"line {line + 1}: expected a class in [0, {_CLASSES}), got {labels[line]}"
+        raise bad_file(csv_path(path), message)
+    senders, receivers, edge_features = in_both_directions(ends, features)
+    return GraphsDataset(
+        name=_PROTEINS,
+        senders=senders,
+        receivers=receivers,
+        num_nodes_of_each=nodes.astype(np.int32),
+        num_edges_of_each=(2 * edges).astype(np.int32),
+        labels=labels,
+        num_classes=_CLASSES,
+        edge_features=edge_features,
+        **read_parts(folder / "split" / "species", nodes.size, "graphs"),
+    )
 
 
 def _categories(path: Path, rows: int, counted_in: str, sizes: tuple[int, ...]) -> np.ndarray:

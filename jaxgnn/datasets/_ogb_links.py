@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets._file_errors import bad_file, naming, require_folder
-from jaxgnn.datasets._files import to_int32
+from jaxgnn.datasets._files import to_float32, to_int32
+from jaxgnn.datasets._npy import read_npz
 from jaxgnn.datasets._ogb_tables import (
     SPLIT_FILES,
     read_counts,
@@ -39,6 +40,7 @@ class LinksDataset:
       validation_negatives: pairs without an edge, int32 [2, pairs], among which all pairs are
         ranked; or candidates for the receiver of each pair, int32 [pairs, candidates].
       test_negatives: the same for the test.
+      train_negatives: pairs without an edge to train on, int32 [2, pairs], or None.
     """
 
     name: str
@@ -50,6 +52,7 @@ class LinksDataset:
     test: np.ndarray
     validation_negatives: np.ndarray
     test_negatives: np.ndarray
+    train_negatives: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,14 @@ class _Recipe:
       split: name of the folder of the split.
       both: whether the files list one direction of each edge of a graph without directions.
       candidates: whether negatives are candidates for the receiver of each pair.
+      binary: whether the folder has arrays in .npz files and one file of the split, which also has
+        pairs without an edge to train on; the messages are then the pairs to train on.
     """
 
     split: str
     both: bool = True
     candidates: bool = False
+    binary: bool = False
 
 
 _RECIPES = {
@@ -72,19 +78,21 @@ _RECIPES = {
     "ogbl-collab": _Recipe("time"),
     "ogbl-ddi": _Recipe("target"),
     "ogbl-citation2": _Recipe("time", both=False, candidates=True),
+    "ogbl-vessel": _Recipe("random", binary=True),
 }
 
 
 def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
-    """Reads ogbl-ppa, ogbl-collab, ogbl-ddi or ogbl-citation2 as unpacked from OGB's archive.
+    """Reads ogbl-ppa, -collab, -ddi, -citation2 or -vessel as unpacked from OGB's archive.
 
     The parts of the split are files of torch, which are read without torch and without executing
     any code that they refer to. Weights and years of edges are not read.
 
     Args:
       path: folder with ``raw/`` and ``split/``, whose files ``train.pt``, ``valid.pt`` and
-        ``test.pt`` hold the pairs. Tables may be .csv.gz or .csv.
-      name: one of the four names above.
+        ``test.pt`` hold the pairs. Tables may be .csv.gz or .csv. Of ogbl-vessel ``raw/data.npz``
+        has the features of nodes, and ``split/random/split_dict.pt`` all three parts.
+      name: one of the five names above.
 
     Returns:
       The data set, with OGB's split.
@@ -97,44 +105,84 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
         raise bad_input("datasets.read_ogb_links", "name", f"one of {', '.join(_RECIPES)}", name)
     recipe, folder = _RECIPES[name], Path(path)
     raw, split = folder / "raw", folder / "split" / recipe.split
-    require_folder(raw, f"the csv files of {name}")
-    require_folder(split, "train.pt, valid.pt and test.pt")
+    require_folder(raw, f"the {'arrays' if recipe.binary else 'csv files'} of {name}")
+    require_folder(split, "split_dict.pt" if recipe.binary else "train.pt, valid.pt and test.pt")
+    num_nodes, features, edges = (_read_arrays if recipe.binary else _read_tables)(raw)
+    parts: dict[str, Any] = {}
+    for part, (file, stored) in _stored_parts(split, binary=recipe.binary).items():
+        pairs = _Pairs(file, stored, num_nodes, recipe.candidates)
+        parts[part] = pairs.pairs()
+        if part != "train" or recipe.binary:
+            parts[f"{part}_negatives"] = pairs.negatives(parts[part].shape[1])
+    if edges is None:
+        edges = np.unique(np.sort(parts["train"], axis=0), axis=1)
+    return LinksDataset(
+        name=name,
+        num_nodes=num_nodes,
+        messages=np.concatenate([edges, edges[::-1]], axis=1) if recipe.both else edges,
+        features=features,
+        **parts,
+    )
+
+
+def _read_tables(raw: Path) -> tuple[int, np.ndarray | None, np.ndarray]:
+    """The number of nodes, their features and the edges, from csv files."""
     counts = [read_counts(raw / f"num-{what}-list.csv.gz", f"{what}s") for what in ("node", "edge")]
     for what, count in zip(("node", "edge"), counts, strict=True):
         require_rows(raw / f"num-{what}-list.csv.gz", count.size, 1, "the format of a single graph")
     num_nodes = int(counts[0][0])
     edges = read_ends(raw / "edge.csv.gz", (counts[0], counts[0]))
     require_rows(raw / "edge.csv.gz", edges.shape[1], int(counts[1][0]), "num-edge-list")
-    parts: dict[str, Any] = {}
-    for part, file in SPLIT_FILES.items():
-        stored = _Stored(split / f"{file}.pt", num_nodes, recipe.candidates)
-        parts[part] = stored.pairs()
-        if part != "train":
-            parts[f"{part}_negatives"] = stored.negatives(parts[part].shape[1])
-    return LinksDataset(
-        name=name,
-        num_nodes=num_nodes,
-        messages=np.concatenate([edges, edges[::-1]], axis=1) if recipe.both else edges,
-        features=read_features(raw / "node-feat.csv.gz", num_nodes, "num-node-list"),
-        **parts,
-    )
+    return num_nodes, read_features(raw / "node-feat.csv.gz", num_nodes, "num-node-list"), edges
 
 
-class _Stored:
-    """The arrays of a part of a split.
+def _read_arrays(raw: Path) -> tuple[int, np.ndarray, None]:
+    """The number of nodes and their features, from an .npz file."""
+    path = raw / "data.npz"
+    stored = read_npz(path, ("num_nodes_list", "node_feat"), "num_nodes_list and node_feat")
+    counts = to_int32(stored["num_nodes_list"], path, "num_nodes_list").ravel()
+    features = to_float32(stored["node_feat"], path, "node_feat")
+    if counts.tolist() != [features.shape[0]]:
+        expected = "as many rows of node_feat as num_nodes_list says"
+        raise bad_file(path, f"expected {expected}, got {features.shape[0]}, {counts.tolist()[:5]}")
+    if not np.isfinite(features).all():
+        node = int(np.argmin(np.isfinite(features).all(axis=1)))
+        raise bad_file(path, f"node_feat: expected finite numbers, got others at node {node}")
+    return features.shape[0], features, None
+
+
+def _stored_parts(split: Path, *, binary: bool) -> dict[str, tuple[Path, dict[Any, Any]]]:
+    """The file of each part, and what it holds."""
+    if binary:
+        path = split / "split_dict.pt"
+        whole = _stored_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
+        parts = {part: (path, whole.get(file)) for part, file in SPLIT_FILES.items()}
+    else:
+        paths = {part: split / f"{file}.pt" for part, file in SPLIT_FILES.items()}
+        what = "a dict of arrays: the pairs of a part"
+        parts = {part: (path, read_torch_numbers(path, what)) for part, path in paths.items()}
+    return {part: (path, _stored_dict(path, s, "arrays")) for part, (path, s) in parts.items()}
+
+
+def _stored_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
+    if not isinstance(stored, dict):
+        raise bad_file(path, f"expected a dict of {what}, got a {type(stored).__name__}")
+    return stored
+
+
+class _Pairs:
+    """The pairs of a part of a split.
 
     Args:
       path: its file.
+      stored: the arrays that it holds, by name.
       num_nodes: number of nodes of the graph.
       candidates: whether it has sources, targets and candidates instead of pairs.
     """
 
-    def __init__(self, path: Path, num_nodes: int, candidates: bool):
+    def __init__(self, path: Path, stored: dict[Any, Any], num_nodes: int, candidates: bool):
         self._path, self._num_nodes, self._candidates = path, num_nodes, candidates
-        stored = read_torch_numbers(path, "a dict of arrays: the pairs of a part")
-        if not isinstance(stored, dict):
-            raise bad_file(path, f"expected a dict of arrays, got a {type(stored).__name__}")
-        self._arrays: dict[Any, Any] = stored
+        self._arrays = stored
 
     def pairs(self) -> np.ndarray:
         """The pairs that an edge joins, int32 [2, pairs]."""

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets._file_errors import bad_file, require_folder
-from jaxgnn.datasets._files import csv_path, read_csv, read_text
+from jaxgnn.datasets._files import csv_path, read_csv
 from jaxgnn.datasets._ogb_tables import (
     read_counts,
     read_ends,
     read_features,
+    read_numbers_of_types,
     read_parts,
+    read_table_of_text,
     require_rows,
 )
 from jaxgnn.datasets._relations_dataset import Relation, RelationsDataset
@@ -40,7 +42,7 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
     folder = Path(path)
     raw = folder / "raw"
     require_folder(raw, "the csv files of ogbn-mag")
-    num_nodes = _numbers_of_types(raw / "num-node-dict.csv.gz")
+    num_nodes = read_numbers_of_types(raw / "num-node-dict.csv.gz")
     target = _labelled_type(raw / "nodetype-has-label.csv.gz", num_nodes)
     relations = _relations(raw / "triplet-type-list.csv.gz", num_nodes)
     features, years = {}, {}
@@ -70,35 +72,10 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
     )
 
 
-def _table(path: Path, contents: str) -> list[list[str]]:
-    """The cells of a small table of text."""
-    found = csv_path(path)
-    if not found.is_file():
-        raise FileNotFoundError(f"no file {path} (nor {found.name}): expected {contents}")
-    text = read_text(found, contents).decode("utf-8", "replace")
-    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
-
-
-def _numbers_of_types(path: Path) -> dict[str, int]:
-    """The number of nodes of each type."""
-    contents = "a line of types, and a line of their numbers of nodes"
-    rows = _table(path, contents)
-    found = csv_path(path)
-    if len(rows) != 2 or len(rows[0]) != len(rows[1]) or len(set(rows[0])) < len(rows[0]):
-        raise bad_file(found, f"expected {contents}, got {len(rows)} lines: {rows[:2]!s:.200}")
-    for kind in rows[0]:
-        if not kind.replace("_", "").isalnum():  # it becomes the name of a folder
-            raise bad_file(found, f"line 1: expected names of types, got {kind[:80]!r}")
-    for cell in rows[1]:
-        if not (cell.isascii() and cell.isdigit() and len(cell) < 10):
-            raise bad_file(found, f"line 2: expected numbers of nodes, got {cell[:80]!r}")
-    return dict(zip(rows[0], map(int, rows[1]), strict=True))
-
-
 def _labelled_type(path: Path, num_nodes: dict[str, int]) -> str:
     """The one type whose nodes have labels."""
     contents = "a line of types, and a line of True and False"
-    rows = _table(path, contents)
+    rows = read_table_of_text(path, contents)
     named = dict(zip(*rows, strict=False)) if len(rows) == 2 else {}
     labelled = [kind for kind, has in named.items() if has == "True"]
     if len(labelled) != 1 or labelled[0] not in num_nodes:
@@ -110,7 +87,9 @@ def _labelled_type(path: Path, num_nodes: dict[str, int]) -> str:
 def _relations(path: Path, num_nodes: dict[str, int]) -> list[Relation]:
     """The relations, in the order of the file."""
     relations: list[Relation] = []
-    for line, row in enumerate(_table(path, "a line a relation: senders, name, receivers"), 1):
+    for line, row in enumerate(
+        read_table_of_text(path, "a line a relation: senders, name, receivers"), 1
+    ):
         fits = len(row) == 3 and row[0] in num_nodes and row[2] in num_nodes
         if not fits or not row[1].replace("_", "").isalnum():
             expected = f"type, name, type, with types of {', '.join(num_nodes)}"

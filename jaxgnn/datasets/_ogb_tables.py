@@ -139,3 +139,49 @@ def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
         owner[ids] = True
         parts[name] = ids
     return parts
+
+
+def read_sizes_and_ends(raw: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Reads nodes and edges of each graph, int64 [graphs] each, and the edges, int32 [2, edges].
+
+    The ends of an edge are counted from 0 in its graph.
+    """
+    nodes, edges = (read_counts(raw / f"num-{what}-list.csv.gz", f"{what}s") for what in _WHAT)
+    require_rows(raw / "num-edge-list.csv.gz", edges.size, nodes.size, "num-node-list")
+    return nodes, edges, read_ends(raw / "edge.csv.gz", (np.repeat(nodes, edges),) * 2)
+
+
+_WHAT = ("node", "edge")
+
+
+def in_both_directions(
+    ends: np.ndarray, features: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Senders, receivers and features of edges, each of which is followed by its reverse."""
+    senders, receivers = np.stack([ends, ends[::-1]], axis=2).reshape(2, -1)
+    return senders, receivers, np.repeat(features, 2, axis=0)
+
+
+def read_table_of_text(path: Path, contents: str) -> list[list[str]]:
+    """The cells of a small table of text."""
+    found = csv_path(path)
+    if not found.is_file():
+        raise FileNotFoundError(f"no file {path} (nor {found.name}): expected {contents}")
+    text = read_text(found, contents).decode("utf-8", "replace")
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+
+
+def read_numbers_of_types(path: Path) -> dict[str, int]:
+    """The number of nodes of each type."""
+    contents = "a line of types, and a line of their numbers of nodes"
+    rows = read_table_of_text(path, contents)
+    found = csv_path(path)
+    if len(rows) != 2 or len(rows[0]) != len(rows[1]) or len(set(rows[0])) < len(rows[0]):
+        raise bad_file(found, f"expected {contents}, got {len(rows)} lines: {rows[:2]!s:.200}")
+    for kind in rows[0]:
+        if not kind.replace("_", "").isalnum():  # it becomes the name of a folder
+            raise bad_file(found, f"line 1: expected names of types, got {kind[:80]!r}")
+    for cell in rows[1]:
+        if not (cell.isascii() and cell.isdigit() and len(cell) < 10):
+            raise bad_file(found, f"line 2: expected numbers of nodes, got {cell[:80]!r}")
+    return dict(zip(rows[0], map(int, rows[1]), strict=True))

@@ -6,22 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets._coordinate_features import coordinate_features, has_coordinates
 from jaxgnn.datasets._file_errors import bad_file
-from jaxgnn.datasets._files import to_float32
 from jaxgnn.datasets._graph_files import File, find_files, graph_name
 from jaxgnn.datasets._graph_nodes import (
     NODE_COLUMNS,
     Nodes,
-    check_blank,
     is_whole,
     number_classes,
     read_labels,
 )
-from jaxgnn.datasets._graph_text import TextTable, read_table, text_suffix
+from jaxgnn.datasets._graph_text import read_table, text_suffix
 from jaxgnn.datasets._node_dataset import SPLITS, NodeDataset
 from jaxgnn.datasets._npy import read_npy
-from jaxgnn.datasets._number_text import real_number
+from jaxgnn.datasets._own_features import nodes_of_rows, read_features
 from jaxgnn.datasets._splits import stratified_split
 
 _FRACTIONS = (0.6, 0.2, 0.2)
@@ -29,9 +26,6 @@ _FRACTIONS = (0.6, 0.2, 0.2)
 _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
 _ENDS += ("receivers", "node1", "node2", "node_1", "node_2", "id_1", "id_2", "u", "v", "citing")
 _ENDS += ("cited",)
-# One-hot features of more nodes would take more than 256 MiB.
-_MOST_ONE_HOT = 8192
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_graph(
@@ -43,6 +37,7 @@ def read_graph(
     directed: bool = False,
     seed: int = 0,
     labelled: bool = True,
+    map_features: bool | None = False,
 ) -> NodeDataset:
     """Reads a graph of one's own from tables of text or ``.npy`` files.
 
@@ -78,6 +73,10 @@ def read_graph(
       seed: seed of the random parts.
       labelled: whether labels are read. If not, as to predict them, the file of the labels only
         says which nodes there are, all labels are -1, and there are no classes and no parts.
+      map_features: whether the features stay on the disk, so that a process which only needs some
+        rows copies only these: ``dataset.features[nodes]``. Needs a file ``features.npy`` of
+        float32, rows one behind the other. That its numbers are finite is then not checked, as it
+        would read them all. None maps them where the file allows it.
 
     Returns:
       The data set, called like the folder, or like the file if that is not called ``edges``.
@@ -88,7 +87,7 @@ def read_graph(
       FileNotFoundError: a file is missing.
       ValueError: the file, the line and what is wrong with it: a node that the labels do not have,
         another number of columns or nodes, a feature that is no finite number, fewer than two
-        classes, a part that is empty or overlaps another.
+        classes, a part that is empty or overlaps another; features that cannot be mapped.
     """
     files = find_files(Path(path), labels, features, splits)
     nodes, named_labels = read_labels(files["labels"])
@@ -107,7 +106,7 @@ def read_graph(
         name=graph_name(Path(path)),
         senders=senders,
         receivers=receivers,
-        features=_read_features(files.get("features"), files["labels"], nodes),
+        features=read_features(files.get("features"), nodes, mapped=map_features),
         labels=label_ids,
         num_classes=len(classes),
         class_names=None if classes == tuple(map(str, range(len(classes)))) else classes,
@@ -149,66 +148,6 @@ def _edge_array(path: Path, nodes: Nodes) -> np.ndarray:
     return nodes.find_all(path, values if len(values) == 2 else values.T, "the nodes of edges")
 
 
-def _read_features(path: Path | None, source: Path, nodes: Nodes) -> np.ndarray:
-    """Reads the features of the nodes, [nodes, features] float32; without a file, one of each."""
-    if path is None:
-        if nodes.count > _MOST_ONE_HOT:
-            raise bad_file(
-                source.parent,
-                f"expected a file features.*: only graphs of up to {_MOST_ONE_HOT} nodes get a "
-                f"feature for each node without one, and this one has {nodes.count}",
-            )
-        return np.eye(nodes.count, dtype=np.float32)
-    if text_suffix(path) == ".npy":
-        values = to_float32(read_npy(path, "the features of each node"), path, "features")
-        _check_count(path, len(values), nodes)
-        return values
-    table = read_table(path, "the features of a node", _heads_features)
-    if has_coordinates(table.header):
-        return coordinate_features(table, nodes)
-    named = bool(table.header) and table.header[0] in NODE_COLUMNS
-    check_blank(table, "a number")
-    _check_count(path, len(table.rows), nodes)
-    features = np.empty((nodes.count, table.columns - named), np.float32)
-    order = _order(table, nodes) if named else range(nodes.count)
-    for row, node in enumerate(order):
-        features[node] = [_finite(table, row, column) for column in range(named, table.columns)]
-    return features
-
-
-def _heads_features(first: list[str], rest: list[list[str]]) -> bool:
-    """Whether the first row of features names columns: it has no number."""
-    return not any(_is_real(cell) for cell in first)
-
-
-def _order(table: TextTable, nodes: Nodes) -> list[int]:
-    """The node of each row, each node once."""
-    order = [nodes.find(table, row, 0) for row in range(len(table.rows))]
-    seen: set[int] = set()
-    for row, node in enumerate(order):
-        if node in seen:
-            raise table.fault(row, 0, "each node once")
-        seen.add(node)
-    return order
-
-
-def _finite(table: TextTable, row: int, column: int) -> float:
-    """The number in a cell, which float32 can hold."""
-    try:
-        value = real_number(table.rows[row][column])
-    except ValueError:
-        value = np.nan
-    if not abs(value) <= _LARGEST:
-        raise table.fault(row, column, "a finite number")
-    return value
-
-
-def _check_count(path: Path, rows: int, nodes: Nodes) -> None:
-    if rows != nodes.count:
-        expected = f"features of the {nodes.count} nodes of {nodes.source.name}"
-        raise bad_file(path, f"expected {expected}, got {rows} rows")
-
-
 def _read_part(path: Path, nodes: Nodes) -> np.ndarray:
     """Sorted ids of the nodes of a part."""
     if text_suffix(path) == ".npy":
@@ -217,7 +156,7 @@ def _read_part(path: Path, nodes: Nodes) -> np.ndarray:
             raise bad_file(path, f"expected at least one node id, got shape {values.shape}")
         return np.sort(nodes.find_all(path, values, "node ids")).astype(np.int32)
     table = read_table(path, "a node", _heads_part, columns=(1,))
-    return np.sort(_order(table, nodes)).astype(np.int32)
+    return np.sort(nodes_of_rows(table, nodes)).astype(np.int32)
 
 
 def _heads_part(first: list[str], rest: list[list[str]]) -> bool:
@@ -253,11 +192,3 @@ def _random_parts(path: Path, labels: np.ndarray, seed: int) -> dict[str, Any]:
         expected = "labels for some nodes of each part, at least five of a class"
         raise bad_file(path, f"expected {expected}, got none for {empty[0]}; give files of parts")
     return {part: known[ids].astype(np.int32) for part, ids in parts.items()}
-
-
-def _is_real(cell: str) -> bool:
-    try:
-        real_number(cell)
-    except ValueError:
-        return False
-    return True

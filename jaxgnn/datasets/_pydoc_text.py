@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxgnn.datasets._splits import generator_of
+
 
 @dataclass(frozen=True)
 class TextDataset:
@@ -44,7 +46,7 @@ def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
     documents = [text.encode() for text in _without_repeats(topics)]
     room = validation * sum(map(len, documents))
     parts: dict[str, list[bytes]] = {"train": [], "validation": []}
-    for i in np.random.default_rng(seed).permutation(len(documents)):
+    for i in generator_of("datasets.pydoc_text", seed).permutation(len(documents)):
         # Topics differ in size a hundredfold: one that is too large leaves room for others.
         fits = len(documents[i]) <= room
         room -= len(documents[i]) if fits else 0

@@ -25,6 +25,7 @@ READERS: dict[str, Callable[..., NodeDataset]] = {
 
 GRAPH_READERS: dict[str, Callable[..., GraphsDataset]] = {
     "zinc": read_zinc,
+    "zinc-12k": partial(read_zinc, subset=True),
     **{name: partial(read_ogb_graphs, name=name) for name in OGB_GRAPHS},
 }
 """The reader of each published data set of graphs, a function of its folder, by its name."""

@@ -4,7 +4,7 @@ import codecs
 import re
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +60,26 @@ def read_numbers(path: Path, contents: str) -> Any:
     return read_number_bytes(path, path.read_bytes())
 
 
-def read_number_bytes(path: Path, data: bytes, *, skipped: int = 0) -> Any:
+def read_number_bytes(
+    path: Path, data: bytes, *, skipped: int = 0, parts: Mapping[tuple[str, str], Part] = PARTS
+) -> Any:
     """Reads the bytes of a pickle of numbers, as ``read_numbers`` does.
 
     Args:
       path: the file that they come from.
       data: the bytes.
       skipped: number of pickles in front of it, which are read too, but not returned.
+      parts: the names that it may refer to, and what they stand for.
 
     Raises:
       ValueError: the bytes are no pickle, or refer to anything else; the message names the file.
     """
     with naming(path, "a pickle"):
         try:
+            start = 0
             for _ in range(skipped):
-                machine = _Machine(data)
-                machine.run()
-                data = data[machine.position :]
-            return _Machine(data).run()
+                _, start = run_pickle(data, start, parts)
+            return run_pickle(data, start, parts)[0]
         except Refused as error:
             raise bad_file(
                 path,
@@ -86,11 +88,49 @@ def read_number_bytes(path: Path, data: bytes, *, skipped: int = 0) -> Any:
             ) from None
 
 
+def run_pickle(
+    data: bytes,
+    start: int,
+    parts: Mapping[tuple[str, str], Part],
+    *,
+    persistent: Callable[[Any], Any] | None = None,
+    most: int | None = None,
+) -> tuple[Any, int]:
+    """Reads the pickle that begins at a byte.
+
+    Args:
+      data: the bytes.
+      start: where the pickle begins.
+      parts: the names that it may refer to, and what they stand for.
+      persistent: makes the objects that a pickle only has the ids of; None refuses them.
+      most: how many bytes its objects may take; None for those of a data file.
+
+    Returns:
+      The object, and where the pickle ends.
+
+    Raises:
+      ValueError: it is no pickle.
+      Refused: it refers to something else.
+    """
+    size = SLACK + _GROWTH * len(data) if most is None else most
+    machine = _Machine(data, start, parts, persistent or _refuse_persistent, Budget(size))
+    value = machine.run()
+    return value, machine.position
+
+
 class _Machine:
     """A pickle machine: a stack, a memo, and a method for each instruction."""
 
-    def __init__(self, data: bytes):
-        self._data, self._position, self._end = data, 0, len(data)
+    def __init__(
+        self,
+        data: bytes,
+        start: int,
+        parts: Mapping[tuple[str, str], Part],
+        persistent: Callable[[Any], Any],
+        budget: Budget,
+    ):
+        self._data, self._position, self._end = data, start, len(data)
+        self._parts, self._persistent, self._budget = parts, persistent, budget
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._bottom = 0  # of the stack above the last mark
@@ -98,7 +138,6 @@ class _Machine:
         self._highest = self._deepest = self._largest = 0
         self._memo: list[Any] = []
         self._integers: dict[int, int] = {}
-        self._budget = Budget(SLACK + _GROWTH * len(data))
 
     def run(self) -> Any:
         """Follows the instructions to the last."""
@@ -319,9 +358,13 @@ class _Machine:
         """Pushes the replacement for a name."""
         if (type(module), type(name)) != (str, str):
             raise ValueError("a name that is no text")
-        if (module, name) not in PARTS:
+        if (module, name) not in self._parts:
             raise Refused(f"{module}.{name}"[:200])
-        self.push(PARTS[module, name])
+        self.push(self._parts[module, name])
+
+    def persistent(self, pid: Any) -> None:
+        """Pushes the object that an id stands for."""
+        self.push(self._persistent(pid))
 
     def call(self) -> None:
         """Calls the replacement for a name."""
@@ -405,7 +448,7 @@ def _refuse(what: str) -> Callable[[_Machine], None]:
     return refuse
 
 
-def _refuse_persistent(pid: Any) -> None:
+def _refuse_persistent(pid: Any) -> Any:
     text = repr(pid) if isinstance(pid, str) else f"of a {type(pid).__name__}"
     raise Refused(f"the persistent object {text[:80]}")
 
@@ -483,9 +526,9 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"R": _Machine.call,
     b"\x81": _Machine.new,
     b"b": _Machine.build,
+    b"P": lambda m: m.persistent(m.line().decode("latin1")),
+    b"Q": lambda m: m.persistent(m.pop()),
     # What no data file has.
-    b"P": lambda m: _refuse_persistent(m.line().decode("latin1")),
-    b"Q": lambda m: _refuse_persistent(m.pop()),
     b"i": _refuse("an object of a class"),
     b"o": _refuse("an object of a class"),
     b"\x92": _refuse("an object of a class"),

@@ -5,7 +5,18 @@ from typing import Any
 
 import numpy as np
 
+from jaxgnn._errors import bad_input
 from jaxgnn.datasets._node_dataset import SPLITS
+
+
+def generator_of(where: str, seed: Any) -> np.random.Generator:
+    """The generator of a seed; ValueError that names the function if it is no seed."""
+    try:
+        if seed is not None:
+            return np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        pass
+    raise bad_input(where, "seed", "an integer from 0 on", repr(seed))
 
 
 def stratified_split(labels: np.ndarray, fractions: Sequence[float], seed: int) -> dict[str, Any]:
@@ -42,7 +53,7 @@ def _split_classes(
     labels: np.ndarray, cuts: Callable[[int], np.ndarray], seed: int
 ) -> dict[str, Any]:
     """Shuffles each class, and cuts it where ``cuts`` of its size says, into three parts."""
-    rng = np.random.default_rng(seed)
+    rng = generator_of("datasets", seed)
     parts: list[list[np.ndarray]] = [[] for _ in SPLITS]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

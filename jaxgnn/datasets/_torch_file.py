@@ -6,10 +6,8 @@ from typing import Any
 from jaxgnn.datasets._file_errors import bad_file, naming, require_file, require_room
 from jaxgnn.datasets._npy import opened_archive, read_exactly
 from jaxgnn.datasets._safe_pickle import read_number_bytes
+from jaxgnn.datasets._torch_tensors import MAGIC
 
-# The first pickle of a file of torch up to 1.5, a number that it is known by, and the second, the
-# version of the format.
-_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
 _ZIP = b"PK\3\4"
 
 
@@ -33,9 +31,9 @@ def read_torch_numbers(path: Path, contents: str) -> Any:
     """
     require_file(path, contents)
     data = path.read_bytes()
-    if data.startswith(_MAGIC):
+    if data.startswith(MAGIC):
         # Behind the two comes what machine wrote the file, which nobody asks for.
-        return read_number_bytes(path, data[len(_MAGIC) :], skipped=1)
+        return read_number_bytes(path, data[len(MAGIC) :], skipped=1)
     if not data.startswith(_ZIP):
         raise bad_file(path, f"it starts with {data[:8]!r}, as no file of torch does")
     return read_number_bytes(path, _member(path))

@@ -1,4 +1,4 @@
-"""ZINC, molecules whose constrained solubility is predicted, in the files of the TU collection."""
+"""ZINC, molecules whose constrained solubility is predicted, from either form of its files."""
 
 from os import PathLike
 from pathlib import Path
@@ -11,39 +11,41 @@ from jaxgnn.datasets._files import read_lines
 from jaxgnn.datasets._graphs_dataset import GraphsDataset
 from jaxgnn.datasets._number_text import whole_number
 from jaxgnn.datasets._tu import as_they_are, read_folder
+from jaxgnn.datasets._zinc_pickles import graphs_of, read_molecules
 
-_FOLDERS = {"train": "ZINC_train", "validation": "ZINC_val", "test": "ZINC_test"}
-_SUBSET_FILES = {"train": "train.index", "validation": "val.index", "test": "test.index"}
+_PARTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDataset:
-    """Reads ZINC from the folders ZINC_train, ZINC_val and ZINC_test of the TU collection.
+    """Reads ZINC from the files of its benchmark, or from three folders of the TU collection.
 
     220,011 molecules train, 24,445 validate and 5,000 test. Features are the kind of an atom and of
     a bond, as ``node_categories`` and ``edge_categories`` say, and labels a number of each
     molecule, its constrained solubility, float32 [graphs, 1].
 
+    Pickles are read without torch and without executing any code that they refer to.
+
     Args:
-      path: the folder with the three folders, each in the format of ``read_tu``.
-      subset: whether to read only the molecules of the benchmark of 12,000
-        (https://arxiv.org/abs/2003.00982), whose numbers are in ``train.index``, ``val.index`` and
-        ``test.index`` of the folder, separated by commas.
+      path: a folder with ``train.pickle``, ``val.pickle`` and ``test.pickle``, as the benchmark
+        (https://arxiv.org/abs/2003.00982) has them in its molecules.zip: lists of dicts of the
+        tensors ``atom_type``, ``bond_type`` and ``logP_SA_cycle_normalized``. Or one with the
+        folders ZINC_train, ZINC_val and ZINC_test, each in the format of ``read_tu``.
+      subset: whether to read only the 12,000 molecules that the benchmark has tables of, whose
+        numbers are in ``train.index``, ``val.index`` and ``test.index`` of the folder, separated by
+        commas.
 
     Returns:
       The data set, with its split.
 
     Raises:
       FileNotFoundError: a folder or a file is missing.
-      ValueError: a file is not what it should be; the message names it.
+      ValueError: a file is not what it should be, or refers to code; the message names it.
     """
     folder = Path(path)
-    require_folder(folder, ", ".join(_FOLDERS.values()))
-    parts = {part: read_folder(folder / name, as_they_are) for part, name in _FOLDERS.items()}
-    for part, data in parts.items():
-        _check(folder / _FOLDERS[part], data)
-    if subset:
-        files = {part: folder / name for part, name in _SUBSET_FILES.items()}
-        parts = {p: _chosen(data, _numbers(files[p], len(data))) for p, data in parts.items()}
+    require_folder(folder, "train.pickle, val.pickle and test.pickle, or ZINC_train and so on")
+    is_pickled = (folder / "train.pickle").is_file() or not (folder / "ZINC_train").is_dir()
+    read = _read_pickle if is_pickled else _read_folder
+    parts = {part: read(folder, file, subset=subset) for part, file in _PARTS.items()}
     sizes = np.cumsum([0, *(len(data) for data in parts.values())])
     arrays: dict[str, Any] = {
         field: np.concatenate([getattr(data, field) for data in parts.values()])
@@ -58,6 +60,24 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
         for place, part in enumerate(parts)
     }
     return GraphsDataset(name="zinc", num_classes=1, **arrays, **kinds, **split)
+
+
+def _read_pickle(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
+    """A part from the pickle of the benchmark."""
+    path = folder / f"{file}.pickle"
+    molecules = read_molecules(path)
+    numbers = np.arange(len(molecules))
+    if subset:
+        numbers = _numbers(folder / f"{file}.index", len(molecules))
+    return graphs_of(path, molecules, numbers)
+
+
+def _read_folder(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
+    """A part from a folder of the TU collection."""
+    path = folder / f"ZINC_{file}"
+    data = read_folder(path, as_they_are)
+    _check(path, data)
+    return _chosen(data, _numbers(folder / f"{file}.index", len(data))) if subset else data
 
 
 _FIELDS = (

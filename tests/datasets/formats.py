@@ -178,7 +178,9 @@ def write_hypergcn(
     write_pickle(folder / "splits/3.pickle", split, protocol)
 
 
-def write_planetoid(folder: Path, *, protocol: int = 2, missing: int = 1) -> NodeDataset:
+def write_planetoid(
+    folder: Path, name: str = "tiny", *, protocol: int = 2, missing: int = 1
+) -> NodeDataset:
     """Random papers as Planetoid has them; ``missing`` numbers of test nodes are left out."""
     rng = np.random.default_rng(0)
     train, known, test = 4, 510, 8
@@ -205,13 +207,13 @@ def write_planetoid(folder: Path, *, protocol: int = 2, missing: int = 1) -> Nod
         "graph": graph,
     }
     for part, value in parts.items():
-        write_pickle(folder / f"ind.tiny.{part}", value, protocol)
-    (folder / "ind.tiny.test.index").write_text("".join(f"{node}\n" for node in index))
+        write_pickle(folder / f"ind.{name}.{part}", value, protocol)
+    (folder / f"ind.{name}.test.index").write_text("".join(f"{node}\n" for node in index))
     pairs = {(a, b) for a, others in graph.items() for b in others if a != b}
     senders, receivers = np.array(sorted(pairs), np.int32).T
     labels[left_out] = -1
     return NodeDataset(
-        name="tiny",
+        name=name,
         senders=senders,
         receivers=receivers,
         features=features,

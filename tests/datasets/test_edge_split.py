@@ -80,6 +80,9 @@ BAD = {
     "a fraction over one": ({"test": 1.5}, r"test must be a fraction in \(0, 1\), got 1.5"),
     "a count": ({"validation": 5}, r"validation must be a fraction in \(0, 1\), got 5"),
     "no fraction": ({"test": float("nan")}, "test must be a fraction"),
+    "a seed below zero": ({"seed": -1}, "split_edges: seed must be an integer from 0 on, got -1"),
+    "no seed": ({"seed": None}, "split_edges: seed must be an integer from 0 on, got None"),
+    "a fraction as a seed": ({"seed": 0.5}, "seed must be an integer from 0 on, got 0.5"),
     "no supervision": ({"supervision": 0.0}, r"supervision must be None or a fraction in \(0, 1\)"),
     "too few pairs": ({}, "of which validation has none, got 10 pairs"),
     "all supervise": (

@@ -278,6 +278,7 @@ ARRAYS = {
     "an empty shape of many": npy(header(shape="(0, 9223372036854775807)"), b""),
     "a shape of underscores": npy(header(shape="(1_2,)")),
     "a shape of truth values": npy(header(shape="(True, 12)")),
+    "a long of Python 2 in a header of Python 3": npy(header(shape="(12L,)"), version=b"\3\0"),
     "forty axes": npy(header(shape="(" + "1, " * 40 + "12)")),
     "objects": npy(header("'|O'")),
     "fields": npy(header("[('a', '<f8')]")),

@@ -1,6 +1,7 @@
 """OGB's molecules, ogbn-mag and ZINC are read as they were written, and refused if they are not."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,8 +88,8 @@ def test_a_bad_file_of_molecules_is_named(file, text, message, molecules):
 
 
 def test_missing_files_and_names_of_molecules_are_named(molecules):
-    with pytest.raises(ValueError, match=r"name must be one of ogbg-molhiv.*got ogbg-ppa"):
-        read_ogb_graphs(molecules, "ogbg-ppa")
+    with pytest.raises(ValueError, match=r"name must be one of ogbg-molhiv.*got ogbg-code2"):
+        read_ogb_graphs(molecules, "ogbg-code2")
     with pytest.raises(FileNotFoundError, match="no folder"):
         read_ogb_graphs(molecules / "raw", "ogbg-molhiv")
     for file in ("raw/node-feat.csv.gz", "raw/edge.csv", "raw/graph-label.csv"):
@@ -286,5 +287,13 @@ def test_graphs_are_split_class_by_class_and_again_by_another_seed():
         datasets.split_graphs(data, (0.5, 0.1, 0.1))
     with pytest.raises(ValueError, match=r"fractions must be three numbers in \[0, 1\]"):
         datasets.split_graphs(data, (1.5, -0.5, 0.0))
+    one: Any = 0.8
+    with pytest.raises(ValueError, match=r"fractions must be three numbers in .*, got 0\.8"):
+        datasets.split_graphs(data, one)
+    with pytest.raises(ValueError, match="seed must be an integer from 0 on, got -1"):
+        datasets.split_graphs(data, seed=-1)
+    everything: Any = slice(0, 3)
+    with pytest.raises(ValueError, match="must be a number of one of 188 graphs, got slice"):
+        data[everything]
     with pytest.raises(ValueError, match="with none for test"):
         datasets.split_graphs(data, (0.9, 0.1, 0.0))

@@ -124,7 +124,7 @@ def test_a_bad_file_of_pairs_is_named_and_none_of_its_code_runs(name, tmp_path, 
 
 def test_missing_files_and_names_of_links_are_named(tmp_path):
     with pytest.raises(ValueError, match="name must be one of ogbl-ppa"):
-        read_ogb_links(tmp_path, "ogbl-wikikg2")
+        read_ogb_links(tmp_path, "ogbl-wikikg")
     folder = _write(tmp_path, "throughput", PAIRS, _new)
     (folder / "split/throughput/test.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"test\.pt"):

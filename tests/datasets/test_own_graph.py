@@ -357,3 +357,47 @@ def test_large_graphs_need_features(tmp_path):
     labels = "a\nb\n" * 5000
     with pytest.raises(ValueError, match=r"expected a file features.*up to 8192 nodes.*10000"):
         read_graph(folder(tmp_path, **{"labels.csv": labels}))
+
+
+NUMBERS = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+
+def test_features_may_stay_on_the_disk_and_are_read_when_they_are_used(tmp_path):
+    data = read_graph(folder(tmp_path, **{"features.npy": NUMBERS}), map_features=True)
+    assert data.features_on_disk and not read_graph(tmp_path).features_on_disk
+    np.testing.assert_array_equal(data.features, NUMBERS)
+    # What is written behind the reading is what is read then: nothing was copied.
+    spoiled = NUMBERS.copy()
+    spoiled[7] = np.nan
+    with open(tmp_path / "features.npy", "r+b") as file:
+        file.seek(-spoiled.nbytes, 2)
+        file.write(spoiled.tobytes())
+    assert np.isnan(data.features[7]).all() and data.features[3].tolist() == [6, 7]
+
+
+UNMAPPED = {
+    "text": {"features.csv": lines(NUMBERS)},
+    "float64": {"features.npy": NUMBERS.astype(np.float64)},
+    "the other byte order": {"features.npy": NUMBERS.astype(">f4")},
+    "columns in order": {"features.npy": np.asfortranarray(NUMBERS)},
+}
+
+
+@pytest.mark.parametrize("form", UNMAPPED)
+def test_features_that_can_not_be_mapped_are_read_or_refused_as_asked(form, tmp_path):
+    folder(tmp_path, **UNMAPPED[form])
+    data = read_graph(tmp_path, map_features=None)
+    assert not data.features_on_disk
+    np.testing.assert_array_equal(data.features, NUMBERS)
+    with pytest.raises(ValueError, match=r"features must be a file features\.npy of float32"):
+        read_graph(tmp_path, map_features=True)
+
+
+def test_bad_files_to_be_mapped_are_named(tmp_path):
+    folder(tmp_path, **{"features.npy": NUMBERS[:9]})
+    with pytest.raises(ValueError, match=r"features\.npy: expected features of the 10 nodes .* 9"):
+        read_graph(tmp_path, map_features=None)
+    path = tmp_path / "features.npy"
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ValueError, match=r"features\.npy: cannot .*: expected 72 bytes .* got 68"):
+        read_graph(tmp_path, map_features=True)

@@ -13,6 +13,8 @@ from experiments.hgnn.config import LMConfig
 from experiments.hgnn.lm import train as train_experts
 from experiments.mhc.config import TrainConfig as TextConfig
 from experiments.mhc.train import train as train_text
+from experiments.mlp.config import ValidateConfig
+from experiments.mlp.validate import _train as train_mlp
 from experiments.sudoku.config import TrainConfig as SudokuConfig
 from experiments.sudoku.data import make_data
 from experiments.sudoku.train import train as train_sudoku
@@ -88,7 +90,18 @@ def test_a_training_on_four_devices_has_the_losses_of_one(train, tmp_path, four_
         assert {name: row[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.costly
+def test_an_mlp_on_four_devices_has_the_weights_of_one(four_devices):
+    options = {"steps": 3, "batch_size": 16, "implementation": "xla", "progress": False}
+    one, four = (train_mlp(ValidateConfig(devices=count, **options), 0) for count in (1, 4))
+    for wanted, found in zip(one.layers, four.layers, strict=True):
+        for kernel, same in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(same, kernel, rtol=1e-4, atol=1e-5)
+            assert len(same.sharding.device_set) == 1
+
+
 BAD = {
+    "validate: --batch-size must be divisible by --devices 3, got 32": ValidateConfig(devices=3),
     "train: --batch-size must be divisible by --devices 3, got 8": TextConfig(devices=3, **_TEXT),
     "lm: --batch-size must be divisible by --devices 3, got 8": LMConfig(devices=3, **_TEXT),
     "train: --batch-size must be divisible by --devices 3, got 10": SudokuConfig(
@@ -112,7 +125,9 @@ def test_a_batch_has_a_graph_for_each_device():
         Batches.of(mutag(seed=0, fractions=(0.6, 0.2, 0.2)), 200, 1, seed=0, devices=200)
 
 
-@pytest.mark.parametrize("config", [TextConfig(), LMConfig(), SudokuConfig(), GraphsConfig()])
+@pytest.mark.parametrize(
+    "config", [TextConfig(), LMConfig(), SudokuConfig(), GraphsConfig(), ValidateConfig()]
+)
 @pytest.mark.parametrize("devices", [0, 999])
 def test_devices_that_are_not_there_are_named(config, devices):
     with pytest.raises(ValueError, match=rf"--devices must be in 1\.\.\d+, .*, got {devices}"):

@@ -16,8 +16,9 @@ from experiments.hgnn import __main__ as command_line
 from experiments.hgnn import lm as lm_module
 from experiments.hgnn import nodes as nodes_module
 from experiments.hgnn.config import LMConfig, LMRun, NodesConfig
+from experiments.hgnn.data import load
 from experiments.hgnn.lm import lm, train
-from experiments.hgnn.nodes import load, make_batch, nodes
+from experiments.hgnn.nodes import make_batch, nodes
 from experiments.hgnn.trivial import clique_expansion
 from jaxgnn.datasets import TextDataset
 from jaxgnn.models import HypergraphGNN

@@ -189,5 +189,5 @@ def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, 
     assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)))]
     monkeypatch.undo()
     monkeypatch.setattr("sys.argv", ["links", "train", "--dataset", "nowhere"])
-    with pytest.raises(SystemExit, match="error: train: --dataset must be one of cora, digits"):
+    with pytest.raises(SystemExit, match="error: train: --dataset must be one of cora, citeseer"):
         command_line.main()

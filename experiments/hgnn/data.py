@@ -1,0 +1,77 @@
+"""Data sets of hypergraphs: read, made, or the neighbourhoods of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+
+from experiments._node_data import PLANETOID, NodeDataOptions
+from experiments._node_data import load as load_graph
+from experiments._options import option
+from experiments._seeds import streams
+from experiments.hgnn.config import NodesConfig
+from jaxgnn import datasets
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import HypergraphDataset, NodeDataset
+
+# Options that say something to one data set alone, or to those that have files.
+_OPTIONS_OF = {
+    "neighbors": ("digits",),
+    "split": ("hypergcn",),
+    "first_id": ("text",),
+    "feature_noise": ("text",),
+    "data": ("hypergcn", "text", *PLANETOID),
+}
+
+
+def load(config: NodesConfig) -> HypergraphDataset:
+    """Reads or makes the data set.
+
+    Raises:
+      ValueError: if the data set needs a folder and none was given, an option says nothing to it,
+        or a file is at fault.
+    """
+    _check_options(config)
+    seed = streams(config.seed).split
+    if config.dataset in PLANETOID:
+        options = NodeDataOptions(dataset=config.dataset, data=config.data, seed=config.seed)
+        return neighbourhoods(load_graph(options, "nodes"))
+    if config.dataset == "digits":
+        return datasets.digits_hypergraph(config.neighbors, seed=seed)
+    if config.data is None:
+        raise bad_input("nodes", "--data", f"the folder with the files of {config.dataset}", None)
+    if config.dataset == "hypergcn":
+        return datasets.read_hypergcn(config.data, split=config.split, seed=seed)
+    return datasets.read_hyperedge_text(
+        config.data,
+        first_id=config.first_id,
+        feature_noise=config.feature_noise,
+        seed=seed,
+    )
+
+
+def _check_options(config: NodesConfig) -> None:
+    """Raises ValueError for an option that the data set has no use for."""
+    defaults = {field.name: field.default for field in fields(config)}
+    for name, users in _OPTIONS_OF.items():
+        value = getattr(config, name)
+        if config.dataset not in users and value != defaults[name]:
+            expected = f"left out for {config.dataset}, which has no use for it"
+            raise bad_input("nodes", option(name), expected, value)
+
+
+def neighbourhoods(graph: NodeDataset) -> HypergraphDataset:
+    """The hypergraph with a hyperedge for each node of a graph: the node and its neighbours.
+
+    It is how HGNN (https://arxiv.org/abs/1809.09401) makes hyperedges of citations.
+    """
+    own = np.arange(graph.num_nodes, dtype=np.int32)
+    others = graph.senders != graph.receivers
+    names = ("name", "features", "labels", "train", "validation", "test", "num_classes")
+    return HypergraphDataset(
+        node_ids=np.concatenate([own, graph.senders[others]]),
+        hyperedge_ids=np.concatenate([own, graph.receivers[others]]),
+        num_hyperedges=graph.num_nodes,
+        **{name: getattr(graph, name) for name in names},
+    )
