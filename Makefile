@@ -155,6 +155,7 @@ gpu-check: gpu-installed
 # numbers and bytes. Nothing here needs NVLink multicast.
 scaling: gpu-installed
 	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus $(MEASURED)
+	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus --weak --only proteins $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.scaling_model $(MEASURED)
 
 # The install compiles the CUDA library for every architecture where nvcc is; no GPU needed.
