@@ -126,6 +126,9 @@ RECORDS = {
     datasets.RelationsDataset: lambda: datasets.RelationsDataset(
         "rings", {"a": 4}, {("a", "to", "a"): _NODES}, {}, "a", _NODES, 1, *[_NODES[:1]] * 3, {}
     ),
+    datasets.TriplesDataset: lambda: datasets.TriplesDataset(
+        "rings", {"a": 4}, 1, *np.ones((3, 3, 2), np.int32), *np.ones((4, 2, 1), np.int32)
+    ),
     datasets.NodeDataset: lambda: datasets.synthetic("tiny"),
     datasets.SyntheticScale: lambda: next(iter(datasets.SCALES.values())),
     datasets.TextDataset: datasets.pydoc_text,

@@ -157,7 +157,9 @@ def main(options: ScalingModelOptions) -> list[Row]:
     """
     options.check()
     measured = [row for row in read_rows(options.measured) if row["ms"] is not None]
-    measured = [row for row in measured if row.get("times", 1) == 1 and not row.get("weak")]
+    others = ("weak", "overlap", "records")
+    measured = [row for row in measured if row.get("times", 1) == 1]
+    measured = [row for row in measured if not any(row.get(key) for key in others)]
     alone = [row for row in measured if row["devices"] == 1 and row["workload"] in SCALES]
     if not alone:
         raise bad_input(
