@@ -155,6 +155,13 @@ def _attention(op: str, *tests: str) -> tuple[str, ...]:
 
 ATTENTION_KERNELS = (
     Fault(
+        "attention kernel: the leaky ReLU of zero has the slope of negative numbers",
+        "pallas_kernels/attention/scores.py",
+        "warp.select(total >= 0.0, dscore, dscore * self.negative_slope)",
+        "warp.select(total > 0.0, dscore, dscore * self.negative_slope)",
+        _kernels("attention/test_numerics", "test_the_leaky_relu_of_zero_has_slope_one"),
+    ),
+    Fault(
         "attention kernel: the gradient to a score has a wrong sign under dropout",
         "pallas_kernels/attention/neighbours.py",
         "dscore = weight * slope - probability * stats.delta",
@@ -250,9 +257,18 @@ ATTENTION = (
     Fault(
         "attention: an edge that -inf masks counts where the slope is zero or negative",
         "jaxgnn/ops/_attention/reference/ends.py",
-        "return jnp.where((x > 0) | (x == -jnp.inf), x, slope * x)",
-        "return jnp.where(x > 0, x, slope * x)",
+        "return jnp.where((x >= 0) | (x == -jnp.inf), x, slope * x)",
+        "return jnp.where(x >= 0, x, slope * x)",
         _attention("gat_attention", "test_minus_infinity_masks_an_edge_whatever_the_slope"),
+    ),
+    Fault(
+        "attention: the leaky ReLU of zero has the slope of negative numbers",
+        "jaxgnn/ops/_attention/reference/ends.py",
+        "return jnp.where((x >= 0) | (x == -jnp.inf), x, slope * x)",
+        "return jnp.where((x > 0) | (x == -jnp.inf), x, slope * x)",
+        _attention(
+            "attention_at_zero", "test_gradients_at_zero_are_those_of_the_leaky_relu_of_jax"
+        ),
     ),
 )
 

@@ -43,7 +43,7 @@ struct GatScore {
       float total = 0.0f;
       for (int64_t e = 0; e < chunk.count; ++e) {
         const int64_t at = h * kChunk + e;
-        dscores[at] *= sums[at] > 0.0f ? 1.0f : constants.slope;
+        dscores[at] *= sums[at] >= 0.0f ? 1.0f : constants.slope;
         total += dscores[at];
       }
       gradient[h] += total;

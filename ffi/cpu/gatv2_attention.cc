@@ -75,7 +75,7 @@ struct GatV2Score {
     const float high = end.dscore, low = end.dscore * end.slope;
     for (int64_t i = 0; i < end.dim; ++i) {
       const float sum = end.base[i] + ToFloat(end.other[i]);
-      gradient[i] += end.vector[i] * (sum > 0.0f ? high : low);
+      gradient[i] += end.vector[i] * (sum >= 0.0f ? high : low);
     }
   }
 

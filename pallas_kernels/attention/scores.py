@@ -76,7 +76,7 @@ class Gat(Rule):
         return _leaky_relu(warp, total, self.negative_slope)
 
     def slope(self, warp, total, dscore):
-        return warp.select(total > 0.0, dscore, dscore * self.negative_slope)
+        return warp.select(total >= 0.0, dscore, dscore * self.negative_slope)
 
     def add(self, warp, sums, dtotal, own, other):
         return [sums[0] + dtotal]
@@ -90,7 +90,7 @@ class GatV2(Rule):
     """``s = Σ_c a_c leaky_relu(x_c + z_c) + b``.
 
     The gradient to an end is ``a_c Σ ds leaky_relu'(x_c + z_c)``. The sums are those of ``ds`` over
-    the edges where the number is positive, one for each column, and over all edges.
+    the edges where the number is not negative, one for each column, and over all edges.
 
     The gradient to the vector needs no sums of its own, since ``leaky_relu(t) = leaky_relu'(t) t``:
     ``Σ ds leaky_relu(x_c + z_c)`` over all edges is ``Σ x_c (Σ ds leaky_relu'(x_c + z_c))`` over
@@ -114,7 +114,7 @@ class GatV2(Rule):
     def add(self, warp, sums, dtotal, own, other):
         *positive, whole = sums
         ends = zip(positive, own, other, strict=True)
-        return [*(s + warp.select(x + z > 0.0, dtotal, 0.0) for s, x, z in ends), whole + dtotal]
+        return [*(s + warp.select(x + z >= 0.0, dtotal, 0.0) for s, x, z in ends), whole + dtotal]
 
     def finish(self, warp, sums):
         *positive, whole = sums
@@ -154,8 +154,8 @@ def inner_product(warp: Warp, a: Values, b: Values) -> Value:
 
 
 def _leaky_relu(warp: Warp, x: Value, negative_slope: float) -> Value:
-    """Returns ``x`` where it is positive or -inf, which masks an edge; else the slope times it."""
+    """Returns ``x`` where at least 0 or -inf, which masks an edge; elsewhere the slope times it."""
     low = x * negative_slope
     if 0.0 <= negative_slope <= 1.0:
         return warp.binary("max", x, low)  # also where 0 * inf is NaN
-    return warp.select((x > 0.0) | (x == float("-inf")), x, low)
+    return warp.select((x >= 0.0) | (x == float("-inf")), x, low)

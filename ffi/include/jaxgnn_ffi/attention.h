@@ -154,7 +154,7 @@ JAXGNN_INLINE inline float Finite(float shift) { return shift == -kInfinity ? 0.
 
 // -inf, which masks an edge, stays so whatever the slope.
 JAXGNN_INLINE inline float LeakyRelu(float x, float slope) {
-  return x > 0.0f || x == -kInfinity ? x : slope * x;
+  return x >= 0.0f || x == -kInfinity ? x : slope * x;
 }
 
 // What dropout multiplies with, for every head and edge.

@@ -67,7 +67,7 @@ def _completed(form, graph, operands, gradients):
         term = jnp.einsum("ef,fhd->ehd", features, kernel, precision="highest")
         ends = (operands.rows, chunk.receivers), (operands.columns, chunk.senders)
         total = term + sum(x.at[i].get(mode="clip").astype(jnp.float32) for x, i in ends)
-        slopes = jnp.where(total > 0, 1.0, form.slope) * chunk.dtotals[:, :, None]
+        slopes = jnp.where(total >= 0, 1.0, form.slope) * chunk.dtotals[:, :, None]
         sums = sums + jnp.einsum("ef,ehd->fhd", features, slopes, precision="highest")
         to_features = jnp.einsum("ehd,fhd->ef", slopes * attention, kernel, precision="highest")
         return sums, to_features

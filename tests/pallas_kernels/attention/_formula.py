@@ -124,21 +124,21 @@ def _scores(op, at_rows, at_columns, logits, vector, form):
         sums = sums + logits
 
         def pull_back(d):
-            d = d * np.where(sums > 0, 1, form.slope)
+            d = d * np.where(sums >= 0, 1, form.slope)
             return d, d, d, None
 
         return _leaky(sums, form.slope), pull_back
     vector = _wide(vector)
 
     def pull_back(d):
-        of_sums = d[..., None] * vector * np.where(sums > 0, 1, form.slope)
+        of_sums = d[..., None] * vector * np.where(sums >= 0, 1, form.slope)
         return of_sums, of_sums, d, np.sum(d[..., None] * _leaky(sums, form.slope), 0)
 
     return np.sum(vector * _leaky(sums, form.slope), -1) + logits, pull_back
 
 
 def _leaky(x, slope):
-    return np.where((x > 0) | (x == -np.inf), x, slope * x)
+    return np.where((x >= 0) | (x == -np.inf), x, slope * x)
 
 
 def _draws(seed, edges, heads):

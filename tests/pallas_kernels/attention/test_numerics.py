@@ -171,6 +171,18 @@ def test_slopes_of_all_kinds(slope):
         check(op, graph, operands, dataclasses.replace(FORM, slope=slope))
 
 
+@pytest.mark.parametrize("slope", [0.2, -0.5])
+def test_the_leaky_relu_of_zero_has_slope_one(slope):
+    graph, form = _graph("short rows"), dataclasses.replace(FORM, slope=slope)
+    for op, given in (("gat", {"logits": True}), ("gatv2", {"features": 2})):
+        operands = operands_of(op, graph, 2, 3, "float32", **given)
+        # Whole numbers, of which many add up to zero.
+        names = ("rows", "columns", "edge_logits", "edge_features", "edge_kernel")
+        found = {name: getattr(operands, name) for name in names}
+        whole = {name: jnp.round(x) for name, x in found.items() if x is not None}
+        check(op, graph, operands.replace(**whole), form)
+
+
 def test_one_block_of_warps_takes_all_pieces(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCKS_PER_MULTIPROCESSOR", 1)
     on_a_chip(monkeypatch, multiprocessors=1)

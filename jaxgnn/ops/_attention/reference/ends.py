@@ -39,5 +39,5 @@ def of_real_edges(graph: CSRGraph, values: Float[Array, "edges *rest"]) -> Array
 
 
 def leaky_relu(x: Array, slope: float) -> Array:
-    """``x`` if positive, else ``slope x``; -inf, which masks an edge, whatever the slope."""
-    return jnp.where((x > 0) | (x == -jnp.inf), x, slope * x)
+    """``x`` if at least 0, else ``slope x``; -inf, which masks an edge, whatever the slope."""
+    return jnp.where((x >= 0) | (x == -jnp.inf), x, slope * x)
