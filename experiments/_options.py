@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ def option(name: str) -> str:
 
 
 def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> None:
-    """Raises for the first option below its least value; one that is left out passes.
+    """Raises for the first option that is infinite or below its least value.
+
+    One that is left out passes.
 
     Args:
       command: the command, which the message begins with.
@@ -36,6 +39,8 @@ def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> Non
         if any(v is not None and not v >= bound for v in values):
             shown = " ".join(map(str, values))
             raise bad_input(command, option(name), f"at least {bound}", shown)
+        if any(v is not None and math.isinf(v) for v in values):
+            raise bad_input(command, option(name), "finite", " ".join(map(str, values)))
 
 
 def check_devices(command: str, devices: int) -> None:

@@ -16,6 +16,7 @@ from experiments._spread import spread_batch, spread_graph
 from experiments.attention.config import AttentionConfig
 from experiments.attention.networks import AttentionGNN
 from jaxgnn import CSRGraph
+from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.graph import laplacian_positions, random_walk_positions
 from jaxgnn.models import GraphTransformer, MaxKGNN
@@ -24,8 +25,15 @@ _POSITIONS = {"laplacian": laplacian_positions, "walks": random_walk_positions}
 
 
 def batch_of(config: AttentionConfig, dataset: NodeDataset) -> Batch:
-    """The data as the options ask for, with positions of the nodes, on one device or several."""
+    """The data as the options ask for, with positions of the nodes, on one device or several.
+
+    Raises:
+      ValueError: naming the option, if the graph has not as many eigenvectors as were asked for.
+    """
     settings, is_maxk = config.recipe(), config.model == "sage"
+    if settings.laplacian >= dataset.num_nodes:
+        expected = f"less than the {dataset.num_nodes} nodes of the graph"
+        raise bad_input("train", "--laplacian", expected, settings.laplacian)
     graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
     counts = {name: getattr(settings, name) for name in _POSITIONS}
     given = {

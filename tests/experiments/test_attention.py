@@ -144,6 +144,11 @@ BAD = {
     "k of gat": ({"model": "gat", "k": 4}, "--k must be left out for gat"),
     "positions": ({"model": "sage", "walks": 4}, "--walks must be left out for sage"),
     "epochs": ({"epochs": 0}, "--epochs must be at least 1, got 0"),
+    "rate": ({"learning_rate": float("inf")}, "--learning-rate must be finite, got inf"),
+    "modes": (
+        {"laplacian": 120},
+        "--laplacian must be less than the 120 nodes of the graph, got 120",
+    ),
     "streams": ({"hyper_connections": 0}, "--hyper-connections must be at least 1, got 0"),
 }
 
