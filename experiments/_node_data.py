@@ -16,6 +16,7 @@ from experiments._seeds import streams
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
+from jaxgnn.distributed import ShardedMatrix
 
 PLANETOID = ("cora", "citeseer", "pubmed")
 """Citation networks from Planetoid's files or from one .npz file; Cora is embedded too."""
@@ -119,7 +120,7 @@ class Batch:
     """
 
     graph: Any
-    features: jax.Array | CSRGraph
+    features: jax.Array | CSRGraph | ShardedMatrix
     labels: jax.Array
     train: jax.Array
     given: dict[str, jax.Array] = field(default_factory=dict)
@@ -261,7 +262,7 @@ def make_graph(
 
 def is_sparse(features: np.ndarray) -> bool:
     """Whether nearly all features are zero."""
-    return np.count_nonzero(features) < _DENSE * features.size
+    return bool(np.count_nonzero(features) < _DENSE * features.size)
 
 
 def on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:

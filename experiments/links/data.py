@@ -14,7 +14,7 @@ from experiments._spread import everywhere, spread_features, spread_graph
 from experiments.links.config import TrainConfig
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import EdgeSplit, LinkPart, NodeDataset, split_edges
-from jaxgnn.distributed import ShardedGraph
+from jaxgnn.distributed import ShardedGraph, ShardedMatrix
 from jaxgnn.graph import Normalization, to_undirected
 from jaxgnn.sampling import NegativeSampler, PairWeights
 
@@ -34,7 +34,7 @@ class Nodes:
     """
 
     graph: CSRGraph | ShardedGraph
-    features: jax.Array | CSRGraph
+    features: jax.Array | CSRGraph | ShardedMatrix
     places: jax.Array | None
 
 
