@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from jaxgnn import ops
 from jaxgnn.fusion._edges import RowGather, known_ids, row_gather
 from jaxgnn.fusion._graphs import StaticGraph
@@ -79,7 +81,7 @@ def end_of(
 ) -> bool:
     """Whether each edge that counts reads the table by its own row, or by its own column."""
     ids = known_ids(view, gather.places) if gather.axis == 0 else None
-    if ids is None:
+    if ids is None or ids.size != graph.order.size:
         return False
     own = graph.live_rows if end == "row" else graph.live_columns
     size = graph.graph.num_rows if end == "row" else graph.graph.num_cols
@@ -87,12 +89,17 @@ def end_of(
 
 
 def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
-    """The argument and the slope of the leaky ReLU that makes an atom, or None."""
+    """The argument and the slope of the leaky ReLU that makes an atom, or None.
+
+    It is ``where(x >= 0, x, slope * x)``, which has the slope one at zero, as the ops have. That
+    of ``x > 0`` has another gradient there. The slope is a positive number: the ops keep a score of
+    -inf, which another slope would make NaN or inf.
+    """
     select = view.made_by(atom, "select_n")
     if select is None or len(select.invars) != 3:
         return None
     test, negative, positive = select.invars
-    comparison = view.made_by(test, "ge", "gt")
+    comparison = view.made_by(test, "ge")
     scaled = view.made_by(negative, "mul")
     if comparison is None or scaled is None or comparison.invars[0] is not positive:
         return None
@@ -100,7 +107,7 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
         return None
     for slope, of in (scaled.invars, reversed(scaled.invars)):
         value = view.value(slope) if slope.aval.size == 1 else None
-        if of is positive and value is not None:
+        if of is positive and value is not None and 0 < float(value.reshape(())) < np.inf:
             return positive, float(value.reshape(()))
     return None
 

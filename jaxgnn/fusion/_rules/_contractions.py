@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxgnn.fusion._layers import session_precision
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
 
@@ -38,7 +39,10 @@ class Contraction:
 
 
 def contraction_of(view: View, atom: Atom) -> Contraction | None:
-    """The contraction that makes an array, or None: a product of matrices, or a sum of products."""
+    """The contraction that makes an array, or None: a product of matrices, or a sum of products.
+
+    A product has the precision of the session, and its arrays have the type of the result.
+    """
     labels = tuple(range(atom.aval.ndim))
     while (moved := view.made_by(atom, "transpose")) is not None:
         places = dict(zip(moved.params["permutation"], labels, strict=True))
@@ -64,10 +68,17 @@ def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Factor, Factor]
     axes, kept = equation.params["axes"], iter(labels)
     rank = product.outvars[0].aval.ndim
     inner = tuple(len(labels) + d if d in axes else next(kept) for d in range(rank))
-    return _of_product(view, product, inner)
+    made = _of_product(view, product, inner)
+    named = {label for factor in made for label in factor.labels}
+    shape = product.outvars[0].aval.shape
+    counts_repeats = any(shape[d] != 1 and inner[d] not in named for d in axes)
+    return None if counts_repeats else made  # a sum of repeats is a multiple
 
 
-def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor]:
+def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor] | None:
+    types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
+    if equation.params["precision"] != session_precision() or len(types) > 1:
+        return None
     (of_left, of_right), (batch_left, batch_right) = equation.params["dimension_numbers"]
     left, right = equation.invars
     names: list[dict[int, int | None]] = [{}, {}]

@@ -58,7 +58,8 @@ def segment_softmax_of(
     of the exponentials, and each edge reads both of its own segment. Then every divisor is at
     least one, so that a constant added to it, which some libraries do, is lost in rounding if it is
     half a unit of the last place or less. Guards for segments without edges and for those whose
-    logits are all -inf are seen through: those give zeros then, and NaN without.
+    logits are all -inf are seen through: those give zeros then, and NaN without. A constant that is
+    added guards a divisor of zero, too.
 
     Logits that are set to -inf for edges that are known ahead, have the probability zero, if there
     are others in their segment.
@@ -78,7 +79,8 @@ def segment_softmax_of(
     if exp is None or totals is None:
         return None
     sums, guards_total = _without_guards(view, totals, rows, _guarded_total)
-    total = _segment_reduction_of(view, _without_epsilon(view, sums), "sum", rows)
+    sums, has_epsilon = _without_epsilon(view, sums)
+    total = _segment_reduction_of(view, sums, "sum", rows)
     if (
         total is None
         or total.updates is not exponentials
@@ -104,7 +106,7 @@ def segment_softmax_of(
     logits = _without_ones(view, logits)
     if may_drop:
         logits, rows = _without_masked(view, logits, rows)
-    is_guarded = guards_total and guards_shift
+    is_guarded = guards_shift and (guards_total or has_epsilon)
     return SegmentSoftmax(_without_ones(view, logits), total.size, rows, is_guarded)
 
 
@@ -236,15 +238,16 @@ def _through_stops(view: View, atom: Atom) -> Atom:
     return atom
 
 
-def _without_epsilon(view: View, atom: Atom) -> Atom:
+def _without_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
+    """Sums before a number was added that is lost in rounding, and whether it is positive."""
     equation = view.made_by(atom, "add")
     if equation is None:
-        return atom
+        return atom, False
     sums, added = equation.invars
     value = view.value(added) if added.aval.size == 1 else None
     half = float(jnp.finfo(atom.aval.dtype).eps) / 2
     is_lost = value is not None and bool((value >= 0).all() and (value <= half).all())
-    return sums if is_lost else atom
+    return (sums, bool(value.all())) if is_lost and value is not None else (atom, False)
 
 
 def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
@@ -258,7 +261,7 @@ def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
     table = gather.table
     while (select := view.made_by(table, "select_n")) and (sums := _guarded_total(view, select)):
         table = sums
-    equation = view.producer(_without_epsilon(view, table))
+    equation = view.producer(_without_epsilon(view, table)[0])
     reduction = None if equation is None else segment_reduction(equation)
     if reduction is None or reduction.kind != "sum" or reduction.axis != 0:
         return None

@@ -207,7 +207,9 @@ def _rewrite(
             weights=weights,
             activation=activation,
         )
-        y = y if scale is None else y * scale.astype(y.dtype)
+        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+            of_rows = jnp.broadcast_to(scale.astype(y.dtype).reshape(1, 1), (y.shape[axis], 1))
+            y = y * _where(ends.graph.has_edges, of_rows)
         y = y if product.sign > 0 else -y
         return [y if starts_at_zero else rest[0] + y]
 

@@ -144,7 +144,9 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
     left, kernel = equation.invars
     wide, narrow = left.aval.shape[-1], equation.outvars[0].aval.shape[-1]
     scaled = product_of(view, left, left.aval.ndim - 2) if left.aval.ndim > 1 else None
-    if scaled is None or scaled.tables or len(scaled.others) != 1 or 2 * narrow > wide:
+    if scaled is None or scaled.tables or len(scaled.others) != 1:
+        return None
+    if narrow == 0 or 2 * narrow > wide:
         return None
     of_sums = scaled.others[0]
     scatter = view.producer(of_sums.atom)
@@ -154,7 +156,8 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
     if isinstance(found, str):
         return Refusal(equation, found)
     table = found.gather.table
-    if scaled.has_heads or table.aval.ndim != left.aval.ndim or maxk_of(view, table) is not None:
+    is_repeated = of_sums.atom.aval.shape != left.aval.shape
+    if scaled.has_heads or is_repeated or maxk_of(view, table) is not None:
         return None
     operations = 2 * wide * narrow
     before = _cost(found, wide, left.aval.size // wide, operations)
@@ -188,7 +191,7 @@ def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | No
     narrow, wide = x.aval.shape[-1], dot.outvars[0].aval.shape[-1]
     output = equation.outvars[0]
     is_same_type = x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim
-    if 2 * narrow > wide or not is_same_type or not view.is_read_once(dot.outvars[0]):
+    if narrow == 0 or 2 * narrow > wide or not is_same_type or not view.is_read_once(dot.outvars[0]):
         return None
     operations = 2 * wide * narrow
     before = _cost(found, wide, x.aval.size // narrow, operations)

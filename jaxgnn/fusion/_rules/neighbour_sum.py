@@ -165,13 +165,16 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
         for rows in of_rows:
             made = made * _where_edges(graph, rows.astype(dtype), axis)
         scale = values_of(product.constants, list(constants))
-        made = made if scale is None else made * scale.astype(dtype)
+        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+            of_all = jnp.broadcast_to(scale.astype(dtype), [1] * axis + [reduction.size] + behind)
+            made = made * _where_edges(graph, of_all, axis)
         made = (made if product.sign > 0 else -made).reshape(output.aval.shape)
         return [made if starts_at_zero else rest[0] + made]
 
     output, axis = reduction.equation.outvars[0], reduction.axis
     dtype = output.aval.dtype
     shape = (*output.aval.shape[: axis + 1], *product.shape[axis + 1 :])
+    behind = [1] * (len(shape) - axis - 1)
     edges = reduction.updates.aval.size * dtype.itemsize
     after = nbytes(gather.table, output) + edges + 4 * product.edges
     note = f"sum over {product.edges} edges of {product.width} features -> {weights.op}"

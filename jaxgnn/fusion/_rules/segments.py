@@ -105,7 +105,9 @@ def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) 
         shape = (1,) * axis + (-1,) + (1,) * (output.aval.ndim - axis - 1)
         of_segments = jnp.asarray(counts.astype(dtype)).reshape(shape)
         row = row.astype(dtype).reshape((1,) * output.aval.ndim)
-        return [jnp.broadcast_to(of_segments * product.sign * row, output.aval.shape)]
+        made = of_segments * (row if product.sign > 0 else -row)
+        made = made if (counts > 0).all() else jnp.where(of_segments > 0, made, 0)
+        return [jnp.broadcast_to(made, output.aval.shape)]
 
     edges = math.prod(reduction.updates.aval.shape)
     note = f"a constant over {edges} entries -> the number of edges of each segment"
