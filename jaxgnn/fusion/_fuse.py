@@ -57,12 +57,14 @@ class _Call:
     Attributes:
       structure: the pytree of the arguments.
       static: the leaves that are no arrays, by position.
+      kinds: what tells those apart that are equal, such as 1, 1.0 and True, or 0.0 and -0.0.
       digests: keys of the arrays in ``known``, by position among the arrays.
       known: ids that are known, by position among the arrays.
     """
 
     structure: Any
     static: tuple[tuple[int, Any], ...]
+    kinds: tuple[Any, ...]
     digests: tuple[tuple[int, bytes], ...] = ()
     known: dict[int, Any] = field(default_factory=dict, compare=False)
 
@@ -175,7 +177,7 @@ class Fused:
         is_array = [_is_array(leaf) for leaf in leaves]
         arrays = [leaf for leaf, traced in zip(leaves, is_array, strict=True) if traced]
         static = tuple((i, x) for i, x in enumerate(leaves) if not is_array[i])
-        call = _Call(structure, static)
+        call = _Call(structure, static, tuple(_kind(x) for _, x in static))
         try:
             hash(call)
         except TypeError:
@@ -267,6 +269,11 @@ def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
     return Measured(
         **{f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}
     )
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """The type of a leaf that is no array, and the text of a number, which has its sign."""
+    return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else None
 
 
 def _is_array(leaf: Any) -> bool:
