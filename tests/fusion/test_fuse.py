@@ -199,6 +199,15 @@ def test_arguments_that_are_no_arrays_stay_what_they_are():
         np.testing.assert_allclose(fused(x, count, kind), run(x, count, kind), rtol=1e-5)
 
 
+def test_equal_numbers_of_another_type_or_sign_are_other_arguments():
+    (x,) = arrays((NODES, 3))
+    divided = fuse(lambda x, number: _layer(x) / number)
+    given = fuse(lambda x, number: (_layer(x), jnp.asarray(number)))
+    assert not (divided(x, 0.0) == divided(x, -0.0)).any()
+    for number, dtype in ((1, jnp.int32), (1.0, jnp.float32), (True, bool)):
+        assert given(x, number)[1].dtype == dtype
+
+
 def test_equal_terms_are_computed_once_and_unused_ones_never():
     def run(x):
         jnp.sin(x)

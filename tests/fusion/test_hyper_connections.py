@@ -54,7 +54,17 @@ NO_POST = {
         jnp.einsum("sti,tid->sid", jnp.ones((TOKENS, TOKENS, STREAMS)), x)
         + p[..., None] * f[:, None, :]
     ),
+    "a sum of repeated products": lambda x, f, p, r: (
+        r @ x + (_repeated(p[..., None]) * _repeated(f[:, None, :])).sum(0)
+    ),
+    "another precision": lambda x, f, p, r: (
+        jnp.matmul(r, x, precision="default") + p[..., None] * f[:, None, :]
+    ),
 }
+
+
+def _repeated(x):
+    return jnp.broadcast_to(x, (3, TOKENS, STREAMS, DIM))
 
 
 @pytest.mark.costly(2)

@@ -69,6 +69,17 @@ STAYS = {
     "a bias": (lambda x: _sum((x @ GROW + 1.0)[SENDERS]), NARROW),
     "an activation": (lambda x: jnp.tanh(_sum(x[SENDERS])) @ SHRINK, WIDE),
     "a scale of columns": (lambda x: (_sum(x[SENDERS]) * WIDE[0]) @ SHRINK, WIDE),
+    "a sum that is repeated": (
+        lambda x: jnp.broadcast_to(_sum(x[SENDERS])[:1], x.shape) @ SHRINK,
+        WIDE,
+    ),
+    "one sum of all that is repeated": (
+        lambda x: (
+            jnp.broadcast_to(jax.ops.segment_sum(x[SENDERS], 0 * RECEIVERS, 1), x.shape) @ SHRINK
+        ),
+        WIDE,
+    ),
+    "no columns": (lambda x: _sum((x[:, :0] @ GROW[:0])[SENDERS]), NARROW),
     "a maximum": (
         lambda x: jax.ops.segment_max((x @ GROW)[SENDERS[:6]], jnp.arange(6), 6),
         NARROW,

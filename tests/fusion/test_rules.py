@@ -59,6 +59,10 @@ def _guarded(w):
     return powers / jnp.where(totals > 0, totals, 1.0)[RECEIVERS]
 
 
+def _guarded_by_epsilon(w):
+    return _shifted(w, lambda w: jnp.where(jnp.isneginf(_max(w)), 0.0, _max(w)), eps=1e-16)
+
+
 def _masked(w, mask):
     return _sum(
         X.reshape(NODES, 2, 2)[SENDERS] * _guarded(jnp.where(mask, w[..., 0], -jnp.inf))[..., None]
@@ -415,13 +419,56 @@ def test_what_no_edge_reads_may_be_nan(name):
     )
 
 
-@pytest.mark.parametrize("of", ["softmax", "attention"])
+@pytest.mark.parametrize("of", ["softmax", "attention", "epsilon", "attention with epsilon"])
 def test_segments_whose_logits_are_all_minus_infinity_give_zeros(of):
     w = jnp.where((RECEIVERS == 2) | (jnp.arange(EDGES) % 7 == 0), -jnp.inf, W)
-    fn = {"softmax": _guarded, "attention": lambda w: _sum(X[SENDERS] * _guarded(w)[:, None])}[of]
-    assert applied(fuse(fn), w)
+    fn = {
+        "softmax": _guarded,
+        "attention": lambda w: _sum(X[SENDERS] * _guarded(w)[:, None]),
+        "epsilon": _guarded_by_epsilon,
+        "attention with epsilon": lambda w: _sum(X[SENDERS] * _guarded_by_epsilon(w)[:, None]),
+    }[of]
+    assert "segment_softmax" in applied(fuse(fn), w)[0]
     assert jnp.isfinite(fn(w)).all()
     assert_same(fn, fuse(fn), w)
+
+
+CONSTANTS = {
+    "a constant": lambda c: _sum(jnp.broadcast_to(c, (EDGES,))),
+    "rows": lambda c: _sum(jnp.abs(X)[SENDERS] * c),
+    "messages": lambda c: _sum(jnp.abs(_mlp(_ends(X))[:, :1] * 0 + 1) * c),
+    "the MLP of messages": lambda c: _sum(_mlp(_ends(X)) * c)[NODES - 1],
+}
+
+
+@pytest.mark.costly(2)
+@pytest.mark.parametrize("of", CONSTANTS)
+def test_segments_without_edges_are_zero_whatever_the_constant(of):
+    c = jnp.float32(jnp.inf)
+    assert applied(fuse(CONSTANTS[of]), c)
+    assert_same(CONSTANTS[of], fuse(CONSTANTS[of]), c)
+
+
+def _leaky(x, slope=0.2, compare=jnp.greater):
+    return jnp.where(compare(x, 0), x, slope * x)
+
+
+OTHER_LEAKY = {
+    "negative slope at zero": _leaky,
+    "no slope": lambda x: jax.nn.leaky_relu(x, 0.0),
+    "a slope that turns": lambda x: jax.nn.leaky_relu(x, -0.5),
+}
+
+
+@pytest.mark.costly(3)
+@pytest.mark.parametrize("name", OTHER_LEAKY)
+def test_scores_of_another_leaky_relu_are_not_those_of_the_op(name):
+    def run(a, b):
+        return _sum(X[SENDERS] * _softmax(OTHER_LEAKY[name](a[RECEIVERS] + b[SENDERS]))[:, None])
+
+    scores = [jnp.where(jnp.arange(NODES) < 4, 0.0, a[:, 0]) for a in (X, H)]  # some are zero
+    assert applied(fuse(run), *scores) == ["segment_softmax and spmm"]
+    assert_same(run, fuse(run), *scores)
 
 
 @pytest.mark.parametrize("of", ["heads", "all of a segment"])

@@ -191,7 +191,12 @@ def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | No
     narrow, wide = x.aval.shape[-1], dot.outvars[0].aval.shape[-1]
     output = equation.outvars[0]
     is_same_type = x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim
-    if narrow == 0 or 2 * narrow > wide or not is_same_type or not view.is_read_once(dot.outvars[0]):
+    if (
+        narrow == 0
+        or 2 * narrow > wide
+        or not is_same_type
+        or not view.is_read_once(dot.outvars[0])
+    ):
         return None
     operations = 2 * wide * narrow
     before = _cost(found, wide, x.aval.size // narrow, operations)
