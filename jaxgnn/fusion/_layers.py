@@ -100,6 +100,8 @@ def _precision_under(default: Any) -> Any:
 
 def row_of(view: View, atom: Atom, like: Any) -> Atom | None:
     """The row that an array repeats along all axes but the last, or None."""
+    if like.ndim == 0:
+        return None
     width = like.shape[-1]
     while is_variable(atom):
         if atom.aval.size == width and atom.aval.ndim and atom.aval.shape[-1] == width:
