@@ -162,13 +162,14 @@ LAYERS = {
         lambda conv, **o: conv.SAGEConv(4, 5, aggr="max", **o),
         ["neighbour_reduce", COUNTS],
     ),
+    # Its leaky ReLU has another derivative at zero than that of the op of attention.
     "GATConv": (
         lambda conv, **o: conv.GATConv(4, 6, heads=2, **o),
-        ["sums by nodes"] * 2 + ["gat_attention"],
+        ["sums by nodes"] * 2 + ["segment_softmax and spmm"],
     ),
     "GATConv without loops": (
         lambda conv, **o: conv.GATConv(4, 6, heads=2, add_self_loops=False, concat=False, **o),
-        ["sums by nodes"] * 2 + ["gat_attention"],
+        ["sums by nodes"] * 2 + ["segment_softmax and spmm"],
     ),
     "GATv2Conv": (lambda conv, **o: conv.GATv2Conv(4, 6, heads=2, **o), ["gatv2_attention"]),
     "GINConv": (
