@@ -126,6 +126,15 @@ def test_a_function_without_a_signature_has_no_arguments_to_name():
         jaxgnn.fuse(dict, static_graph="senders")
 
 
+def test_numbers_are_no_layers_and_no_sums_of_streams():
+    def run(x):
+        product, total = jnp.dot(x[0], x[1]), (x[2] * x[3]).sum()
+        return product, total, jax.nn.silu(jnp.mean(x) + x[0, 0]), jax.nn.relu(product + total)
+
+    assert applied(fuse(run), X) == []
+    assert_same(run, fuse(run), X)
+
+
 # Primitives that no rule knows: between two sums that are rewritten.
 UNKNOWN = {
     "a Fourier transform": lambda x: jnp.fft.fft(x, axis=0).real / NODES,

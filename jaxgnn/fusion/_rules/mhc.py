@@ -331,7 +331,7 @@ def _weighted_sum(view: View, equation: Equation) -> _Found | None:
     """The sum of streams, weighted by the sigmoid of their part of the coefficients."""
     output = equation.outvars[0]
     made = contraction_of(view, output)
-    if made is None or output.aval.dtype != jnp.float32:
+    if made is None or not made.labels or output.aval.dtype != jnp.float32:
         return None
     for weights, streams in (made.factors, made.factors[::-1]):
         tokens = made.labels[:-1]
