@@ -11,8 +11,8 @@ import jax
 # Bytes that the replaced code reads and writes, from which a case was faster by platform; a case
 # that stands nowhere is always faster. The CPU's were measured with graphs and networks like those
 # of `python -m experiments.benchmarks.fuse`, of several sizes. On an H100 networks on 128
-# molecules, of 4 to 12 MB, took 0.9 to 1.3 times as long when they were rewritten, since launches
-# are what they cost, and those on the Flickr-like graph, of GB, 0.17 to 0.4 times; sizes between
+# molecules, of 4 to 12 MB, took 0.8 to 1.3 times as long when they were rewritten, since launches
+# are what they cost, and those on the Flickr-like graph, of GB, 0.1 to 0.4 times; sizes between
 # were not measured.
 _MIB = 1 << 20
 _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
@@ -37,6 +37,8 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segment_softmax": 16 * _MIB,
         "edge_mlp": 16 * _MIB,
         "edge_projection": 16 * _MIB,
+        "fused_linear": 16 * _MIB,
+        "fused_mlp": 16 * _MIB,
         "maxk": _MIB,
     },
 }
