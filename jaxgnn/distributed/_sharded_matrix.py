@@ -39,7 +39,7 @@ class ShardedMatrix:
     rows: int = field(metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Shows sizes."""
+        """Shows the sizes of the matrix and the number of devices."""
         devices, stored = self.blocks.indices.shape
         return (
             f"ShardedMatrix(devices={devices}, rows={self.rows}, columns={self.blocks.num_cols}, "
