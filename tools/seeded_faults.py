@@ -1379,7 +1379,7 @@ FUSION = (
     Fault(
         "fusion: segments of which all logits are -inf are NaN",
         "jaxgnn/fusion/_rules/_softmax.py",
-        "is_guarded = guards_total and guards_shift",
+        "is_guarded = guards_shift and (guards_total or has_epsilon)",
         "is_guarded = False",
         _tests("fusion/test_rules", "test_segments_whose_logits_are_all_minus_infinity_give_zeros"),
     ),
