@@ -224,6 +224,9 @@ def _contiguous(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
 
 
 def _by_metis(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+    if graph.num_rows != graph.num_cols:
+        expected = "square for method='metis'"
+        raise bad_input("partition", "graph", expected, f"shape {graph.shape}")
     try:
         import pymetis  # pyrefly: ignore[missing-import]
     except ImportError as error:
@@ -231,9 +234,6 @@ def _by_metis(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
             "partition: method='metis' needs the package pymetis, which is not installed; "
             "'degree' balances edges without it"
         ) from error
-    if graph.num_rows != graph.num_cols:
-        expected = "square for method='metis'"
-        raise bad_input("partition", "graph", expected, f"shape {graph.shape}")
     weights = (np.diff(np.asarray(graph.indptr)) + 1).astype(np.int64)
     adjacency = pymetis.CSRAdjacency(*_neighbours(graph))
     _, part_of = pymetis.part_graph(parts, adjacency, vweights=weights)
