@@ -15,7 +15,9 @@ there are. The steps of all numbers of devices take turns, in one process.
 - loss and gradient: largest relative difference of the losses and gradients of the first steps from
   those on the least number of devices, each step from the same parameters. Dropout draws the same
   on any number. What each number of devices has made of its own parameters is not compared: Adam
-  divides a gradient by its size, and so makes steps of the rounding of the smallest ones.
+  divides a gradient by its size, and so makes steps of the rounding of the smallest ones. Biases
+  begin with small random numbers: Adam's first step makes equal ones of zeros, and which of equal
+  entries MaxK keeps is decided by rounding.
 
 ``--overlap`` sums over the edges of a device's own nodes while the rows of others travel;
 ``--records`` sends values and columns of a row by one collective in the place of two.
@@ -354,6 +356,7 @@ def make_step(
         rngs=nnx.Rngs(0),
     )
     graphdef, params, other = nnx.split(model, nnx.Param, ...)
+    params = _with_random_biases(params)
     optimizer = optax.adam(0.01, b1=_MEAN_KEPT)
 
     def loss_of(params, other, graph, features, labels, count):
@@ -377,6 +380,18 @@ def make_step(
         return (params, other, optimizer_state, count + 1), loss
 
     return (params, other, optimizer.init(params), jnp.zeros((), jnp.int32)), step
+
+
+def _with_random_biases(params: nnx.State) -> nnx.State:
+    """The parameters with numbers of a standard deviation of 0.01 for the zeros of biases."""
+    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
+
+    def drawn(path, leaf):
+        key = next(keys)
+        is_bias = "bias" in jax.tree_util.keystr(path)
+        return 0.01 * jax.random.normal(key, leaf.shape, leaf.dtype) if is_bias else leaf
+
+    return jax.tree_util.tree_map_with_path(drawn, params)
 
 
 def _first_steps(steps: dict[Key, Step], number: int) -> dict[Key, FirstSteps | None]:
