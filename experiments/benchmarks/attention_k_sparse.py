@@ -2,7 +2,8 @@
 
 Run ``python -m experiments.benchmarks.attention_k_sparse``. Each line has the milliseconds of the
 sums with all gradients, and the bytes that both ways gather for an edge and a head. 4 heads of 64
-columns; on a CPU 20,000 nodes and 1,000,000 edges, on a GPU graphs like Flickr and Reddit.
+columns; on a CPU 20,000 nodes and 1,000,000 edges, on a GPU graphs like Flickr and Reddit. A time
+is left out where memory did not suffice.
 """
 
 from __future__ import annotations
@@ -14,12 +15,23 @@ import jax
 import jax.numpy as jnp
 
 from experiments.benchmarks._attention import ARRAYS
+from experiments.benchmarks._command import command
+from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._workloads import WORKLOADS, Workload, like
 from jaxgnn import CSRGraph, ops
 from jaxgnn.testing.timing import Candidate, Timing, device_description, measure_in_turns
 
 HEADS, WIDTH, KEPT = 4, 64, (2, 4, 8, 16, 32)
 OPS = ("gat_attention", "dot_attention")
+_COLUMNS = (
+    Column("graph", "workload", 12),
+    Column("op", "op", 14),
+    Column("k", "k", 3, "d"),
+    Column("sparse ms", "sparse_ms", 10, ".2f"),
+    Column("expanded ms", "expanded_ms", 11, ".2f"),
+    Column("bytes", "sparse_bytes", 6, "d"),
+    Column("expanded", "expanded_bytes", 8, "d"),
+)
 
 
 def bytes_of_edge(op: str, k: int, width: int, itemsize: int) -> tuple[int, int]:
@@ -78,24 +90,32 @@ def workloads() -> Iterator[Workload]:
         yield from WORKLOADS["cpu", "full"]
 
 
-def main() -> None:
-    """Prints a line for each graph, op and number of kept entries."""
-    print(device_description())
+def row_of(workload: Workload, graph: CSRGraph, op: str, k: int) -> Row:
+    """What is measured of an op on a graph for a number of kept entries."""
+    times = measure(op, graph, k)
+    ways = {f"{way}_ms": timing and timing.median_ms for way, timing in times.items()}
+    sparse, expanded = bytes_of_edge(op, k, WIDTH, jnp.dtype(jnp.float32).itemsize)
+    counted = {"sparse_bytes": sparse, "expanded_bytes": expanded}
+    shape = {"op": op, "workload": workload.name, "heads": HEADS, "dim": WIDTH, "k": k}
+    return {**shape, "dtype": "float32", **ways, **counted}
+
+
+def main(output: Output) -> list[Row]:
+    """Prints a line for each graph, op and number of kept entries, and keeps it as a row."""
+    device = device_description()
+    print(device)
+    print(header(_COLUMNS), flush=True)
+    rows: list[Row] = []
     for workload in workloads():
         graph = workload.graph()
         for op in OPS:
             for k in KEPT:
-                times = measure(op, graph, k)
-                sparse, expanded = bytes_of_edge(op, k, WIDTH, jnp.dtype(jnp.float32).itemsize)
-                shown = ", ".join(
-                    f"{way} {'out of memory' if t is None else f'{t.median_ms:.2f} ms'}"
-                    for way, t in times.items()
-                )
-                print(
-                    f"{workload.name} {op} k={k}: {shown}; {sparse} and {expanded} bytes",
-                    flush=True,
-                )
+                row = {**row_of(workload, graph, op, k), **device}
+                print(line(row, _COLUMNS), flush=True)
+                append_rows(output.rows / "attention_k_sparse.jsonl", [row])
+                rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    command(main, Output, __doc__)
