@@ -3,7 +3,11 @@
 Run ``python -m experiments.benchmarks.scaling_model``, with the options that say where
 ``many_gpus`` has written its rows. The model of a step on n devices is
 
-    ms(n) = ms(1) · imbalance / n + (row bytes + gradient bytes) / bandwidth + collectives · latency
+    ms(n) = whole + (ms(1) - whole) · imbalance / n
+            + (row bytes + gradient bytes) / bandwidth + collectives · latency
+
+- Whole is what does not shrink with the rows of a device: in each layer small sums and products,
+  and the packing of all rows for the edges.
 
 - Row bytes are what a device receives: in each layer the rows that its edges read of others,
   forward and back. All rows of the others, N (1 - 1/n), travel if nearly all are read; else by
@@ -62,12 +66,14 @@ class ScalingModelOptions(Output):
       host_gb_per_s: what a device receives from others of its host, in GB/s.
       network_gb_per_s: what a device receives through the network, in GB/s.
       latency_us: microseconds of a collective of no bytes.
+      whole_us: microseconds of a layer, forward and back, that do not shrink with its rows.
     """
 
     most: int = 1024
-    host_gb_per_s: float = 225.0
+    host_gb_per_s: float = 300.0
     network_gb_per_s: float = 50.0
-    latency_us: float = 20.0
+    latency_us: float = 40.0
+    whole_us: float = 350.0
 
     def check(self) -> None:
         """Raises ValueError for the first option at fault, by the name that is typed."""
@@ -112,6 +118,7 @@ class Step:
       row_bytes: bytes that a row takes on the wire in a layer, forward and back.
       collectives: collectives of a layer, forward and back.
       parameter_bytes: size of all parameters.
+      whole_us: microseconds of a layer that do not shrink with its rows.
     """
 
     ms: float
@@ -119,6 +126,7 @@ class Step:
     row_bytes: int
     collectives: int
     parameter_bytes: float
+    whole_us: float = 0.0
 
 
 def wire_ms(step: Step, devices: int, rows_received: float, link: Link) -> float:
@@ -134,7 +142,9 @@ def step_ms(
     step: Step, devices: int, rows_received: float, link: Link, imbalance: float = 1.0
 ) -> float:
     """Milliseconds of a step on so many devices."""
-    return step.ms * imbalance / devices + wire_ms(step, devices, rows_received, link)
+    whole_ms = step.layers * step.whole_us / 1e3
+    rows_ms = max(step.ms - whole_ms, 0.0) * imbalance / devices
+    return min(step.ms, whole_ms) + rows_ms + wire_ms(step, devices, rows_received, link)
 
 
 def rows_read(sizes: SyntheticScale, devices: int) -> float:
@@ -229,6 +239,7 @@ def _curve(
         row_bytes=bytes_of_row(width, k),
         collectives=2 if k is None or one.get("records") else 3,
         parameter_bytes=1e6 * one["parameter_mb"],
+        whole_us=options.whole_us,
     )
     same = {row["devices"]: row for row in measured if _is_same(row, one)}
     devices = 1
