@@ -630,11 +630,11 @@ REFERENCES = (
     Fault(
         "segments: only the first of the ids is looked at for a negative one",
         "jaxgnn/ops/_aggregate/segments.py",
-        "not ids.size or ids.min() >= 0",
-        "not ids.size or ids[0] >= 0",
+        "if least < 0 and not are_negative_fine:",
+        "if np.asarray(ids)[:1] < 0 and not are_negative_fine:",
         _tests(
             "ops/aggregate/test_segments",
-            "test_negative_ids_that_the_host_can_read_are_refused",
+            "test_negative_ids_are_refused_wherever_concrete_ids_are",
         ),
     ),
     Fault(

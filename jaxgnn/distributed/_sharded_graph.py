@@ -17,7 +17,7 @@ from jaxgnn.distributed._blocks import Cutter, Layout
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
 from jaxgnn.distributed._placement import axis_of, stacked
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix, shard_matrix
-from jaxgnn.graph import CSRGraph, Halo, LocalGraph
+from jaxgnn.graph import CSRGraph, Halo, LocalGraph, is_concrete
 from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph._local_graph import EdgesByOwner
 
@@ -119,7 +119,7 @@ class ShardedGraph:
         return jax.tree.map(lambda array: array[0], self.blocks)
 
     def _is_inside(self) -> bool:
-        return isinstance(self.blocks.indptr, jax.core.Tracer)
+        return not is_concrete(self.blocks.indptr)
 
     @property
     def row_sharding(self) -> NamedSharding:

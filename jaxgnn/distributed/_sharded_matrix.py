@@ -13,7 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.distributed._blocks import Layout, offsets_of, padded
 from jaxgnn.distributed._partition import edges_of
 from jaxgnn.distributed._placement import stacked
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph._local_graph import LocalMatrix
 
@@ -54,7 +54,7 @@ class ShardedMatrix:
           ValueError: outside of it, where there are the rows of all devices.
         """
         leading = self.blocks.indptr.shape[0]
-        if leading != 1 or not isinstance(self.blocks.indptr, jax.core.Tracer):
+        if leading != 1 or is_concrete(self.blocks.indptr):
             expected = f"read inside of jax.shard_map with {PartitionSpec(self.axis)} for it"
             raise bad_input("ShardedMatrix.local", "self", expected, f"{leading} blocks")
         return jax.tree.map(lambda array: array[0], self.blocks)

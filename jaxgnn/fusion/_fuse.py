@@ -103,7 +103,7 @@ class Fused:
         call, arrays = self._call(args, kwargs)
         if call is None:
             return self._left_as_it_is("an argument is no array and has no hash", args, kwargs)
-        is_traced = any(isinstance(a, jax.core.Tracer) for a in arrays)
+        is_traced = not is_concrete(*arrays)
         try:
             if self.options.verify != "off" and not self._is_trusted(call, arrays, is_traced):
                 return self._fn(*args, **kwargs)

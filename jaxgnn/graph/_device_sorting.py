@@ -81,12 +81,6 @@ def transpose_on_device(
     return run_now(_resized, made, sizes=(num_cols + 1, num_edges, num_edges))
 
 
-@jax.jit
-def smallest_and_largest(ids: Int[Array, " edges"]) -> tuple[Array, Array]:
-    """The range of ids, for checks that do not bring the ids to the host."""
-    return jnp.min(ids), jnp.max(ids)
-
-
 @partial(jax.jit, static_argnames="sizes")
 def _resized(arrays: Any, sizes: tuple[int, ...]) -> Any:
     """Cuts each array to its size, or repeats its last entry; compiled in no time."""

@@ -16,8 +16,8 @@ from jaxgnn.graph._arrays import (
     require_size,
     require_weights,
 )
-from jaxgnn.graph._device_sorting import is_for_device, smallest_and_largest
-from jaxgnn.graph._run_now import run_now
+from jaxgnn.graph._device_sorting import is_for_device
+from jaxgnn.graph._id_range import least_and_most
 
 
 class EdgeNames(NamedTuple):
@@ -108,7 +108,7 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
 
 def _check_range(where, name, ids, edge_mask, bound):
     if isinstance(ids, jax.Array) and is_for_device(ids.size):
-        least, most = run_now(smallest_and_largest, ids)
+        least, most = least_and_most(ids)
         if least >= 0 and most < bound:
             return
     ids, mask = np.asarray(ids), None if edge_mask is None else np.asarray(edge_mask)

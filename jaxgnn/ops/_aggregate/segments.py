@@ -15,6 +15,8 @@ from jaxtyping import Array
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import is_concrete
+from jaxgnn.graph._by_identity import IdentityMemory
+from jaxgnn.graph._id_range import is_read_in_place, least_and_most
 from jaxgnn.ops._aggregate import segment_parts as parts
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
@@ -23,6 +25,9 @@ from jaxgnn.ops._core.eager import run_compiled
 _MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
 
 _ARE_NEGATIVE_IDS_DROPPED = ContextVar("are_negative_ids_dropped", default=False)
+
+# Ranges of ids that lie on accelerators.
+_RANGES = IdentityMemory[tuple[int, int]]()
 
 
 def segment_sum(
@@ -42,9 +47,10 @@ def segment_sum(
     Args:
       data: an array with an entry for each id along its first axis, or a number for all of them.
       segment_ids: segment of each entry, integers. Ids of ``num_segments`` and above are those of
-        padding, whose entries are dropped. Negative ids are an error where the host has them, in
-        arrays of numpy and of a CPU, and where it reads them since ``num_segments`` is None.
-        Elsewhere, under ``jit`` and in arrays of an accelerator, their entries are dropped.
+        padding, whose entries are dropped. Negative ids are an error wherever their values are
+        known: in every array but those that ``jit``, ``vmap`` and the like trace, where entries of
+        negative ids are dropped. Of ids on an accelerator the host waits for the smallest and the
+        largest, once for each array.
       num_segments: number of segments; None for one more than the largest id, which must be known,
         so not under ``jit``.
       indices_are_sorted: whether the ids ascend.
@@ -58,7 +64,7 @@ def segment_sum(
 
     Raises:
       ValueError: if ids are no integers, negative, or not one for each entry of the data, or if the
-        number of segments is negative, or None under ``jit``.
+        number of segments is no integer of at least zero, or None or traced under ``jit``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,7 +84,8 @@ def segment_mean(
 ) -> Array:
     """Averages the entries of each segment, as ``jraph.segment_mean`` does.
 
-    Arguments, gradients and errors are those of ``segment_sum``; segments without entries are zero.
+    Means of integers are floats. Arguments, gradients and errors are those of ``segment_sum``;
+    segments without entries are zero.
     """
     return _reduced("segment_mean", data, segment_ids, num_segments, indices_are_sorted)
 
@@ -298,7 +305,7 @@ def _reduced(
     options = () if option is None else (float(option),)
     if kind.of_jax is None:
         if not entries.has_floats:
-            entries = entries._replace(data=entries.data.astype(jnp.float32))
+            entries = entries._replace(data=_as_floats(op, entries.data))
     elif entries.is_empty or not entries.has_floats:
         how = entries.count, entries.is_sorted
         made = kind.of_jax(entries.data, entries.ids, *how)
@@ -312,7 +319,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     Raises:
       ValueError: if they do not fit each other, or one of them is not as described.
     """
-    given, data, ids = ids, jnp.asarray(data), jnp.asarray(ids)
+    data, ids = jnp.asarray(data), ids if hasattr(ids, "dtype") else np.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
     if data.ndim == 0 and ids.ndim == 1:  # one number for all entries
@@ -326,16 +333,51 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     name = name.lower() if isinstance(name, str) else name
     if (name or None) not in (*_MODES, "fill_or_drop"):
         raise bad_input(op, "mode", "None, 'drop', 'fill' or 'clip'", repr(mode))
-    if count is None and not is_concrete(ids):
-        raise bad_input(op, "num_segments", "given under jit", None)
-    if name != "clip" and _is_read(given, count):
-        _check_not_negative(op, np.asarray(given))
-    count = int(jnp.max(ids, initial=-1)) + 1 if count is None else int(count)
-    if count < 0:
-        raise bad_input(op, "num_segments", "at least zero", count)
+    are_negative_fine = name == "clip" or _ARE_NEGATIVE_IDS_DROPPED.get()
+    count = _checked_count(op, ids, count, are_negative_fine)
+    ids = _as_int32(ids, count)
     if name == "clip":
         ids = jnp.clip(ids, 0, count - 1)
-    return _Entries(data, _as_int32(ids, count), count, bool(is_sorted))
+    return _Entries(data, ids, count, bool(is_sorted))
+
+
+def _checked_count(op: str, ids: Any, count: Any, are_negative_fine: bool) -> int:
+    """The number of segments, of ids none of which is negative as far as their values are known.
+
+    Raises:
+      ValueError: if there is a negative id, unless these are fine, or the number is no integer
+        that is known now.
+    """
+    is_known = is_concrete(ids)
+    if count is None and not is_known:
+        raise bad_input(op, "num_segments", "given under jit", None)
+    if count is not None and (not hasattr(count, "__index__") or not is_concrete(count)):
+        raise bad_input(op, "num_segments", "None or an int, not traced", repr(count))
+    is_read = is_known and (count is None or not are_negative_fine)
+    least, most = _range(ids) if is_read and ids.size else (0, -1)
+    if least < 0 and not are_negative_fine:
+        raise bad_input(
+            op, "segment_ids", "at least zero, and num_segments or more for padding", _shown(ids)
+        )
+    count = max(most, -1) + 1 if count is None else int(count)
+    if count < 0:
+        raise bad_input(op, "num_segments", "at least zero", count)
+    return count
+
+
+def _range(ids: Any) -> tuple[int, int]:
+    """The smallest and the largest id; an array of a device, which cannot change, is read once."""
+    if is_read_in_place(ids):
+        return least_and_most(ids)
+    return _RANGES.get((ids,), None, lambda: least_and_most(ids))
+
+
+def _shown(ids: Any) -> str:
+    """What is wrong with ids some of which are negative."""
+    ids = np.asarray(ids)
+    is_negative = ids < 0
+    first = int(is_negative.argmax())
+    return f"{int(is_negative.sum())} negative, the first at {first}: {ids[first]}"
 
 
 def dropping_negative_ids[**P](function: Callable[P, Array]) -> Callable[P, Array]:
@@ -352,24 +394,15 @@ def dropping_negative_ids[**P](function: Callable[P, Array]) -> Callable[P, Arra
     return dropping
 
 
-def _is_read(ids: Any, count: Any) -> bool:
-    """Whether the host reads the ids, or may do so without waiting for an accelerator."""
-    if not isinstance(ids, jax.Array):
-        return True
-    if not is_concrete(ids) or not ids.is_fully_addressable:
-        return False
-    return count is None or all(device.platform == "cpu" for device in ids.devices())
+def _as_floats(op: str, data: Array) -> Array:
+    """Integers as floats.
 
-
-def _check_not_negative(op: str, ids: np.ndarray) -> None:
-    """Raises ValueError if there is a negative id, unless such ids are dropped."""
-    if _ARE_NEGATIVE_IDS_DROPPED.get() or not ids.size or ids.min() >= 0:
-        return
-    is_negative = ids < 0
-    first = int(is_negative.argmax())
-    expected = "at least zero, and num_segments or more for padding"
-    got = f"{int(is_negative.sum())} negative, the first at {first}: {ids[first]}"
-    raise bad_input(op, "segment_ids", expected, got)
+    Raises:
+      ValueError: if they are complex numbers, or no numbers.
+    """
+    if not any(jnp.issubdtype(data.dtype, kind) for kind in (jnp.integer, jnp.bool_)):
+        raise bad_input(op, "the data", "of real numbers", data.dtype)
+    return data.astype(jnp.zeros((), float).dtype)
 
 
 def _filled(entries: _Entries, made: Array, constant: Any) -> Array:
@@ -395,17 +428,15 @@ def _of_floats(op: str, kind: _Kind, entries: _Entries, options: tuple[float, ..
     return made.reshape(shape)
 
 
-def _as_int32(ids: Array, count: int) -> Array:
+def _as_int32(ids: Any, count: int) -> Array:
     """The ids, those beyond the range of int32 dropped as they would be."""
-    if ids.dtype.itemsize < 4:
-        return ids.astype(jnp.int32)
-    if ids.dtype == jnp.int32:
-        return ids
-    last = jnp.asarray(min(count, jnp.iinfo(jnp.int32).max), ids.dtype)
-    ids = jnp.minimum(ids, last)
-    if jnp.issubdtype(ids.dtype, jnp.signedinteger):
-        ids = jnp.maximum(ids, jnp.asarray(-1, ids.dtype))
-    return ids.astype(jnp.int32)
+    xp: Any = np if isinstance(ids, np.ndarray) else jnp  # which has int64 everywhere
+    if ids.dtype.itemsize > 4 or ids.dtype == np.uint32:
+        last = min(count, np.iinfo(np.int32).max)
+        ids = xp.minimum(ids, xp.asarray(last, ids.dtype))
+        if jnp.issubdtype(ids.dtype, jnp.signedinteger):
+            ids = xp.maximum(ids, xp.asarray(-1, ids.dtype))
+    return jnp.asarray(ids.astype(np.int32))
 
 
 def _apply(static, arrays):
@@ -415,6 +446,15 @@ def _apply(static, arrays):
 
 def _sum(segments, ids, x):
     return parts.total(segments, ids, x)[0]
+
+
+def _mean_of_jax(data, ids, count, is_sorted):
+    """The mean of integers, of whose sums nothing is rounded, or of complex numbers."""
+    is_short = data.dtype.itemsize < 4 and not jnp.issubdtype(data.dtype, jnp.inexact)
+    total = jax.ops.segment_sum(data.astype(jnp.int32) if is_short else data, ids, count, is_sorted)
+    members = jax.ops.segment_sum(jnp.ones(ids.shape, jnp.int32), ids, count, is_sorted)
+    divisors = jnp.maximum(members, 1).reshape(-1, *[1] * (total.ndim - 1))
+    return total / divisors.astype(total.dtype)
 
 
 def _mean(segments, ids, x):
@@ -493,8 +533,8 @@ class _Kind(NamedTuple):
 
     Attributes:
       function: ``function(segments, ids, x, *options)`` of a matrix of floats.
-      of_jax: what ``jax.ops`` has for data that are no floats, and where there is nothing to
-        reduce; None where integers become float32.
+      of_jax: the same by ``jax.ops``, for data that are no floats and where there is nothing to
+        reduce; None where integers become floats first.
       by_entry: whether the result has the shape of the data, or a row for each segment.
       empty: the result of segments without entries where there is nothing to reduce.
     """
@@ -507,7 +547,7 @@ class _Kind(NamedTuple):
 
 _KINDS = {
     "segment_sum": _Kind(_sum, jax.ops.segment_sum),
-    "segment_mean": _Kind(_mean),
+    "segment_mean": _Kind(_mean, _mean_of_jax),
     "segment_max": _Kind(_max, jax.ops.segment_max),
     "segment_min": _Kind(_min, jax.ops.segment_min),
     "segment_max_or_constant": _Kind(_max, jax.ops.segment_max),

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgnn.graph import is_concrete
+
 
 class custom_vjp(jax.custom_vjp):
     """``jax.custom_vjp`` whose residuals are never the arguments themselves.
@@ -50,5 +52,5 @@ class custom_vjp(jax.custom_vjp):
 
 def _apart(kept: Any, given: set[int]) -> Any:
     """A residual, copied if it is an argument and traced."""
-    is_argument = isinstance(kept, jax.core.Tracer) and id(kept) in given
+    is_argument = not is_concrete(kept) and id(kept) in given
     return jnp.copy(kept) if is_argument else kept

@@ -12,7 +12,8 @@ import pytest
 import jaxgnn
 from jaxgnn import _ffi
 from jaxgnn._ffi.aggregate import segment_order
-from jaxgnn.ops._aggregate import segment_parts
+from jaxgnn.graph import _id_range
+from jaxgnn.ops._aggregate import segment_parts, segments
 from jaxgnn.testing import random_array
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -109,19 +110,49 @@ ALL = (*OF_JAX, *OF_JRAPH, "segment_logsumexp")
 NEGATIVE = np.array([0, 4, -3, -1])
 
 
-@pytest.mark.usefixtures("on_the_cpu")
+@pytest.fixture(params=["where the host reads them in place", "on an accelerator"])
+def place_of_ids(request, monkeypatch):
+    """Concrete ids of JAX are read by the host, or as if they were in the memory of a GPU."""
+    if "accelerator" in request.param:
+        for module in (_id_range, segments):
+            monkeypatch.setattr(module, "is_read_in_place", lambda ids: not hasattr(ids, "devices"))
+
+
+@pytest.mark.usefixtures("place_of_ids")
 @pytest.mark.parametrize("name", ALL)
-def test_negative_ids_that_the_host_can_read_are_refused(name):
+def test_negative_ids_are_refused_wherever_concrete_ids_are(name):
     function = getattr(jaxgnn, name)
     expected = f"{name}: segment_ids must be at least zero, and num_segments or more for padding, "
     expected += "got 2 negative, the first at 2: -3"
-    for ids in (NEGATIVE, NEGATIVE.tolist(), NEGATIVE.astype(np.int8), jnp.asarray(NEGATIVE)):
+    on_device = jnp.asarray(NEGATIVE)
+    for ids in (NEGATIVE, NEGATIVE.tolist(), NEGATIVE.astype(np.int8), on_device):
         with pytest.raises(ValueError, match=re.escape(expected)):
             function(jnp.ones(4), ids, 2)
     with pytest.raises(ValueError, match=re.escape(expected)):
-        function(jnp.ones(4), jnp.asarray(NEGATIVE))  # num_segments is read from them
-    with pytest.raises(ValueError, match=re.escape(expected)):  # constants of a traced function
-        jax.eval_shape(lambda x: function(x, NEGATIVE, 2), jnp.ones(4))
+        function(jnp.ones(4), on_device)  # num_segments is read from them
+    for ids in (NEGATIVE, on_device):  # constants of a traced function
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            jax.eval_shape(lambda x, ids=ids: function(x, ids, 2), jnp.ones(4))
+
+
+@pytest.mark.usefixtures("place_of_ids")
+def test_ids_that_a_traced_function_holds_tell_the_number_of_segments():
+    ids = jnp.array([0, 3, 3])
+    assert jax.jit(lambda x: jaxgnn.segment_sum(x, ids))(jnp.ones(3)).tolist() == [1, 0, 0, 2]
+    assert jaxgnn.segment_sum(jnp.ones(3), ids, mode="clip").shape == (4,)
+    with pytest.raises(ValueError, match="num_segments must be None or an int, not traced"):
+        jax.jit(lambda count: jaxgnn.segment_sum(jnp.ones(3), ids, count))(4)
+
+
+def test_ids_on_an_accelerator_are_read_once(monkeypatch):
+    reads = []
+    monkeypatch.setattr(segments, "is_read_in_place", lambda _: False)
+    monkeypatch.setattr(segments, "least_and_most", lambda ids: reads.append(ids) or (0, 1))
+    first, second = jnp.array([0, 1]), jnp.array([1, 1])
+    for ids in (first, first, second, first):
+        jaxgnn.segment_sum(jnp.ones(2), ids, 2)
+        jaxgnn.segment_max(jnp.ones(2), ids)
+    assert [ids.tolist() for ids in reads] == [[0, 1], [1, 1]]
 
 
 def test_negative_ids_that_nobody_reads_are_dropped_as_in_jax_ops():
@@ -146,8 +177,23 @@ def test_other_shapes_dtypes_and_defaults_are_those_of_jax_ops():
     add = jax.jit(lambda ids: jaxgnn.segment_sum(jnp.ones(3), ids, 2))
     for ids in (np.array([0, 1, 200], np.uint8), np.array([0, 1, -7], np.int8)):
         assert add(ids).tolist() == [1.0, 1.0]
+    beyond = np.array([0, 2**32, 2**31 + 1])  # ids of numpy that int32 would wrap
+    assert jaxgnn.segment_sum(jnp.ones(3), beyond, 2).tolist() == [1.0, 0.0]
+    small = np.array([0, 7], np.uint8)  # whose dtype has no id of the last segment
+    assert jaxgnn.segment_sum(jnp.ones(2), small, 300, mode="clip")[7] == 1
     short = jaxgnn.segment_sum(jnp.full((4096,), 1.25, jnp.bfloat16), jnp.zeros(4096, int), 1)
     assert short.dtype == jnp.bfloat16 and short[0] == 5120  # where bfloat16 sums stop at 512
+
+
+def test_means_of_integers_and_complex_numbers_are_exact():
+    ids = np.array([1, 1, 1, 0])
+    for numbers in (np.arange(4), np.arange(4).astype(np.complex64) * (2 + 1j)):
+        made = jaxgnn.segment_mean(numbers, ids, 3)
+        np.testing.assert_array_equal(made, [numbers[3], numbers[1], 0])
+    # Sums that int8 would wrap, and that float32 would round at each step.
+    for numbers in (np.array([100, 100, 100, 1], np.int8), np.array([2**25, 1, 1, 1])):
+        expected = np.float32(numbers[:3].sum(dtype=np.int64)) / np.float32(3)
+        assert jaxgnn.segment_mean(numbers, ids, 2).tolist() == [1, expected]
 
 
 def test_gradients_of_any_order_are_right_and_no_scatters():
@@ -218,6 +264,12 @@ BAD = {
     ),
     "segment_min: num_segments must be at least zero, got -1": lambda: jaxgnn.segment_min(
         jnp.ones(3), jnp.ones(3, int), -1
+    ),
+    "segment_softmax: the data must be of real numbers, got complex64": lambda: (
+        jaxgnn.segment_softmax(jnp.ones(3, complex), jnp.ones(3, int), 2)
+    ),
+    "segment_max: num_segments must be None or an int, not traced, got 2.5": lambda: (
+        jaxgnn.segment_max(jnp.ones(3), jnp.ones(3, int), 2.5)
     ),
     "segment_sum: mode must be None, 'drop'.*'wrap'": lambda: jaxgnn.segment_sum(
         jnp.ones(3), jnp.ones(3, int), 2, mode="wrap"
