@@ -1,5 +1,7 @@
 """How mkdocstrings reads docstrings of this project, in addition to Google's style."""
 
+import importlib
+import inspect
 import re
 from typing import Any
 
@@ -17,3 +19,28 @@ class Docstrings(griffe.Extension):
         if obj.docstring is not None:
             text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.M)
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Gives a layer the common options that the library adds when it is imported."""
+        if not cls.path.startswith("jaxgnn.nn.") or cls.docstring is None:
+            return
+        layer = getattr(importlib.import_module(cls.module.path), cls.name)
+        if "__signature__" not in vars(layer):
+            return
+        cls.docstring.value = inspect.cleandoc(layer.__doc__)
+        self.on_object(obj=cls)
+        init = cls.members.get("__init__")
+        if not isinstance(init, griffe.Function) or "common" not in init.parameters:
+            return
+        del init.parameters["common"]
+        for parameter in layer.__signature__.parameters.values():
+            if parameter.name not in init.parameters:
+                default = getattr(parameter.default, "__name__", repr(parameter.default))
+                init.parameters.add(
+                    griffe.Parameter(
+                        parameter.name,
+                        annotation=parameter.annotation,
+                        kind=griffe.ParameterKind.keyword_only,
+                        default=default,
+                    )
+                )

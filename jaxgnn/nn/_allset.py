@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -12,9 +12,9 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._dropout import dropout
 from jaxgnn.nn._hypergraph import HypergraphLayer, join_heads, power_or_zero, split_heads
-from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._linear import FusedMLP, apply_mlp
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import activation as known_activation
@@ -35,14 +35,6 @@ class AllDeepSetsConv(HypergraphLayer):
       aggregation: ``"sum"`` or ``"mean"``.
       activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the sparse ops; MLPs run the fastest kernels unless it
-        is ``"xla"``. None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,12 +54,10 @@ class AllDeepSetsConv(HypergraphLayer):
         hidden_features: int | None = None,
         aggregation: Literal["sum", "mean"] = "sum",
         activation: ops.Activation | None = "relu",
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         hidden = out_features if hidden_features is None else hidden_features
         check_widths(self._name, in_features, hidden, out_features)
 
@@ -115,14 +105,6 @@ class AllSetTransformerConv(HypergraphLayer):
       activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       dropout: probability of dropping an attention coefficient in training.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the sparse ops; MLPs run the fastest kernels unless it
-        is ``"xla"``. None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -144,12 +126,10 @@ class AllSetTransformerConv(HypergraphLayer):
         hidden_features: int | None = None,
         activation: ops.Activation | None = "relu",
         dropout: float = 0.0,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(dropout, implementation, dtype, param_dtype))
+        super().__init__(dropout=dropout, **common)
         hidden = out_features if hidden_features is None else hidden_features
         check_widths(self._name, in_features, hidden, out_features)
         if out_features % heads:

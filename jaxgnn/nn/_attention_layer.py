@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Unpack, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +13,11 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, FillValue, LoopReduce, looped_features, with_one_loop_each
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._graph_layer import (
     Ends,
     GraphLayer,
     Nodes,
-    Settings,
     widths_of_ends,
 )
 from jaxgnn.nn._linear import FusedLinear
@@ -103,8 +103,16 @@ class AttentionLayer(GraphLayer):
 
     edge_linear: FusedLinear | None = None
 
-    def __init__(self, in_features: Any, heads: Heads, edges: EdgeOptions, settings: Settings):
-        super().__init__(settings)
+    def __init__(
+        self,
+        in_features: Any,
+        heads: Heads,
+        edges: EdgeOptions,
+        *,
+        dropout: float,
+        **common: Unpack[CommonOptions],
+    ):
+        super().__init__(dropout=dropout, **common)
         self.in_widths: Ends[int] = widths_of_ends(self._name, in_features)
         widths_of_ends(self._name, heads.features)
         self.heads = heads

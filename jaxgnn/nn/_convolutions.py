@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,10 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._dropout import Features, dropout
 from jaxgnn.nn._gcn_sum import gcn_sum
-from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, Settings, widths_of_ends
+from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn._linear import FusedLinear, apply_linear
 from jaxgnn.nn._maxk import (
     Activation,
@@ -38,11 +39,13 @@ class _Convolution(GraphLayer):
         k: int | None,
         width: int,
         kernel_mode: KernelMode,
-        settings: Settings,
+        *,
+        dropout: float,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(settings)
+        super().__init__(dropout=dropout, **common)
         self.activation: Activation | None = activation
-        self.maxk = make_activation(self._name, activation, k, width, settings.implementation)
+        self.maxk = make_activation(self._name, activation, k, width, self.implementation)
         self.kernel_mode: KernelMode = kernel_mode
 
     def _activate(
@@ -114,14 +117,6 @@ class SAGEConv(_Convolution):
       dropout: probability of zeroing an activated entry in training.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -145,15 +140,12 @@ class SAGEConv(_Convolution):
         k: int | None = None,
         dropout: float = 0.0,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         of = widths_of_ends(self._name, in_features)
         check_widths(self._name, out_features)
-        settings = Settings(dropout, implementation, dtype, param_dtype)
-        super().__init__(activation, k, min(of), kernel_mode, settings)
+        super().__init__(activation, k, min(of), kernel_mode, dropout=dropout, **common)
         self.in_widths: Ends[int] = of
         self.reduce: ops.Aggregation = reduce
         self.self_linear = self._linear(of.dst, out_features, rngs=rngs)
@@ -228,11 +220,6 @@ class GCNConv(_Convolution):
       use_linear_bias: whether to add a bias before the activation as well, which MaxK-GNN does.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option has a type or value other than described above, or self loops are to
@@ -262,17 +249,14 @@ class GCNConv(_Convolution):
         normalize: bool = True,
         use_linear_bias: bool = False,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths(type(self).__name__, in_features, out_features)
         if add_self_loops and not normalize:
             expected = "False or None with normalize=False, which uses the graph unchanged"
             raise bad_input(type(self).__name__, "add_self_loops", expected, add_self_loops)
-        settings = Settings(dropout, implementation, dtype, param_dtype)
-        super().__init__(activation, k, out_features, kernel_mode, settings)
+        super().__init__(activation, k, out_features, kernel_mode, dropout=dropout, **common)
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         self.normalize = normalize
         options = {"activation": self._dense_activation(), "use_bias": use_linear_bias}
@@ -328,14 +312,6 @@ class GINConv(_Convolution):
         MaxK-GNN does.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -362,22 +338,19 @@ class GINConv(_Convolution):
         linear: bool = True,
         mlp: nnx.Module | None = None,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         name = type(self).__name__
         check_widths(name, in_features, out_features)
         if not linear and in_features != out_features:
             expected = f"in_features, {in_features}, with linear=False"
             raise bad_input(name, "out_features", expected, out_features)
-        settings = Settings(dropout, implementation, dtype, param_dtype)
-        super().__init__(activation, k, out_features, kernel_mode, settings)
+        super().__init__(activation, k, out_features, kernel_mode, dropout=dropout, **common)
         self.in_features = in_features
         options = {"activation": self._dense_activation(), "rngs": rngs}
         self.linear = self._linear(in_features, out_features, **options) if linear else None
-        self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
+        self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
         self.mlp = mlp
 
     def __call__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any, Unpack, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._structure import structure
-from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, Settings, widths_of_ends
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn._linear import FusedLinear, FusedMLP, parameters
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options, flag, function, one_of, or_none
@@ -35,14 +36,6 @@ class GINEConv(GraphLayer):
       edge_dim: width of the features of edges; None if they are ``in_features`` wide, for no W_e
         and b.
       mlp: module applied to the sum; None returns the sum itself.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -64,18 +57,16 @@ class GINEConv(GraphLayer):
         *,
         edge_dim: int | None = None,
         mlp: Callable[[Array], Array] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths(type(self).__name__, in_features)
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         self.in_features = in_features
         self.edge_dim = in_features if edge_dim is None else edge_dim
         linear = None if edge_dim is None else self._linear(edge_dim, in_features, rngs=rngs)
         self.edge_linear = linear
-        self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
+        self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
         self.mlp = mlp
 
     def __call__(
@@ -150,7 +141,7 @@ class EdgeConv(GraphLayer):
         implementation: ops.Name | None = None,
         dtype: DTypeLike | None = None,
     ):
-        super().__init__(Settings(0.0, implementation, dtype, jnp.float32))
+        super().__init__(implementation=implementation, dtype=dtype)
         self.mlp = mlp
         self.reduce: ops.Aggregation = reduce
 
@@ -229,14 +220,6 @@ class ResGatedGraphConv(GraphLayer):
       edge_dim: width of the features of edges; None if there are none.
       root_weight: whether to add a linear map of the receiver's own features.
       use_bias: whether to add the bias b.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -257,12 +240,10 @@ class ResGatedGraphConv(GraphLayer):
         edge_dim: int | None = None,
         root_weight: bool = True,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         self.in_widths: Ends[int] = widths_of_ends(self._name, in_features)
         check_widths(self._name, out_features)
         self.edge_dim = edge_dim

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, FillValue
 from jaxgnn.nn._attention_layer import AttentionLayer, EdgeOptions, Heads, checked
-from jaxgnn.nn._graph_layer import Ends, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import Ends
 from jaxgnn.nn._linear import FusedLinear
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
@@ -59,14 +58,6 @@ class GATConv(_GraphAttention):
         of those of the edges that enter the node; a number; or one number for each feature.
       residual: whether to add a linear map of the receiver's own features.
       use_bias: whether to add the bias b.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -98,16 +89,15 @@ class GATConv(_GraphAttention):
         fill_value: FillValue = "mean",
         residual: bool = False,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         super().__init__(
             in_features,
             Heads(heads, out_features, concat),
             EdgeOptions(add_self_loops, edge_dim, fill_value),
-            Settings(dropout, implementation, dtype, param_dtype),
+            dropout=dropout,
+            **common,
         )
         dst, src = (
             functools.partial(self._glorot_linear, width, self.heads.width, rngs=rngs)
@@ -169,11 +159,6 @@ class GATv2Conv(_GraphAttention):
       share_weights: whether the matrices and biases of receivers and senders are the same.
       residual: whether to add a linear map of the receiver's own features.
       use_bias: whether to add the bias b, and others to the linear maps of receivers and senders.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option has a type or value other than described above, or weights are to be
@@ -208,16 +193,15 @@ class GATv2Conv(_GraphAttention):
         share_weights: bool = False,
         residual: bool = False,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         super().__init__(
             in_features,
             Heads(heads, out_features, concat),
             EdgeOptions(add_self_loops, edge_dim, fill_value),
-            Settings(dropout, implementation, dtype, param_dtype),
+            dropout=dropout,
+            **common,
         )
         if share_weights and self.in_widths.dst != self.in_widths.src:
             expected = f"False where the ends are of different widths, {tuple(self.in_widths)}"

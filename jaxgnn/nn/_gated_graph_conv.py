@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Unpack, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import GraphLayer
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options, one_of
 
@@ -37,14 +37,6 @@ class GatedGraphConv(GraphLayer):
       reduce: reduction of the messages, one of those of ``ops.neighbour_reduce``. Weights and
         scales of the graph count for ``"sum"`` and ``"mean"``.
       use_bias: whether the unit has biases.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -65,12 +57,10 @@ class GatedGraphConv(GraphLayer):
         *,
         reduce: ops.Aggregation = "sum",
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, out_features)
         self.out_features = out_features
         self.reduce: ops.Aggregation = reduce

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._gcn_sum import gcn_sum
-from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._graph_layer import GraphLayer
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options, flag, fraction, positive
 
@@ -53,14 +52,6 @@ class GCNIIConv(GraphLayer):
       add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
         of ``normalize``.
       normalize: whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -92,12 +83,10 @@ class GCNIIConv(GraphLayer):
         share_weights: bool = True,
         add_self_loops: bool | None = None,
         normalize: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, features)
         self.features = features
         self.alpha = alpha

@@ -12,7 +12,6 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._layer import Layer
-from jaxgnn.nn._layer import Settings as Settings
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.ops._aggregate.edge_ends import at_ends

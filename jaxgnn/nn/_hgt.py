@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.graph._hetero import check_edge_type
-from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import GraphLayer
 from jaxgnn.nn._hetero_conv import check_features
 from jaxgnn.nn._linear import FusedLinear
 from jaxgnn.nn._maxk import check_widths
@@ -43,14 +43,6 @@ class HGTConv(GraphLayer):
       out_features: width of the output, all heads together.
       metadata: the types of nodes and the relations: ``graph.metadata``.
       heads: number of attention heads, which divides ``out_features``.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,12 +65,10 @@ class HGTConv(GraphLayer):
         metadata: tuple[Sequence[str], Sequence[EdgeType]],
         *,
         heads: int = 1,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         self.node_types, self.edge_types = _checked_metadata(self._name, metadata)
         self.in_widths = _width_of_each(self._name, in_features, self.node_types)
         check_widths(self._name, out_features)
@@ -93,13 +83,13 @@ class HGTConv(GraphLayer):
         self.qkv_linears = linears(3 * out_features, self.node_types)
         dim = out_features // heads
         shape = len(self.edge_types) * heads, dim, dim
-        self.key_kernel = nnx.Param(_glorot(rngs.params(), shape, param_dtype))
-        self.value_kernel = nnx.Param(_glorot(rngs.params(), shape, param_dtype))
-        self.priors = nnx.Param(jnp.ones((len(self.edge_types), heads), param_dtype))
+        self.key_kernel = nnx.Param(_glorot(rngs.params(), shape, self.param_dtype))
+        self.value_kernel = nnx.Param(_glorot(rngs.params(), shape, self.param_dtype))
+        self.priors = nnx.Param(jnp.ones((len(self.edge_types), heads), self.param_dtype))
         self.out_linears = nnx.List(
             self._linear(out_features, out_features, rngs=rngs) for _ in self.node_types
         )
-        self.skips = nnx.Param(jnp.ones(len(self.node_types), param_dtype))
+        self.skips = nnx.Param(jnp.ones(len(self.node_types), self.param_dtype))
 
     def __call__(
         self, graph: HeteroGraph, x: Mapping[str, Float[Array, "*batch nodes in"]]

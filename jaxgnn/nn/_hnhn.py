@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Unpack
 
-import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.nn._activations import function_of, name_of
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._hypergraph import HypergraphLayer, linear_around, power_or_zero
-from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import any_activation, checked_options
 
@@ -39,13 +38,6 @@ class HNHNConv(HypergraphLayer):
       alpha: exponent α of the sizes of hyperedges.
       beta: exponent β of the degrees of nodes.
       use_bias: whether to add the two biases.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -68,13 +60,11 @@ class HNHNConv(HypergraphLayer):
         alpha: float = 0.0,
         beta: float = 0.0,
         use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         hidden = out_features if hidden_features is None else hidden_features
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, hidden, out_features)
         self.to_hyperedges = self._linear(in_features, hidden, use_bias=use_bias, rngs=rngs)
         self.to_nodes = self._linear(hidden, out_features, use_bias=use_bias, rngs=rngs)

@@ -26,13 +26,6 @@ class HyperGCNConv(HypergraphConvolution):
       in_features: width of the input.
       out_features: width of the output.
       use_bias: whether to add the bias b.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.nn._layer import Layer, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._layer import Layer
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options
 from jaxgnn.ops._hypergraph.checks import check_incidence
@@ -114,12 +114,10 @@ class HypergraphConvolution(HypergraphLayer):
         out_features: int,
         *,
         use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, out_features)
         self.linear = self._linear(in_features, out_features, use_bias=use_bias, rngs=rngs)
         self._make_parameters()

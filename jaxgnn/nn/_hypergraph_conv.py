@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._hypergraph import HyperedgeWeights, HypergraphLayer
-from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import checked_options
@@ -45,17 +44,10 @@ class HypergraphConv(HypergraphLayer):
       use_bias: whether to add the bias b.
       activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
         ``"squared_relu"``, or None for no activation.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
       precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
         None for the setting of JAX.
       path: ``"sums"`` over the incidences, ``"mixing"`` by one matrix, or ``"auto"`` for the matrix
         where the hypergraph has at most 128 nodes.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -84,14 +76,12 @@ class HypergraphConv(HypergraphLayer):
         dropout: float = 0.0,
         use_bias: bool = True,
         activation: ops.Activation | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         precision: ops.Precision | None = None,
         path: ops.HypergraphPath = "auto",
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(dropout, implementation, dtype, param_dtype))
+        super().__init__(dropout=dropout, **common)
         check_widths(self._name, in_features, out_features)
         if not use_attention:
             for option, value, default in (("heads", heads, 1), ("dropout", dropout, 0)):
@@ -100,16 +90,16 @@ class HypergraphConv(HypergraphLayer):
         self.in_features = in_features
         self.out_features = out_features
         width = heads * out_features
-        self.kernel = nnx.Param(_kernel_init(rngs.params(), (in_features, width), param_dtype))
+        self.kernel = nnx.Param(_kernel_init(rngs.params(), (in_features, width), self.param_dtype))
         self.bias = self._zeros(width if concat else out_features, use_bias)
         attention = None
         if use_attention:
             shape = heads, 2 * out_features
-            attention = nnx.Param(_kernel_init(rngs.params(), shape, param_dtype))
+            attention = nnx.Param(_kernel_init(rngs.params(), shape, self.param_dtype))
         self.attention = attention
         weights = None
         if num_hyperedges is not None:
-            weights = HyperedgeWeights(num_hyperedges, param_dtype=param_dtype)
+            weights = HyperedgeWeights(num_hyperedges, param_dtype=self.param_dtype)
         self.weights = weights
         self.weighting: ops.Weighting = weighting
         self.normalization: Literal["mean", "sym"] = normalization
@@ -199,13 +189,6 @@ class HGNNPlusConv(HypergraphLayer):
       group_sizes: number of hyperedges in each group; None for no groups, with weights given to the
         call.
       use_bias: whether to add the bias b.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -225,18 +208,17 @@ class HGNNPlusConv(HypergraphLayer):
         *,
         group_sizes: Sequence[int] | np.ndarray | None = None,
         use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, out_features)
-        options = {"use_bias": use_bias, "implementation": implementation, "rngs": rngs}
-        self.conv = HypergraphConv(in_features, out_features, **options, **self._dtypes)
+        self.conv = HypergraphConv(
+            in_features, out_features, use_bias=use_bias, rngs=rngs, **common
+        )
         sizes = _group_sizes(() if group_sizes is None else group_sizes)
         self.group_sizes = sizes or None
-        self.group_logits = nnx.Param(jnp.zeros(len(sizes), param_dtype)) if sizes else None
+        self.group_logits = nnx.Param(jnp.zeros(len(sizes), self.param_dtype)) if sizes else None
 
     def __call__(
         self,

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import inspect
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from jaxgnn import ops
+from jaxgnn.nn._common_options import (
+    CommonOptions,
+    Settings,
+    with_common_lines,
+    with_common_options,
+)
 from jaxgnn.nn._dropout import training_rngs
-
-
-class Settings(NamedTuple):
-    """The options that all of these layers have.
-
-    Attributes:
-      dropout: probability of dropping an entry in training.
-      implementation: name of the kernels of the sparse ops, or None.
-      dtype: dtype of the computation, or None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-    """
-
-    dropout: float
-    implementation: ops.Name | None
-    dtype: DTypeLike | None
-    param_dtype: DTypeLike
 
 
 class Layer(nnx.Module):
     """Base class of layers on graphs and on hypergraphs.
+
+    A layer is its formula: it names its own options, and has the common ones as ``**common``, whose
+    checks, defaults and lines of ``Args:`` stand in one place.
 
     Attributes:
       bias: what ``_biased`` adds, or None; layers without one need not set it.
@@ -40,8 +32,18 @@ class Layer(nnx.Module):
 
     bias: nnx.Param | None
 
-    def __init__(self, settings: Settings):
-        self.dropout_rate = settings.dropout
+    def __init_subclass__(cls, **options: Any):
+        """Lets ``help`` and editors show the class with all options, and not with Flax's."""
+        super().__init_subclass__(**options)
+        signature = with_common_options(inspect.signature(cls.__init__))
+        own = list(signature.parameters.values())[1:]
+        cls.__signature__ = signature.replace(parameters=own)
+        if vars(cls).get("__doc__"):
+            cls.__doc__ = with_common_lines(str(cls.__doc__), signature.parameters)
+
+    def __init__(self, *, dropout: float = 0.0, **common: Unpack[CommonOptions]):
+        settings = Settings(**common)
+        self.dropout_rate = dropout
         self.deterministic: bool | None = None
         self.implementation = settings.implementation
         self.dtype = settings.dtype

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._attention_layer import Nodes
-from jaxgnn.nn._graph_layer import GraphLayer, Settings, widths_of_ends
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import GraphLayer, widths_of_ends
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options
 
@@ -26,14 +28,6 @@ class LEConv(GraphLayer):
       in_features: width of the input, or a pair of the widths of receivers and of senders.
       out_features: width of the output.
       use_bias: whether there are the biases b and c.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,12 +47,10 @@ class LEConv(GraphLayer):
         out_features: int,
         *,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         self.in_widths = widths_of_ends(self._name, in_features)
         check_widths(self._name, out_features)
         dst, src = self.in_widths

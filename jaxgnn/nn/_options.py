@@ -15,6 +15,7 @@ from flax import nnx
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.nn._common_options import with_common_options
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
 
@@ -219,7 +220,7 @@ def checked_options[M: nnx.Module, **P](
     checks = {**_CHECKS, **own}
 
     def decorate(init):
-        signature = inspect.signature(init)
+        signature = with_common_options(inspect.signature(init))
 
         @functools.wraps(init)
         def checked(self, *args, **kwargs):
@@ -231,6 +232,7 @@ def checked_options[M: nnx.Module, **P](
                     raise bad_input(type(self).__name__, argument, expected, repr(value))
             init(self, *args, **kwargs)
 
+        checked.__signature__ = signature  # pyrefly: ignore
         return checked
 
     return decorate

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Unpack, get_args
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
@@ -19,7 +18,8 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph._structure import structure
 from jaxgnn.nn._activations import function_of, name_of
-from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import any_activation, at_least, checked_options, flag, or_none
 from jaxgnn.ops._core.dtypes import accumulation_dtype
@@ -160,11 +160,6 @@ class PNAConv(GraphLayer):
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       divide_input: whether the input is split among the towers, ``in_features / towers`` columns
         each; otherwise each tower gets all of it.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option has a type or value other than described above, or a width that is to
@@ -206,12 +201,10 @@ class PNAConv(GraphLayer):
         post_layers: int = 1,
         activation: Callable[[Array], Array] | ops.Activation | None = "relu",
         divide_input: bool = False,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, out_features)
         split = {"out_features": out_features}
         split |= {"in_features": in_features} if divide_input else {}
@@ -233,8 +226,10 @@ class PNAConv(GraphLayer):
 
         def networks(width: int, out: int, layers: int) -> tuple[_Towers, nnx.List]:
             """The first layer of all towers, and the others."""
-            first = _Towers(towers, (width, out), param_dtype, rngs)
-            others = (_Towers(towers, (out, out), param_dtype, rngs) for _ in range(layers - 1))
+            first = _Towers(towers, (width, out), self.param_dtype, rngs)
+            others = (
+                _Towers(towers, (out, out), self.param_dtype, rngs) for _ in range(layers - 1)
+            )
             return first, nnx.List(others)
 
         self.pre, self.pre_others = networks(inputs * each, each, pre_layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Unpack, get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._gcn_sum import gcn_sum
-from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._graph_layer import GraphLayer
 from jaxgnn.nn._laplacian import LaplacianKind, scaled_laplacian
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options, fraction, one_of
@@ -31,14 +32,6 @@ class SGConv(GraphLayer):
       num_steps: number of products with ``P``.
       add_self_loops: whether nodes without a self loop get one, of weight one.
       use_bias: whether to add a bias.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,12 +52,10 @@ class SGConv(GraphLayer):
         num_steps: int = 1,
         add_self_loops: bool = True,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, out_features)
         self.num_steps = num_steps
         self.add_self_loops = add_self_loops
@@ -137,7 +128,7 @@ class APPNP(GraphLayer):
         implementation: ops.Name | None = None,
         dtype: DTypeLike | None = None,
     ):
-        super().__init__(Settings(dropout, implementation, dtype, jnp.float32))
+        super().__init__(dropout=dropout, implementation=implementation, dtype=dtype)
         self.num_steps = num_steps
         self.alpha = alpha
         self.normalize = normalize
@@ -194,14 +185,6 @@ class ChebConv(GraphLayer):
       num_terms: number ``K`` of polynomials, so that ``y_i`` depends on nodes ``K - 1`` steps away.
       normalization: ``"sym"``, ``"rw"`` or None, which choose the Laplacian.
       use_bias: whether to add a bias.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -222,12 +205,10 @@ class ChebConv(GraphLayer):
         num_terms: int = 3,
         normalization: LaplacianKind | None = "sym",
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, out_features)
         self.normalization: LaplacianKind | None = normalization
         self.linears = nnx.List(

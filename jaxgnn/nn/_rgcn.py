@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, RelationalGraph
 from jaxgnn.nn._attention_layer import Nodes
-from jaxgnn.nn._graph_layer import GraphLayer, Settings, widths_of_ends
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import GraphLayer, widths_of_ends
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options, flag, or_none
 
@@ -40,14 +40,6 @@ class RGCNConv(GraphLayer):
         weights.
       root_weight: whether to add a linear map of the receiver's own features.
       use_bias: whether to add a bias.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,12 +70,10 @@ class RGCNConv(GraphLayer):
         aggregation: Literal["mean", "sum"] = "mean",
         root_weight: bool = True,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         self.in_widths = dst, src = widths_of_ends(self._name, in_features)
         check_widths(self._name, out_features)
         blocks = num_blocks or 1
@@ -99,7 +89,7 @@ class RGCNConv(GraphLayer):
         def matrices(*shape: int) -> nnx.Param:
             stacked = tuple(range(len(shape) - 2))
             glorot = nnx.initializers.glorot_uniform(batch_axis=stacked)
-            return nnx.Param(glorot(rngs.params(), shape, param_dtype))
+            return nnx.Param(glorot(rngs.params(), shape, self.param_dtype))
 
         of_blocks = () if num_blocks is None else (num_blocks,)
         self.kernel = matrices(count, *of_blocks, src // blocks, out_features // blocks)

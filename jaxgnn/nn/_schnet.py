@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn._graph_layer import GraphLayer, Nodes, Settings, widths_of_ends
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options, positive
 
@@ -112,14 +113,6 @@ class CFConv(GraphLayer):
       num_filters: width of the filters.
       num_gaussians: number of features of a distance.
       cutoff: the distance from which on edges count nothing, in the unit of the distances.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -142,12 +135,10 @@ class CFConv(GraphLayer):
         num_filters: int = 128,
         num_gaussians: int = 50,
         cutoff: float = 10.0,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         check_widths(self._name, in_features, out_features)
         self.in_features, self.num_gaussians, self.cutoff = in_features, num_gaussians, cutoff
         self.sender_linear = self._linear(in_features, num_filters, use_bias=False, rngs=rngs)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
@@ -16,7 +15,8 @@ from jaxgnn.graph import CSRGraph, with_one_loop_each
 from jaxgnn.graph._local_graph import require_whole
 from jaxgnn.graph._structure import structure
 from jaxgnn.nn._attention_layer import AttentionLayer, EdgeOptions, Heads, checked
-from jaxgnn.nn._graph_layer import Ends, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import Ends
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 AttentionType = Literal["MX", "SD"]
@@ -48,14 +48,6 @@ class SuperGATConv(AttentionLayer):
       add_self_loops: whether each node gets one self loop in the place of those that it has.
       attention_type: ``"MX"`` or ``"SD"``.
       use_bias: whether to add the bias b.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax
@@ -86,10 +78,8 @@ class SuperGATConv(AttentionLayer):
         add_self_loops: bool = True,
         attention_type: AttentionType = "MX",
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         if isinstance(in_features, tuple | list):
             expected = "an int, since receivers and senders share a matrix"
@@ -98,7 +88,8 @@ class SuperGATConv(AttentionLayer):
             in_features,
             Heads(heads, out_features, concat),
             EdgeOptions(add_self_loops),
-            Settings(dropout, implementation, dtype, param_dtype),
+            dropout=dropout,
+            **common,
         )
         self.negative_slope, self.attention_type = negative_slope, attention_type
         self.linear = self._glorot_linear(in_features, self.heads.width, rngs=rngs)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, with_one_loop_each
 from jaxgnn.nn._attention_layer import AttentionLayer, EdgeOptions, Heads, checked
-from jaxgnn.nn._graph_layer import Ends, GraphLayer, Settings
+from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._graph_layer import Ends, GraphLayer
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
@@ -40,14 +40,6 @@ class TransformerConv(AttentionLayer):
       edge_dim: width of the features of edges; None if there are none.
       root_weight: whether to add a linear map of the receiver's own features.
       use_bias: whether this map has a bias.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,16 +65,15 @@ class TransformerConv(AttentionLayer):
         edge_dim: int | None = None,
         root_weight: bool = True,
         use_bias: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         super().__init__(
             in_features,
             Heads(heads, out_features, concat),
             EdgeOptions(dim=edge_dim),
-            Settings(dropout, implementation, dtype, param_dtype),
+            dropout=dropout,
+            **common,
         )
         of, width, out = self.in_widths, self.heads.width, self.heads.out_features
         self.query_linear = self._linear(of.dst, width, rngs=rngs)
@@ -132,12 +123,7 @@ class AGNNConv(GraphLayer):
     Args:
       requires_grad: whether β is learnt; False for one.
       add_self_loops: whether each node gets one self loop in the place of those that it has.
-      implementation: name of the kernels of the sparse op, such as ``"xla"``; None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
       param_dtype: dtype of β.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -154,13 +140,11 @@ class AGNNConv(GraphLayer):
         *,
         requires_grad: bool = True,
         add_self_loops: bool = True,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        super().__init__(**common)
         self.add_self_loops = add_self_loops
-        self.beta = nnx.Param(jnp.ones((), param_dtype)) if requires_grad else None
+        self.beta = nnx.Param(jnp.ones((), self.param_dtype)) if requires_grad else None
 
     def __call__(
         self, graph: CSRGraph, x: Float[Array, "*batch nodes in"]

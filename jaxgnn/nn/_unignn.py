@@ -6,16 +6,15 @@ All layers first compute ``h_e``, the mean of each hyperedge's nodes. They add n
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgnn import ops
 from jaxgnn.graph import Incidence
+from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._dropout import dropout
 from jaxgnn.nn._hypergraph import (
     HypergraphConvolution,
@@ -25,7 +24,6 @@ from jaxgnn.nn._hypergraph import (
     power_or_zero,
     split_heads,
 )
-from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
@@ -38,13 +36,6 @@ class UniGCNConv(HypergraphConvolution):
       in_features: width of the input.
       out_features: width of the output.
       use_bias: whether to add the bias b.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -83,13 +74,6 @@ class UniSAGEConv(HypergraphConvolution):
       out_features: width of the output.
       aggregation: ``"sum"`` or ``"mean"``, over the hyperedges of a node.
       use_bias: whether to add the bias b.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -108,14 +92,10 @@ class UniSAGEConv(HypergraphConvolution):
         *,
         aggregation: Literal["sum", "mean"] = "sum",
         use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        options: dict[str, Any] = {"use_bias": use_bias, "implementation": implementation}
-        options |= {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        super().__init__(in_features, out_features, **options)
+        super().__init__(in_features, out_features, use_bias=use_bias, rngs=rngs, **common)
         self.aggregation: Literal["sum", "mean"] = aggregation
 
     def __call__(
@@ -141,13 +121,6 @@ class UniGINConv(HypergraphConvolution):
       in_features: width of the input.
       out_features: width of the output.
       use_bias: whether to add the bias b.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -188,13 +161,6 @@ class UniGATConv(HypergraphLayer):
       negative_slope: slope of the leaky ReLU of the attention scores below zero.
       dropout: probability of dropping an attention coefficient in training.
       use_bias: whether to add the bias b.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -217,18 +183,16 @@ class UniGATConv(HypergraphLayer):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        super().__init__(Settings(dropout, implementation, dtype, param_dtype))
+        super().__init__(dropout=dropout, **common)
         check_widths(self._name, in_features, out_features)
         width = heads * out_features
         self.linear = self._linear(in_features, width, use_bias=False, rngs=rngs)
         initial = nnx.initializers.glorot_uniform()
         shape = heads, 2 * out_features
-        self.attention = nnx.Param(initial(rngs.params(), shape, param_dtype))
+        self.attention = nnx.Param(initial(rngs.params(), shape, self.param_dtype))
         self.bias = self._zeros(width if concat else out_features, use_bias)
         self.concat = concat
         self.negative_slope = negative_slope

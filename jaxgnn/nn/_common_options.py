@@ -1,0 +1,90 @@
+"""The options that every layer on graphs and hypergraphs has, and what their users read of them.
+
+A layer takes them as ``**common: Unpack[CommonOptions]`` and hands them to ``Layer``. Here they get
+their places in its signature, and their lines in its docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypedDict
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxgnn import ops
+
+
+class CommonOptions(TypedDict, total=False):
+    """The options that every layer on graphs and hypergraphs has; all may be left out."""
+
+    implementation: ops.Name | None
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+
+
+class Settings(NamedTuple):
+    """The common options of one layer, with their defaults."""
+
+    implementation: ops.Name | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+
+
+# Lines of ``Args:``, for layers that do not have their own.
+_LINES: Mapping[str, str] = {
+    "implementation": (
+        'name of the kernels of the ops, such as ``"xla"``; None for the default.\n'
+        '  Linear layers on graphs run the fastest kernels unless it is ``"xla"``.'
+    ),
+    "dtype": "dtype of the computation; None for the promoted dtype of input and parameters.",
+    "param_dtype": "dtype of the parameters.",
+    "rngs": "random streams from which the initial parameters are drawn.",
+}
+_RAISES = """Raises:
+  ValueError: if an option has a type or value other than described above."""
+
+
+def with_common_options(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of an ``__init__`` with the common options in the place of ``**common``."""
+    parameters = list(signature.parameters.values())
+    others = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    if others == parameters:
+        return signature
+    common = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Settings.__annotations__[name].__forward_arg__,
+        )
+        for name, default in Settings._field_defaults.items()
+    ]
+    names = [p.name for p in others]
+    place = names.index("rngs") if "rngs" in names else len(others)
+    return signature.replace(parameters=[*others[:place], *common, *others[place:]])
+
+
+def with_common_lines(docstring: str, options: Iterable[str]) -> str:
+    """The docstring of a layer with the lines of the options that are everywhere the same.
+
+    Args:
+      docstring: what the layer says, in which these lines are left out of the section ``Args:``.
+        Nothing becomes of a docstring without such a section.
+      options: names of the options of the layer.
+    """
+    text = inspect.cleandoc(docstring)
+    section = re.search(r"^Args:\n(?:  .*\n?)+", text, re.M)
+    if section is None:
+        return docstring
+    lines = [
+        f"  {name}: {_LINES[name]}".replace("\n", "\n  ")
+        for name in options
+        if name in _LINES and f"\n  {name}:" not in section[0]
+    ]
+    if not re.search("^Raises:$", text, re.M):
+        lines += ["", _RAISES]
+    made = "\n".join([section[0].rstrip(), *lines, ""])
+    return text[: section.start()] + made + text[section.end() :]
