@@ -7,6 +7,8 @@ from jaxgnn.nn._attention_pooling import Set2Set as Set2Set
 from jaxgnn.nn._convolutions import GCNConv as GCNConv
 from jaxgnn.nn._convolutions import GINConv as GINConv
 from jaxgnn.nn._convolutions import SAGEConv as SAGEConv
+from jaxgnn.nn._degree_scales import DegreeAverages as DegreeAverages
+from jaxgnn.nn._degree_scales import Scaler as Scaler
 from jaxgnn.nn._drop_graph import DropEdge as DropEdge
 from jaxgnn.nn._drop_graph import DropNode as DropNode
 from jaxgnn.nn._edge_convolutions import EdgeConv as EdgeConv
@@ -55,9 +57,7 @@ from jaxgnn.nn._node_updates import LSTMState as LSTMState
 from jaxgnn.nn._node_updates import LSTMUpdate as LSTMUpdate
 from jaxgnn.nn._node_updates import MLPUpdate as MLPUpdate
 from jaxgnn.nn._node_updates import NodeUpdate as NodeUpdate
-from jaxgnn.nn._pna import DegreeAverages as DegreeAverages
 from jaxgnn.nn._pna import PNAConv as PNAConv
-from jaxgnn.nn._pna import Scaler as Scaler
 from jaxgnn.nn._pool import PoolReduce as PoolReduce
 from jaxgnn.nn._pool import pool as pool
 from jaxgnn.nn._propagation import APPNP as APPNP

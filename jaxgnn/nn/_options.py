@@ -39,6 +39,19 @@ def named_one_of(*names: str) -> Check:
     return lambda value: None if one_of(*names)(value) is None else f"one of {', '.join(names)}"
 
 
+def names_of(kind: Any) -> Check:
+    """Check for a sequence of different names of a ``Literal``."""
+    known = get_args(kind)
+
+    def check(value: Any) -> str | None:
+        is_good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+        is_good = is_good and all(isinstance(v, str) and v in known for v in value)
+        is_good = is_good and len(set(value)) == len(value)
+        return None if is_good else f"a sequence of different names among {', '.join(known)}"
+
+    return check
+
+
 def or_none(check: Check) -> Check:
     """Check for None, or a value that another check accepts."""
 

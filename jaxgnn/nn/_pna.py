@@ -2,130 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Unpack
 
 import jax.numpy as jnp
-import numpy as np
-import numpy.typing as npt
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, is_concrete
+from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._structure import structure
 from jaxgnn.nn._activations import function_of, name_of
 from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._degree_scales import DegreeAverages, Scaler, averages_or_graph, degree_scales
 from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes
 from jaxgnn.nn._maxk import check_widths
-from jaxgnn.nn._options import any_activation, at_least, checked_options, flag, or_none
+from jaxgnn.nn._options import any_activation, at_least, checked_options, flag, names_of, or_none
+from jaxgnn.nn._towers import Towers, by_tower, joined, times_all, times_each
 from jaxgnn.ops._core.dtypes import accumulation_dtype
-
-Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
-"""Ways to scale what a node has aggregated by its degree."""
-
-_kernel_init = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=0)
-
-
-class DegreeAverages(NamedTuple):
-    """Averages over the nodes of a training set, by which ``PNAConv`` scales.
-
-    Attributes:
-      linear: mean of the degree d.
-      log: mean of ``log(d + 1)``.
-    """
-
-    linear: float
-    log: float
-
-    @classmethod
-    def of(cls, *graphs: CSRGraph) -> DegreeAverages:
-        """The averages over the nodes of graphs, such as all of a training set.
-
-        All rows are counted, those that pad a batch as well, as nodes of degree 0: give it the
-        graphs themselves and not padded batches of them.
-
-        Args:
-          *graphs: concrete graphs; the degree of a row is the number of its edges.
-
-        Raises:
-          ValueError: if there is no graph, a graph is traced, or no graph has an edge.
-
-        Example:
-          >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
-          >>> DegreeAverages.of(graph).linear
-          1.0
-        """
-        where = "DegreeAverages.of"
-        if not graphs:
-            raise bad_input(where, "graphs", "one graph or more", "none")
-        for graph in graphs:
-            if not isinstance(graph, CSRGraph) or not is_concrete(graph.indptr):
-                got = "a traced one" if isinstance(graph, CSRGraph) else type(graph).__name__
-                raise bad_input(where, "graphs", "concrete graphs; call it outside jit", got)
-        return cls._of(where, np.concatenate([np.diff(np.asarray(g.indptr)) for g in graphs]))
-
-    @classmethod
-    def of_histogram(cls, counts: npt.ArrayLike) -> DegreeAverages:
-        """The averages from the number of nodes of each degree 0, 1, …, as PyG's ``deg``.
-
-        Args:
-          counts: whole numbers, [largest degree + 1].
-
-        Raises:
-          ValueError: if the counts are not one axis of numbers that are not negative, or no node
-            has an edge.
-
-        Example:
-          >>> DegreeAverages.of_histogram([1, 1, 1]).linear
-          1.0
-        """
-        where = "DegreeAverages.of_histogram"
-        numbers = np.asarray(counts)
-        fits = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
-        if not fits or (numbers < 0).any():
-            expected = "whole numbers of at least 0, [largest degree + 1]"
-            raise bad_input(where, "counts", expected, f"{numbers.dtype}{list(numbers.shape)}")
-        return cls._of(where, np.repeat(np.arange(len(numbers)), numbers))
-
-    @classmethod
-    def _of(cls, where: str, degrees: np.ndarray) -> DegreeAverages:
-        if not degrees.any():
-            raise bad_input(where, "the degrees", "of at least one edge", "none")
-        return cls(float(degrees.mean()), float(np.log(degrees + 1.0).mean()))
-
-
-def _names(kind: Any):
-    """Check for different names of a kind, in a sequence."""
-    known = get_args(kind)
-
-    def check(value: Any) -> str | None:
-        is_good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-        is_good = is_good and all(isinstance(v, str) and v in known for v in value)
-        is_good = is_good and len(set(value)) == len(value)
-        return None if is_good else f"a sequence of different names among {', '.join(known)}"
-
-    return check
-
-
-def _average_degree(value: Any) -> str | None:
-    is_good = isinstance(value, DegreeAverages) and all(
-        isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value
-    )
-    is_good = is_good or (isinstance(value, CSRGraph) and is_concrete(value.indptr))
-    return None if is_good else "nn.DegreeAverages of positive numbers, or a concrete CSRGraph"
-
-
-class _Towers(nnx.Module):
-    """A linear layer for each tower, parameters ``kernel`` [towers, in, out] and ``bias``."""
-
-    def __init__(self, towers: int, widths: tuple[int, int], param_dtype: Any, rngs: nnx.Rngs):
-        shape = towers, *widths
-        self.kernel = nnx.Param(_kernel_init(rngs.params(), shape, param_dtype))
-        self.bias = nnx.Param(jnp.zeros((towers, widths[1]), param_dtype))
 
 
 class PNAConv(GraphLayer):
@@ -177,9 +73,9 @@ class PNAConv(GraphLayer):
     """
 
     @checked_options(
-        average_degree=_average_degree,
-        aggregators=_names(ops.Aggregation),
-        scalers=_names(Scaler),
+        average_degree=averages_or_graph,
+        aggregators=names_of(ops.Aggregation),
+        scalers=names_of(Scaler),
         edge_dim=or_none(at_least(1)),
         towers=at_least(1),
         pre_layers=at_least(1),
@@ -221,19 +117,17 @@ class PNAConv(GraphLayer):
         edge_linear = None if edge_dim is None else self._linear(edge_dim, each, rngs=rngs)
         self.edge_linear = edge_linear
         inputs = 2 if edge_dim is None else 3
-        joined = (1 + len(self.aggregators) * len(self.scalers)) * each
+        parts = 1 + len(self.aggregators) * len(self.scalers)
         self.activation = name_of(activation)
 
-        def networks(width: int, out: int, layers: int) -> tuple[_Towers, nnx.List]:
+        def networks(width: int, out: int, layers: int) -> tuple[Towers, nnx.List]:
             """The first layer of all towers, and the others."""
-            first = _Towers(towers, (width, out), self.param_dtype, rngs)
-            others = (
-                _Towers(towers, (out, out), self.param_dtype, rngs) for _ in range(layers - 1)
-            )
+            first = Towers(towers, (width, out), self.param_dtype, rngs)
+            others = (Towers(towers, (out, out), self.param_dtype, rngs) for _ in range(layers - 1))
             return first, nnx.List(others)
 
         self.pre, self.pre_others = networks(inputs * each, each, pre_layers)
-        self.post, self.post_others = networks(joined, out_features // towers, post_layers)
+        self.post, self.post_others = networks(parts * each, out_features // towers, post_layers)
         self.linear = self._linear(out_features, out_features, rngs=rngs)
 
     def __call__(
@@ -256,117 +150,79 @@ class PNAConv(GraphLayer):
         """
         ends = self._ends(graph, x, Ends(self.in_features, self.in_features))
         edges = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
-        dst, src, kernel, bias = self._cast(*ends, self.pre)
+        dst, src, kernel, bias = promote_dtype((*ends, *self.pre.parameters()), dtype=self.dtype)
         of_dst, of_src, *of_edges = jnp.split(kernel, len(kernel[0]) // kernel.shape[-1], axis=1)
-        senders = _joined(self._times(src, of_src))
-        shift = _joined(self._times(dst, of_dst) + bias)
+        senders = joined(self._times(src, of_src))
+        shift = joined(self._times(dst, of_dst) + bias)
         if self.edge_linear is None and not self.pre_others:
             options = {"axis": -2, "implementation": self.implementation}
             reduced = ops.neighbour_reduce(structure(graph), senders, self.aggregators, **options)
-            return self._of_reduced(graph, dst, self._shifted(graph, reduced, shift))
+            return self._of_reduced(graph, dst, reduced, shift)
         messages = self._at_senders(graph, senders)
         if self.edge_linear is not None:
             encoded = self._apply(self.edge_linear, edges).astype(messages.dtype)
-            messages = messages + _joined(_of_all(encoded, of_edges[0]))
+            messages = messages + joined(times_all(encoded, of_edges[0]))
         if self.pre_others:
-            messages = messages + self._at_receivers(graph, shift)
-            messages = self._through(self.pre_others, self._by_tower(messages))
-            reduced = self._aggregate_edges(graph, _joined(messages), self.aggregators)
-            return self._of_reduced(graph, dst, jnp.split(reduced, len(self.aggregators), axis=-1))
+            messages = by_tower(messages + self._at_receivers(graph, shift), self.towers)
+            messages = joined(self._through(self.pre_others, messages))
         reduced = self._aggregate_edges(graph, messages, self.aggregators)
-        return self._of_reduced(graph, dst, self._shifted(graph, reduced, shift))
+        return self._of_reduced(graph, dst, reduced, None if self.pre_others else shift)
 
     def _of_reduced(
-        self, graph: CSRGraph, dst: Array, reduced: list[Array]
+        self, graph: CSRGraph, dst: Array, reduced: Array, shift: Array | None
     ) -> Float[Array, "*batch rows out"]:
-        """The result from the reductions of the messages."""
-        y = self._through(self.post_others, self._scaled(graph, dst, reduced))
-        return self._apply(self.linear, _joined(y))
+        """The result from the reductions of messages, to which each row may add a shift."""
+        parts = jnp.split(reduced, len(self.aggregators), axis=-1)
+        if shift is not None:
+            parts = _shifted(graph, self.aggregators, parts, shift)
+        y = self._through(self.post_others, self._scaled(graph, dst, parts))
+        return self._apply(self.linear, joined(y))
 
-    def _through(
-        self, others: nnx.List, x: Float[Array, "*batch nodes towers each"]
-    ) -> Float[Array, "*batch nodes towers each"]:
+    def _through(self, others: nnx.List, x: Array) -> Float[Array, "*batch nodes towers each"]:
         """The layers behind the first one of each tower, each with an activation in front."""
         for layer in others:
-            kernel, bias = layer.kernel[...], layer.bias[...]
-            x, kernel, bias = promote_dtype((x, kernel, bias), dtype=self.dtype)
-            x = _of_each(function_of(self.activation)(x), kernel) + bias
+            x = layer(function_of(self.activation)(x), self.dtype)
         return x
-
-    def _cast(self, dst: Array, src: Array, layer: _Towers) -> tuple[Array, Array, Array, Array]:
-        """Features, kernel and bias in the dtype of the computation."""
-        arrays = (dst, src, layer.kernel[...], layer.bias[...])
-        dst, src, kernel, bias = promote_dtype(arrays, dtype=self.dtype)
-        return dst, src, kernel, bias
 
     def _times(self, x: Array, kernel: Array) -> Float[Array, "*batch nodes towers out"]:
         """The product of each tower's part of the features with its kernel."""
         if not self.divide_input:
-            return _of_all(x, kernel)
-        return _of_each(self._by_tower(x), kernel)
-
-    def _by_tower(self, x: Array) -> Float[Array, "*batch nodes towers each"]:
-        return x.reshape(*x.shape[:-1], self.towers, x.shape[-1] // self.towers)
-
-    def _shifted(self, graph: CSRGraph, reduced: Array, shift: Array) -> list[Array]:
-        """The reductions of messages to which each row adds the same; zero without edges."""
-        degrees = graph.degrees()[:, None]
-        made = []
-        for name, part in zip(
-            self.aggregators, jnp.split(reduced, len(self.aggregators), axis=-1), strict=True
-        ):
-            if name == "sum":
-                part = part + degrees.astype(part.dtype) * shift
-            elif name not in ("std", "var"):
-                part = part + shift
-            made.append(jnp.where(degrees > 0, part, 0))
-        return made
+            return times_all(x, kernel)
+        return times_each(by_tower(x, self.towers), kernel)
 
     def _scaled(
         self, graph: CSRGraph, dst: Array, reduced: list[Array]
     ) -> Float[Array, "*batch rows towers out"]:
         """The first layer of ``post``, of the node's own features and all scaled reductions."""
-        kernel, bias = self.post.kernel[...], self.post.bias[...]
-        dst, kernel, bias = promote_dtype((dst, kernel, bias), dtype=self.dtype)
+        dst, kernel, bias = promote_dtype((dst, *self.post.parameters()), dtype=self.dtype)
         each, out = self.pre.bias.shape[-1], kernel.shape[-1]
         y = self._times(dst, kernel[:, :each]) + bias
-        by_tower = jnp.concatenate([self._by_tower(part) for part in reduced], axis=-1)
+        parts = jnp.concatenate([by_tower(part, self.towers) for part in reduced], axis=-1)
         of_scales = jnp.split(kernel[:, each:], len(self.scalers), axis=1)
         # One product for all scales, which are factors of its columns.
-        product = _of_each(by_tower, jnp.concatenate(of_scales, axis=-1))
+        product = times_each(parts, jnp.concatenate(of_scales, axis=-1))
         product = product.reshape(*product.shape[:-1], len(self.scalers), out)
-        scales = self._scales(graph).astype(product.dtype)
-        return y + jnp.sum(product * scales[:, None, :, None], axis=-2)
-
-    def _scales(self, graph: CSRGraph) -> Float[Array, "rows scalers"]:
-        """The factor of each row and scale."""
-        degrees = graph.degrees().astype(accumulation_dtype(jnp.dtype(self.param_dtype)))
-        at_least_one = jnp.maximum(degrees, 1)
-        mean, log = self.average_degree
-        made = {
-            "identity": lambda: jnp.ones_like(degrees),
-            "amplification": lambda: jnp.log(degrees + 1) / log,
-            "attenuation": lambda: log / jnp.log(at_least_one + 1),
-            "linear": lambda: degrees / mean,
-            "inverse_linear": lambda: mean / at_least_one,
-        }
-        return jnp.stack([made[name]() for name in self.scalers], axis=-1)
+        wide = accumulation_dtype(jnp.dtype(self.param_dtype))
+        scales = degree_scales(graph, self.average_degree, self.scalers, wide)
+        scales = scales[:, None, :, None].astype(product.dtype)
+        return y + jnp.sum(product * scales, axis=-2)
 
 
-def _of_all(x: Float[Array, "*batch nodes in"], kernel: Float[Array, "towers in out"]) -> Array:
-    """The product of the features with the kernel of each tower, [*batch, nodes, towers, out]."""
-    towers, width, out = kernel.shape
-    flat = jnp.matmul(x, jnp.swapaxes(kernel, 0, 1).reshape(width, towers * out))
-    return flat.reshape(*flat.shape[:-1], towers, out)
+def _shifted(
+    graph: CSRGraph,
+    aggregators: Sequence[ops.Aggregation],
+    reduced: Sequence[Float[Array, "*batch rows width"]],
+    shift: Float[Array, "*batch rows width"],
+) -> list[Float[Array, "*batch rows width"]]:
+    """The reductions of messages to which each row adds the same; zero without edges."""
+    degrees = graph.degrees()[:, None]
 
+    def shifted(name: str, part: Array) -> Array:
+        if name in ("std", "var"):
+            return part
+        return part + (degrees.astype(shift.dtype) * shift if name == "sum" else shift)
 
-def _of_each(
-    x: Float[Array, "*batch nodes towers in"], kernel: Float[Array, "towers in out"]
-) -> Float[Array, "*batch nodes towers out"]:
-    """The product of each tower's features with its kernel."""
-    return jnp.swapaxes(jnp.matmul(jnp.swapaxes(x, -2, -3), kernel), -2, -3)
-
-
-def _joined(x: Float[Array, "*batch nodes towers each"]) -> Float[Array, "*batch nodes width"]:
-    *nodes, towers, each = x.shape
-    return x.reshape(*nodes, towers * each)
+    return [
+        jnp.where(degrees > 0, shifted(name, part), 0)
+        for name, part in zip(aggregators, reduced, strict=True)
+    ]

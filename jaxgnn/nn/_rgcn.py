@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
@@ -86,18 +87,17 @@ class RGCNConv(GraphLayer):
         self.aggregation: Literal["mean", "sum"] = aggregation
         count = num_relations if num_bases is None else num_bases
 
-        def matrices(*shape: int) -> nnx.Param:
-            stacked = tuple(range(len(shape) - 2))
-            glorot = nnx.initializers.glorot_uniform(batch_axis=stacked)
-            return nnx.Param(glorot(rngs.params(), shape, self.param_dtype))
-
+        matrices = functools.partial(self._matrices, rngs)
         of_blocks = () if num_blocks is None else (num_blocks,)
         self.kernel = matrices(count, *of_blocks, src // blocks, out_features // blocks)
         self.coefficients = None if num_bases is None else matrices(num_relations, num_bases)
-        self.root_linear = (
-            self._linear(dst, out_features, use_bias=False, rngs=rngs) if root_weight else None
-        )
+        root = functools.partial(self._linear, dst, out_features, use_bias=False, rngs=rngs)
+        self.root_linear = root() if root_weight else None
         self.bias = self._zeros(out_features, use_bias)
+
+    def _matrices(self, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
+        glorot = nnx.initializers.glorot_uniform(batch_axis=tuple(range(len(shape) - 2)))
+        return nnx.Param(glorot(rngs.params(), shape, self.param_dtype))
 
     def __call__(
         self, graph: RelationalGraph | Sequence[CSRGraph], x: Nodes
@@ -139,12 +139,19 @@ class RGCNConv(GraphLayer):
         kernel = self.kernel[...].astype(sums.dtype)
         if self.coefficients is not None:
             sums = self.coefficients[...].T.astype(sums.dtype) @ sums
-        if self.num_blocks is None:
-            joined = sums.reshape(*batch, graph.num_rows, kernel.shape[0] * width)
-            return joined @ kernel.reshape(-1, kernel.shape[-1])
-        # A product for each block, over what all relations have of it.
-        blocks = sums.reshape(*sums.shape[:-1], self.num_blocks, width // self.num_blocks)
-        blocks = jnp.moveaxis(blocks, -2, -4)
-        of_blocks = kernel.swapaxes(0, 1).reshape(self.num_blocks, -1, kernel.shape[-1])
-        y = blocks.reshape(*blocks.shape[:-2], -1) @ of_blocks
-        return jnp.moveaxis(y, -3, -2).reshape(*batch, graph.num_rows, -1)
+        return _times_matrices(sums, kernel)
+
+
+def _times_matrices(
+    sums: Float[Array, "*batch rows matrices in"], kernel: Float[Array, "matrices *blocks in out"]
+) -> Float[Array, "*batch rows out"]:
+    """The sum over all matrices of their products; of blocks on the diagonal if they have some."""
+    *rows, _, width = sums.shape
+    if kernel.ndim == 3:
+        return sums.reshape(*rows, -1) @ kernel.reshape(-1, kernel.shape[-1])
+    # A product for each block, over what all relations have of it.
+    num_blocks = kernel.shape[1]
+    blocks = jnp.moveaxis(sums.reshape(*sums.shape[:-1], num_blocks, width // num_blocks), -2, -4)
+    of_blocks = kernel.swapaxes(0, 1).reshape(num_blocks, -1, kernel.shape[-1])
+    y = blocks.reshape(*blocks.shape[:-2], -1) @ of_blocks
+    return jnp.moveaxis(y, -3, -2).reshape(*rows, -1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, GraphBatch
+from jaxgnn.graph import GraphBatch
+from jaxgnn.nn._kept_nodes import batch_of_nodes, rows_at
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._of_graphs import check_batch, check_features, num_real_nodes, of_nodes, rows_where
 from jaxgnn.nn._options import at_least, checked_options, number, or_none
@@ -115,19 +115,12 @@ class TopKPooling(nnx.Module):
         direction = self.direction[...].astype(x.dtype)
         scores = jnp.tanh(x @ direction / jnp.linalg.norm(direction))
         order, is_kept = self._best(scores, batch)
-        slots = jnp.arange(self._capacity(batch), dtype=jnp.int32)
-        total = jnp.sum(is_kept, dtype=jnp.int32)
         nodes = x.shape[0]
         # The kept ones of ``order`` in their order, and behind them the number of nodes.
-        (at,) = jnp.nonzero(is_kept, size=slots.size, fill_value=nodes)
+        (at,) = jnp.nonzero(is_kept, size=self._capacity(batch), fill_value=nodes)
         node_ids = jnp.pad(order, (0, 1), constant_values=nodes)[at]
-        real = slots < total
-
-        def taken(leaf: Array) -> Array:
-            return rows_where(real, jnp.asarray(leaf)[jnp.where(real, node_ids, 0)])
-
-        kept = taken(x) * taken(scores)[:, None]
-        return Pooled(kept, self._batch(batch, node_ids, real, taken), node_ids)
+        kept = rows_at(node_ids, x) * rows_at(node_ids, scores)[:, None]
+        return Pooled(kept, batch_of_nodes(batch, node_ids), node_ids)
 
     def _capacity(self, batch: GraphBatch) -> int:
         nodes, graphs = batch.node_mask.shape[0], batch.num_graphs
@@ -145,46 +138,3 @@ class TopKPooling(nnx.Module):
         place = jnp.arange(order.shape[0], dtype=start.dtype)
         within = place - of_nodes(start, batch)  # nodes are in the order of their graphs
         return order, within < of_nodes(wanted, batch)
-
-    def _batch(
-        self,
-        batch: GraphBatch,
-        node_ids: Array,
-        real: Array,
-        taken: Callable[[Array], Array],
-    ) -> GraphBatch:
-        """The batch of the kept nodes and of the edges between them."""
-        nodes, capacity = batch.node_mask.shape[0], node_ids.shape[0]
-        slot_of = jnp.full(nodes, capacity, jnp.int32)
-        slot_of = slot_of.at[node_ids].set(jnp.arange(capacity, dtype=jnp.int32), mode="drop")
-        old = batch.graph
-        rows = jnp.asarray(old.receivers())
-        receivers = jnp.where(rows < nodes, slot_of[jnp.minimum(rows, nodes - 1)], capacity)
-        senders = slot_of[jnp.asarray(old.indices)]
-        is_edge = (receivers < capacity) & (senders < capacity)
-        graph, (edges,) = CSRGraph.from_edges(
-            jnp.where(is_edge, senders, 0),
-            jnp.where(is_edge, receivers, 0),
-            capacity,
-            weights=None if old.weights is None else jnp.asarray(old.weights),
-            edge_mask=is_edge,
-            edge_data=(jax.tree.map(jnp.asarray, batch.edges),),
-        )
-        # The first graph that is padding; their number, which is none, where all are real.
-        padding = jnp.sum(jnp.asarray(batch.graph_mask), dtype=jnp.int32)
-        ids = jnp.where(real, jnp.asarray(batch.graph_ids)[jnp.where(real, node_ids, 0)], padding)
-        counts = jnp.zeros(batch.num_graphs, jnp.int32).at[ids].add(1, mode="drop")
-        of_edges = jnp.where(is_edge, ids[jnp.minimum(receivers, capacity - 1)], padding)
-        edge_counts = jnp.zeros(batch.num_graphs, jnp.int32).at[of_edges].add(1, mode="drop")
-        there = jnp.arange(graph.num_edges) < jnp.asarray(graph.indptr)[-1]
-        return GraphBatch(
-            graph=graph,
-            graph_ids=ids,
-            num_nodes_of_each=counts,
-            num_edges_of_each=edge_counts,
-            node_mask=real,
-            graph_mask=jnp.asarray(batch.graph_mask),
-            nodes=jax.tree.map(taken, batch.nodes),
-            edges=jax.tree.map(lambda leaf: rows_where(there, leaf), edges),
-            globals=batch.globals,
-        )
