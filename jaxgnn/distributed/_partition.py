@@ -16,6 +16,7 @@ import scipy.sparse
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._partition_cache import cached_parts
 from jaxgnn.graph import CSRGraph, is_concrete
+from jaxgnn.graph._require_graph import require_graph
 
 Method = Literal["contiguous", "random", "degree", "metis"]
 """How rows are given to parts; see ``partition``."""
@@ -153,8 +154,7 @@ def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts
 
 def check_graph(graph: Any, *, square: bool) -> None:
     """Raises ValueError unless ``graph`` is a CSRGraph, square if asked, that the host can read."""
-    if not isinstance(graph, CSRGraph):
-        raise bad_input("partition", "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    require_graph("partition", "graph", graph)
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
         raise bad_input("partition", "graph", "concrete; call it outside jit", "a tracer")
     if square and graph.num_rows != graph.num_cols:

@@ -11,14 +11,10 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgnn._concrete import is_concrete as is_concrete
 from jaxgnn._errors import bad_input
 
 MAX_INT32 = np.iinfo(np.int32).max
-
-
-def is_concrete(*arrays: Any) -> bool:
-    """Whether the host can read the values of every array now; None counts as readable."""
-    return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
 def ids_in_range(ids: Any, size: int) -> Any:

@@ -24,6 +24,7 @@ from jaxgnn.graph._arrays import (
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._local_graph import require_whole
+from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host
 
 
@@ -201,8 +202,7 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
 
 def _check(where: str, argument: str, graph: Any) -> None:
     """Raises ValueError unless ``graph`` is a graph that may be stacked."""
-    if not isinstance(graph, CSRGraph):
-        raise bad_input(where, argument, "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    require_graph(where, argument, graph)
     if graph.is_normalized:
         expected = "not normalised yet, since degrees are those of a relation"
         raise bad_input(where, argument, expected, repr(graph.normalization))

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from jaxgnn._concrete import is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.metrics._arrays import all_finite, as_mask, as_numbers, mean_where, result_dtype
 
@@ -38,7 +40,8 @@ def roc_auc(
       that is neither 0 nor 1.
 
     Raises:
-      ValueError: if scores and labels differ in shape or have no example, or the mask does not fit.
+      ValueError: if scores and labels differ in shape or have no example, the mask does not fit, or
+        known labels are other floats and the scores integers, as in the order of scikit-learn.
 
     Example:
       >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
@@ -74,7 +77,8 @@ def average_precision(
       that is not finite, or a label that is neither 0 nor 1.
 
     Raises:
-      ValueError: if scores and labels differ in shape or have no example, or the mask does not fit.
+      ValueError: if scores and labels differ in shape or have no example, the mask does not fit, or
+        known labels are other floats and the scores integers, as in the order of scikit-learn.
 
     Example:
       >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
@@ -172,6 +176,19 @@ def _checked(where: str, scores: Any, labels: Any, mask: Any) -> tuple[Array, Ar
         raise bad_input(where, "scores", "of at least one example", f"shape {scores.shape}")
     if labels.shape != scores.shape:
         raise bad_input(where, "labels", f"of the scores' shape {scores.shape}", labels.shape)
+    _check_order(where, scores, labels)
     if labels.dtype == bool:  # which no number is compared with
         labels = labels.astype(jnp.int8)
     return scores, labels, as_mask(where, "mask", mask, scores.shape)
+
+
+def _check_order(where: str, scores: Array, labels: Array) -> None:
+    """Raises ValueError if scores and labels, as far as known, look like each other."""
+    are_floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (scores, labels)]
+    if are_floats != [False, True] or not is_concrete(labels):
+        return
+    numbers = np.asarray(labels)
+    unlike = numbers[(numbers >= 0) & (numbers != 0) & (numbers != 1)]
+    if unlike.size:
+        expected = "0 or 1, below zero or NaN, and behind the scores, unlike in scikit-learn"
+        raise bad_input(where, "labels", expected, unlike[0])

@@ -93,7 +93,14 @@ def averages_or_graph(value: Any) -> str | None:
         isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value
     )
     is_good = is_good or (isinstance(value, CSRGraph) and is_concrete(value.indptr))
-    return None if is_good else "nn.DegreeAverages of positive numbers, or a concrete CSRGraph"
+    return (
+        None
+        if is_good
+        else (
+            "nn.DegreeAverages of positive numbers, such as DegreeAverages.of_histogram(deg), or a "
+            "concrete CSRGraph"
+        )
+    )
 
 
 def degree_scales(

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.nn._layer import Layer
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import check_widths
@@ -58,9 +59,7 @@ class GraphLayer(Layer):
         self._check_nodes("x", x, graph.num_cols, in_features, "nodes")
 
     def _check_graph(self, graph: CSRGraph) -> None:
-        if not isinstance(graph, CSRGraph):
-            expected = "a jaxgnn.graph.CSRGraph, which comes before the features"
-            raise bad_input(self._name, "graph", expected, type(graph).__name__)
+        require_graph(self._name, "graph", graph, ", which comes before the features")
 
     def _check_square(
         self, graph: CSRGraph, reason: str = "since each node adds its own features"

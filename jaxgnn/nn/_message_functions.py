@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.nn._node_updates import NodeUpdate
 from jaxgnn.ops._aggregate.edge_ends import at_ends
 
@@ -148,8 +149,7 @@ def _shape(made: Any) -> str:
 
 def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
     """The features of receivers and senders."""
-    if not isinstance(graph, CSRGraph):
-        raise bad_input(_WHERE, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    require_graph(_WHERE, "graph", graph)
     is_pair = isinstance(h, tuple | list)
     if is_pair and len(h) != 2:
         raise bad_input(_WHERE, "h", "an array, or a pair (x_dst, x_src)", f"{len(h)} of them")

@@ -18,7 +18,10 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 def check_batch(where: str, x: Any, batch: Any) -> GraphBatch:
     """Raises ValueError unless ``x`` has a row for each node slot of a batch of graphs."""
     if not isinstance(batch, GraphBatch):
-        raise bad_input(where, "batch", "a jaxgnn.graph.GraphBatch", type(batch).__name__)
+        expected = "a jaxgnn.graph.GraphBatch"
+        if getattr(batch, "ndim", 0) == 1:  # the graph of each node
+            expected += " (of ids of graphs there are jaxgnn.segment_mean and its like)"
+        raise bad_input(where, "batch", expected, type(batch).__name__)
     if not hasattr(x, "ndim"):
         raise bad_input(where, "x", "an array", type(x).__name__)
     nodes = batch.node_mask.shape[-1]

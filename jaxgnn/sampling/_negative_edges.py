@@ -22,6 +22,7 @@ from jaxtyping import Array, Int, Int32, PRNGKeyArray, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete
+from jaxgnn.graph._require_graph import require_graph
 
 PairWeights = Literal["uniform", "degree"]
 """How likely a node is drawn: all alike, or by the 3/4 power of its number of edges."""
@@ -262,8 +263,7 @@ def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -
 
 def _edges_of(where: str, graph: Any) -> scipy.sparse.csr_array:
     """Which sender has an edge to which receiver, as ones: [senders, receivers] int32."""
-    if not isinstance(graph, CSRGraph):
-        raise bad_input(where, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    require_graph(where, "graph", graph)
     if not is_concrete(graph.indptr, graph.indices):
         raise bad_input(where, "graph", "concrete; call it outside jit", "a tracer")
     indptr = np.asarray(graph.indptr)

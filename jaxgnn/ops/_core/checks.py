@@ -12,6 +12,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
 from jaxgnn.graph._arrays import put_copy
 from jaxgnn.graph._bounds import bounded_graph, bounded_rows
+from jaxgnn.graph._require_graph import require_graph
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:
@@ -21,8 +22,7 @@ def check_graph(op: str, graph: Any) -> CSRGraph:
       ValueError: unless ``graph`` is a CSRGraph of sound shapes with at least one node. A concrete
         graph keeps these parts for the next call; without any plan its indices are checked too.
     """
-    if not isinstance(graph, CSRGraph):
-        raise bad_input(op, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    require_graph(op, "graph", graph)
     check_shapes(op, graph)
     if 0 in graph.shape:
         raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")

@@ -1,0 +1,32 @@
+"""What functions of a graph say to those who pass something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._csr import CSRGraph
+
+
+def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
+    """Raises ValueError unless ``given`` is a CSRGraph; says how to make one of what came.
+
+    Args:
+      where: the function or class that errors name.
+      argument: its argument.
+      given: what the caller passed.
+      note: what else the error says of the argument, such as ``", which comes first"``.
+    """
+    if not isinstance(given, CSRGraph):
+        expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(given)}"
+        raise bad_input(where, argument, expected, type(given).__name__)
+
+
+def _way_to_make_one(given: Any) -> str:
+    if hasattr(given, "senders") and hasattr(given, "n_node"):
+        return " (CSRGraph.from_graphs_tuple makes one)"
+    if hasattr(given, "graph") and isinstance(given.graph, CSRGraph):
+        return " (pass batch.graph)"
+    if getattr(given, "ndim", 0) == 2 and given.shape[0] == 2 and given.dtype.kind in "iu":
+        return " (CSRGraph.from_edge_index(edge_index, num_nodes) makes one)"
+    return ""
