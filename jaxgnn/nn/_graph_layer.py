@@ -75,6 +75,9 @@ class GraphLayer(Layer):
             wanted = "features" if width is None else width
             shape = f"of shape [..., {count}, {wanted}], {of} by features"
             raise bad_input(self._name, argument, shape, f"shape {x.shape}")
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)
+        if not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
+            raise bad_input(self._name, argument, "an array of real numbers", f"dtype {x.dtype}")
 
     def _ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Array]:
         """The features of both ends, in the dtype of the computation.

@@ -167,6 +167,10 @@ BAD = {
         lambda: metrics.roc_auc(np.ones(3), np.ones(4)),
         r"metrics.roc_auc: labels must be of the scores' shape \(3,\), got \(4,\)",
     ),
+    "labels in the place of scores": (
+        lambda: metrics.roc_auc(np.array([0, 1, 1]), np.array([0.1, 0.4, 0.9])),
+        r"metrics.roc_auc: labels must be 0 or 1, .* behind the scores, .*, got 0.1",
+    ),
     "no examples": (lambda: metrics.average_precision([], []), "scores must be of at least one"),
     "a number": (lambda: metrics.roc_auc(1.0, 1), "scores must be an array of at least one axis"),
     "complex scores": (lambda: metrics.roc_auc(np.ones(3, complex), np.ones(3)), "real numbers"),

@@ -407,6 +407,14 @@ PLAIN, WITH_EDGES = _made(nn.GATConv), _made(nn.GATv2Conv, edge_dim=3)
 BAD_CALLS = {
     "no graph": (PLAIN, ("graph", X), "graph must be a jaxgnn.graph.CSRGraph.*, got str"),
     "features first": (PLAIN, (X, GRAPH), "graph.*which comes before the features, got ArrayImpl"),
+    "an edge_index": (
+        PLAIN,
+        (np.array([[0, 1], [1, 0]]), X),
+        r"\(CSRGraph.from_edge_index\(edge_index, num_nodes\) makes one\), got ndarray",
+    ),
+    "a graph of jraph": (PLAIN, (GRAPH.to_graphs_tuple(), X), "CSRGraph.from_graphs_tuple makes"),
+    "a batch": (PLAIN, (GraphBatch.from_graphs([GRAPH]), X), r"\(pass batch.graph\), got GraphB"),
+    "words": (PLAIN, (GRAPH, np.full(X.shape, "a")), "x must be an array of real.*got dtype <U1"),
     "a list": (PLAIN, (GRAPH, {1: 2}), r"x must be an array, got dict"),
     "another width": (PLAIN, (GRAPH, X[:, :5]), r"x must be of shape \[..., 11, 6\].*\(11, 5\)"),
     "fewer nodes": (PLAIN, (GRAPH, X[:7]), r"x must be of shape \[..., 11, 6\].*\(7, 6\)"),

@@ -234,6 +234,10 @@ BAD = {
         lambda: nn.pool(X, BATCH.graph, "sum"),
         "batch must be a jaxgnn.graph.GraphBatch, got CSRGraph",
     ),
+    "the graph of each node": (
+        lambda: nn.pool(X, np.zeros(16, np.int32), "sum"),
+        r"GraphBatch \(of ids of graphs there are jaxgnn.segment_mean and its like\), got ndarray",
+    ),
     "another width": (
         lambda: nn.Set2Set(4, rngs=nnx.Rngs(0))(X, BATCH),
         r"Set2Set: x must be of shape \[nodes, 4\], got shape \(16, 3\)",
