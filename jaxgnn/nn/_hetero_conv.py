@@ -15,6 +15,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.graph._hetero import check_edge_type
 from jaxgnn.nn._dropout import require_stream
+from jaxgnn.nn._node_types import check_features, check_is_hetero
 from jaxgnn.nn._options import checked_options, function, one_of
 
 _REDUCTIONS: dict[str, Callable[[list[Array]], Array]] = {
@@ -103,8 +104,7 @@ class HeteroConv(nnx.Module):
           ValueError: if the graph lacks a relation, ``x`` lacks a type or has another number of its
             nodes, or ``edge_features`` are of a relation without a layer.
         """
-        if not isinstance(graph, HeteroGraph):
-            raise bad_input("HeteroConv", "graph", "a HeteroGraph", type(graph).__name__)
+        check_is_hetero("HeteroConv", graph)
         missing = [e for e in self.edge_types if e not in graph]
         if missing:
             expected = f"of the relation {missing[0]!r}, which has a layer"
@@ -133,36 +133,6 @@ class HeteroConv(nnx.Module):
             expected = f"of results of one shape for {node_type!r}, to be joined"
             raise bad_input("HeteroConv", "layers", expected, [y.shape for y in parts])
         return _REDUCTIONS[self.reduce](parts)
-
-
-def check_features(
-    where: str, graph: HeteroGraph, x: Any, edge_types: tuple[EdgeType, ...] | None = None
-) -> None:
-    """Raises ValueError unless ``x`` has features of all nodes of each type.
-
-    Args:
-      where: name of the layer.
-      graph: the relations.
-      x: features by type of nodes.
-      edge_types: relations whose types are needed; None for all types.
-    """
-    if not isinstance(x, Mapping):
-        expected = "a dictionary of the features of each type of nodes"
-        raise bad_input(where, "x", expected, type(x).__name__)
-    of_relations = (t for e in edge_types or () for t in (e[0], e[2]))
-    for node_type in graph.node_types if edge_types is None else of_relations:
-        count = graph.num_nodes[node_type]
-        if node_type not in x:
-            raise bad_input(
-                where,
-                "x",
-                f"of a type {node_type!r} too (layers return only types that receive)",
-                f"types {list(x)}",
-            )
-        shape = getattr(x[node_type], "shape", ())
-        if len(shape) < 2 or shape[-2] != count:
-            expected = f"of shape [..., {count}, features], as there are nodes of this type"
-            raise bad_input(where, f"x[{node_type!r}]", expected, f"shape {shape}")
 
 
 def _takes_rngs(layer: nnx.Module) -> bool:

@@ -13,12 +13,11 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
-from jaxgnn.graph._hetero import check_edge_type
 from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._graph_layer import GraphLayer
-from jaxgnn.nn._hetero_conv import check_features
 from jaxgnn.nn._linear import FusedLinear
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._node_types import check_features, check_is_hetero, checked_metadata, width_of_each
 from jaxgnn.nn._options import checked_options
 
 _glorot = nnx.initializers.glorot_uniform(batch_axis=0)
@@ -69,8 +68,8 @@ class HGTConv(GraphLayer):
         **common: Unpack[CommonOptions],
     ):
         super().__init__(**common)
-        self.node_types, self.edge_types = _checked_metadata(self._name, metadata)
-        self.in_widths = _width_of_each(self._name, in_features, self.node_types)
+        self.node_types, self.edge_types = checked_metadata(self._name, metadata)
+        self.in_widths = width_of_each(self._name, in_features, self.node_types)
         check_widths(self._name, out_features)
         if out_features % heads:
             expected = f"a divisor of out_features, {out_features}"
@@ -107,19 +106,7 @@ class HGTConv(GraphLayer):
         Raises:
           ValueError: if graph and features do not fit each other or the layer.
         """
-        if not isinstance(graph, HeteroGraph):
-            raise bad_input(self._name, "graph", "a HeteroGraph", type(graph).__name__)
-        if graph.metadata != (self.node_types, self.edge_types):
-            expected = f"of the relations {list(self.edge_types)}"
-            raise bad_input(self._name, "graph", expected, list(graph.edge_types))
-        check_features(self._name, graph, x)
-        for node_type in self.node_types:
-            width, of = self.in_widths[node_type], f"{node_type} nodes"
-            argument = f"x[{node_type!r}]"
-            self._check_nodes(argument, x[node_type], graph.num_nodes[node_type], width, of)
-        floats = dict(
-            zip(self.node_types, self._as_floats(*(x[t] for t in self.node_types)), strict=True)
-        )
+        floats = self._checked_floats(graph, x)
         queries, keys, values = self._projected(floats)
         attended: Any = ops.dot_attention(
             graph.joined(),
@@ -135,6 +122,19 @@ class HGTConv(GraphLayer):
             for place, node_type in enumerate(self.node_types)
             if node_type in receiving
         }
+
+    def _checked_floats(self, graph: Any, x: Any) -> dict[str, Array]:
+        """The features in one dtype; ValueError unless graph, features and layer fit."""
+        check_is_hetero(self._name, graph)
+        if graph.metadata != (self.node_types, self.edge_types):
+            expected = f"of the relations {list(self.edge_types)}"
+            raise bad_input(self._name, "graph", expected, list(graph.edge_types))
+        check_features(self._name, graph, x)
+        for name, width in self.in_widths.items():
+            of = f"x[{name!r}]", x[name], graph.num_nodes[name]
+            self._check_nodes(*of, width, f"{name} nodes")
+        arrays = self._as_floats(*(x[name] for name in self.node_types))
+        return dict(zip(self.node_types, arrays, strict=True))
 
     def _projected(self, x: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
         """Queries, keys and values of each type of nodes, [..., nodes, heads, dim]."""
@@ -166,31 +166,3 @@ class HGTConv(GraphLayer):
             return y
         share = jax.nn.sigmoid(self.skips[...][place]).astype(y.dtype)
         return share * y + (1 - share) * x
-
-
-def _checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple[EdgeType, ...]]:
-    """The types of nodes and the relations, all of whose ends are among these types."""
-    if not isinstance(metadata, tuple | list) or len(metadata) != 2:
-        expected = "a pair of the types of nodes and the relations, graph.metadata"
-        raise bad_input(where, "metadata", expected, repr(metadata))
-    node_types, edge_types = (
-        tuple(sorted(metadata[0])),
-        tuple(metadata[1]),
-    )  # as HeteroGraph has them
-    for edge_type in edge_types:
-        check_edge_type(where, "metadata", edge_type)
-        if not {edge_type[0], edge_type[2]} <= set(node_types):
-            expected = f"of relations between the types {list(node_types)}"
-            raise bad_input(where, "metadata", expected, repr(edge_type))
-    if not edge_types:
-        raise bad_input(where, "metadata", "of at least one relation", repr(metadata))
-    return node_types, edge_types
-
-
-def _width_of_each(where: str, given: Any, node_types: Sequence[str]) -> dict[str, int]:
-    widths = dict(given) if isinstance(given, Mapping) else dict.fromkeys(node_types, given)
-    if set(widths) != set(node_types):
-        expected = f"one width, or one for each of {list(node_types)}"
-        raise bad_input(where, "in_features", expected, given)
-    check_widths(where, *widths.values())
-    return widths

@@ -58,6 +58,26 @@ class HyperedgeWeights(nnx.Module):
         """Returns the positive weights of all hyperedges, [hyperedges]."""
         return jax.nn.softplus(self.logits[...])
 
+    def of(self, layer: str, incidence: Incidence, given: Array | None) -> Array:
+        """The weights of the hyperedges of a hypergraph.
+
+        Args:
+          layer: name of the layer that errors name.
+          incidence: the hypergraph that it was called with.
+          given: the weights that it was called with.
+
+        Raises:
+          ValueError: if there are other weights, or another number of hyperedges.
+        """
+        learnt = self.logits.shape[0]
+        if given is not None:
+            expected = f"None, as the layer has learnt weights of {learnt} hyperedges"
+            raise bad_input(layer, "weight", expected, f"shape {jnp.shape(given)}")
+        if learnt != incidence.num_hyperedges:
+            expected = f"of {learnt} hyperedges, as num_hyperedges says"
+            raise bad_input(layer, "incidence", expected, incidence.num_hyperedges)
+        return self()
+
 
 class HypergraphLayer(Layer):
     """Base class of layers that are called with a hypergraph and the features of its nodes."""

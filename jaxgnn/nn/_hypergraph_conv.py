@@ -134,7 +134,8 @@ class HypergraphConv(HypergraphLayer):
           ValueError: if an argument does not fit the others or the layer.
         """
         self._check(incidence, x, self.in_features)
-        weight = self._weight(incidence, weight)
+        if self.weights is not None:
+            weight = self.weights.of(self._name, incidence, weight)
         rngs = self._training_rngs(rngs)
         parameters = (
             None if p is None else p[...] for p in (self.kernel, self.bias, self.attention)
@@ -163,18 +164,6 @@ class HypergraphConv(HypergraphLayer):
             path=self.path,
             implementation=self.implementation,
         )
-
-    def _weight(self, incidence: Incidence, weight: Array | None) -> Array | None:
-        if self.weights is None:
-            return weight
-        learnt = self.weights.logits.shape[0]
-        if weight is not None:
-            expected = f"None, as the layer has learnt weights of {learnt} hyperedges"
-            raise bad_input(self._name, "weight", expected, f"shape {jnp.shape(weight)}")
-        if learnt != incidence.num_hyperedges:
-            expected = f"of {learnt} hyperedges, as num_hyperedges says"
-            raise bad_input(self._name, "incidence", expected, incidence.num_hyperedges)
-        return self.weights()
 
 
 class HGNNPlusConv(HypergraphLayer):
