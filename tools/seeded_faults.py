@@ -841,15 +841,15 @@ LAYERS = (
     Fault(
         "messages of edges: PNAConv adds the receiver's part to a sum once, not for each edge",
         "jaxgnn/nn/_pna.py",
-        "part = part + degrees.astype(part.dtype) * shift",
-        "part = part + shift",
+        "degrees.astype(shift.dtype) * shift if name",
+        "shift if name",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
         "messages of edges: PNAConv has no activation between layers of a tower",
         "jaxgnn/nn/_pna.py",
-        "_of_each(function_of(self.activation)(x), kernel)",
-        "_of_each(x, kernel)",
+        "layer(function_of(self.activation)(x), self.dtype)",
+        "layer(x, self.dtype)",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
@@ -1259,8 +1259,8 @@ RELATIONS = (
     Fault(
         "relations: blocks of one relation are taken for relations of one block",
         "jaxgnn/nn/_rgcn.py",
-        "kernel.swapaxes(0, 1).reshape(self.num_blocks",
-        "kernel.reshape(self.num_blocks",
+        "kernel.swapaxes(0, 1).reshape(num_blocks",
+        "kernel.reshape(num_blocks",
         _tests(
             "nn/test_relations",
             "test_rgcn_computes_its_formula_from_graphs_and_from_edge_types",

@@ -148,7 +148,7 @@ def _times_matrices(
     """The sum over all matrices of their products; of blocks on the diagonal if they have some."""
     *rows, _, width = sums.shape
     if kernel.ndim == 3:
-        return sums.reshape(*rows, -1) @ kernel.reshape(-1, kernel.shape[-1])
+        return sums.reshape(*rows, len(kernel) * width) @ kernel.reshape(-1, kernel.shape[-1])
     # A product for each block, over what all relations have of it.
     num_blocks = kernel.shape[1]
     blocks = jnp.moveaxis(sums.reshape(*sums.shape[:-1], num_blocks, width // num_blocks), -2, -4)
