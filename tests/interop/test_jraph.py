@@ -110,6 +110,6 @@ def test_of_jraphs_own_tests_none_fails_that_jraph_itself_passes(name):
     failed = jraphs_own.failures(name, "jaxgnn")
     if jax.default_backend() == "cpu":
         assert failed == {}
-    elif failed:  # as quotients are on a GPU, they are further off than the tests allow
+    elif failed:  # on a GPU jraph itself may be further off than its tests allow
         of_jraph = jraphs_own.failures(name, "jraph")
         assert {test: why for test, why in failed.items() if test not in of_jraph} == {}
