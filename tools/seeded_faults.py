@@ -697,8 +697,8 @@ GRADIENTS = (
     Fault(
         "gradient of spmm: the weights of the transposed graph are dropped",
         "jaxgnn/ops/_graph/spmm.py",
-        "dx = _spmm(request, transposed.with_weights(None), transposed.weights, dy)",
-        "dx = _spmm(request, transposed.with_weights(None), None, dy)",
+        "dx = spmm_of_request(request, transposed.with_weights(None), transposed.weights, dy)",
+        "dx = spmm_of_request(request, transposed.with_weights(None), None, dy)",
         _tests(
             "ops/graph/test_spmm",
             "test_spmm_value_and_gradients_equal_float64_on_every_graph",
@@ -708,8 +708,8 @@ GRADIENTS = (
     Fault(
         "gradient of sddmm: the graph is not transposed",
         "jaxgnn/ops/_graph/spmm.py",
-        "db = _spmm(request, transposed.with_weights(None), transposed.weights, a)",
-        "db = _spmm(request, structure, de, a)",
+        "db = spmm_of_request(request, transposed.with_weights(None), transposed.weights, a)",
+        "db = spmm_of_request(request, structure, de, a)",
         _tests("ops/graph/test_spmm", "test_sddmm_value_and_gradients_equal_float64"),
     ),
     Fault(

@@ -11,6 +11,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import dot_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._local_graph import edge_words, with_senders
+from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
 from jaxgnn.ops._attention.reference import dot_attention as reference
@@ -144,7 +145,7 @@ def dot_attention(
         seed=seed,
     )
     request = dispatch.resolve(_OP, implementation)
-    call = Call(_KERNELS, reference.scores, request, form, return_weights)
+    call = Call(_KERNELS, composed.dot_scores, request, form, return_weights)
     y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
     return y if weights is None else (y, weights)
 

@@ -1,7 +1,7 @@
 """Gradients to the features of edges of GATv2, and to their linear map, some edges at a time.
 
 They are products of matrices, which have an axis for the edges and one for heads and columns. The
-first is cut into chunks, so that no array has both axes at full length.
+first is cut into pieces, so that no array has both axes at full length.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._attention import pieces
 from pallas_kernels.attention.arguments import Form, Operands
 
-# Entries of the largest array: edges of a chunk times heads times columns.
-_ENTRIES = 2**24
 
-
-class _Chunk(NamedTuple):
+class _Piece(NamedTuple):
     """Some edge slots: their ends, features, and the gradients to their scores before the sum."""
 
     receivers: Int[Array, " edges"]
@@ -56,24 +54,24 @@ def _completed(form, graph, operands, gradients):
     kernel = operands.edge_kernel.astype(jnp.float32)
     attention = operands.attention.astype(jnp.float32)
     heads, width = attention.shape
-    size = max(1, min(graph.num_edges, _ENTRIES // (heads * width)))
+    size = pieces.edges_of_piece(graph.num_edges, heads * width)
     ends = graph.receivers(), graph.indices, operands.edge_features, dtotals
-    chunks = _Chunk(*(_cut(array, size) for array in ends))
+    cut = _Piece(*(pieces.cut(array, size) for array in ends))
 
-    def add(sums, chunk):
-        features = chunk.features.astype(jnp.float32)
+    def add(sums, piece):
+        features = piece.features.astype(jnp.float32)
         # Whatever stands in padding slots has no part.
-        features = jnp.where((chunk.receivers < graph.num_rows)[:, None], features, 0)
+        features = jnp.where((piece.receivers < graph.num_rows)[:, None], features, 0)
         term = jnp.einsum("ef,fhd->ehd", features, kernel, precision="highest")
-        ends = (operands.rows, chunk.receivers), (operands.columns, chunk.senders)
+        ends = (operands.rows, piece.receivers), (operands.columns, piece.senders)
         total = term + sum(x.at[i].get(mode="clip").astype(jnp.float32) for x, i in ends)
-        slopes = jnp.where(total >= 0, 1.0, form.slope) * chunk.dtotals[:, :, None]
+        slopes = jnp.where(total >= 0, 1.0, form.slope) * piece.dtotals[:, :, None]
         sums = sums + jnp.einsum("ef,ehd->fhd", features, slopes, precision="highest")
         to_features = jnp.einsum("ehd,fhd->ef", slopes * attention, kernel, precision="highest")
         return sums, to_features
 
-    zeros = jnp.zeros_like(kernel) + 0.0 * jnp.sum(chunks.dtotals[0, :0])
-    sums, to_features = lax.scan(add, zeros, chunks)
+    zeros = jnp.zeros_like(kernel) + 0.0 * jnp.sum(cut.dtotals[0, :0])
+    sums, to_features = lax.scan(add, zeros, cut)
     to_features = to_features.reshape(-1, kernel.shape[0])[: graph.num_edges]
     of_term = jnp.sum(kernel * sums, axis=0)
     return gradients.replace(
@@ -82,10 +80,3 @@ def _completed(form, graph, operands, gradients):
         attention=(gradients.attention + of_term).astype(operands.attention.dtype),
         edge_logits=None if logits is None else dtotals.astype(logits.dtype),
     )
-
-
-def _cut(array: Array, size: int) -> Array:
-    """The array in chunks of ``size`` along its first axis, the last one filled with zeros."""
-    missing = -len(array) % size
-    padded = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
-    return padded.reshape(-1, size, *array.shape[1:])

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi import gat_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._local_graph import edge_words, with_senders
+from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
 from jaxgnn.ops._attention.reference import gat_attention as reference
@@ -103,6 +104,6 @@ def gat_attention(
     form = Form(slope=check.number("negative_slope", negative_slope), dropout=rate)
     operands = Operands(a_dst, a_src, values, edge_logits, seed=seed)
     request = dispatch.resolve(_OP, implementation)
-    call = Call(_KERNELS, reference.scores, request, form, return_weights)
+    call = Call(_KERNELS, composed.gat_scores, request, form, return_weights)
     y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
     return y if weights is None else (y, weights)

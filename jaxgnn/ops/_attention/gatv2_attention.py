@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi import gatv2_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._local_graph import edge_words, with_senders
+from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders, expanded
 from jaxgnn.ops._attention.reference import gatv2_attention as reference
@@ -118,6 +119,6 @@ def gatv2_attention(
         seed=seed,
     )
     request = dispatch.resolve(_OP, implementation)
-    call = Call(_KERNELS, reference.scores, request, form, return_weights)
+    call = Call(_KERNELS, composed.gatv2_scores, request, form, return_weights)
     y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
     return y if weights is None else (y, weights)

@@ -8,7 +8,7 @@ the expanded values [M, H, D].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, UInt32
 
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention import numbered_dropout
+from jaxgnn.ops._attention.by_group import by_group
 from jaxgnn.ops._attention.skeleton import Call, attention
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph.edge_products import sums_of_edges
@@ -68,27 +69,16 @@ def attended(
     _, weights = numbered_dropout.attended(attention, weighing, graph, rest, numbers)
 
     def of_senders(weights, kept):
-        name = request.name or maxk_spmm.sparse_implementation(graph, kept)
-        weighted = graph.with_weights(weights)
-        return maxk_spmm.maxk_spmm(weighted, kept, implementation=name)
+        def of_head(weights):
+            name = request.name or maxk_spmm.sparse_implementation(graph, kept)
+            weighted = graph.with_weights(weights)
+            return maxk_spmm.maxk_spmm(weighted, kept, implementation=name)
 
-    def of_edges(weights, values):
-        return sums_of_edges(request, graph, weights[:, None], values)[:, 0]
+        return jax.vmap(of_head, in_axes=1, out_axes=1)(weights)
 
-    y = _by_heads(of_senders, weights, kept)
+    of_edges = partial(sums_of_edges, request, graph)
+    y = by_group(of_senders, weights, kept)
     if operands.edge_values is not None:
         values = operands.edge_values.astype(weights.dtype)
-        y = y.astype(weights.dtype) + _by_heads(of_edges, weights, values)
+        y = y.astype(weights.dtype) + by_group(of_edges, weights, values)
     return y, weights if call.return_weights else None
-
-
-def _by_heads(
-    sums: Callable[[Array, Any], Array], weights: Float[Array, "edges heads"], values: Any
-) -> Float[Array, "rows heads dim"]:
-    """The sums of each head, whose values are those of its group, axis 1 of all in ``values``."""
-    groups = jax.tree.leaves(values)[0].shape[1]
-    of_group = jax.vmap(sums, in_axes=(1, None), out_axes=1)
-    of_all = jax.vmap(of_group, in_axes=(1, 1), out_axes=1)
-    edges, heads = weights.shape
-    y = of_all(weights.reshape(edges, groups, heads // groups), values)
-    return y.reshape(y.shape[0], heads, y.shape[-1])

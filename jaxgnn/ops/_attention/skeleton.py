@@ -37,11 +37,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.pallas import Calls
 from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.spmm import spmm
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
@@ -93,14 +93,14 @@ class Call(NamedTuple):
 
     Attributes:
       kernels: the kernels of the op.
-      scores: its scores in plain JAX.
+      scores: its scores, of which derivatives of any order can be made.
       request: which implementation to run.
       form: constants.
       return_weights: whether the weights are wanted too.
     """
 
     kernels: Computation
-    scores: softmax_sum.Scores
+    scores: composed.Scores
     request: dispatch.Request
     form: Form
     return_weights: bool
@@ -147,7 +147,8 @@ def _attention_backward(call, residuals, gradients):
         delta = delta + _sums_of_rows(call.request, graph, weights * dweights)
     # Nothing is lost: the result was rounded to this dtype.
     dy = dy.astype(operands.summed.dtype)
-    return None, _gradients(call, graph, operands, Cotangents(lse, delta, dy, dweights))
+    made = _gradients(call, graph, operands, Cotangents(lse, delta, dy, dweights), dlse)
+    return None, made
 
 
 def _sums_of_rows(request, graph, of_edges):
@@ -162,39 +163,39 @@ attention.defvjp(_attention_forward, _attention_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def _gradients(call, graph, operands, cotangents):
+def _gradients(call, graph, operands, cotangents, dlse):
+    """The gradients of the operands; ``dlse``, which ``delta`` has, is for second derivatives."""
+    del dlse
     return call.kernels.backward(call.request, graph, operands, cotangents, form=call.form)
 
 
-def _gradients_forward(call, graph, operands, cotangents):
-    return _gradients(call, graph, operands, cotangents), (graph, operands, cotangents)
+def _gradients_forward(call, graph, operands, cotangents, dlse):
+    made = _gradients(call, graph, operands, cotangents, dlse)
+    return made, (graph, operands, cotangents, dlse)
 
 
 def _gradients_backward(call, residuals, slopes):
-    """Second derivatives, which are rare enough to leave to JAX and the plain formula.
+    """Second derivatives, by ops that have kernels and derivatives of their own.
 
-    ``lse`` and ``delta`` are functions of the other arguments. The gradients of the reference are
-    the same function with both made from these, so its derivative is the whole of it.
+    ``lse`` and ``delta`` are functions of the other arguments. The gradients of the composed ops
+    are the same function with both made from these, so its derivative is the whole of it.
     """
-    graph, operands, cotangents = residuals
+    graph, operands, cotangents, dlse = residuals
     seed = operands.seed
 
-    def plain(operands, dy, dweights):
-        def result(operands):
+    def gradients(operands, dy, dlse, dweights):
+        def results(operands):
             whole = operands.replace(seed=seed)
-            y, lse = softmax_sum.forward(call.scores, graph, whole, form=call.form)
-            if dweights is None:
-                return y, None
-            return y, softmax_sum.weights(call.scores, graph, whole, lse, form=call.form)
+            y, lse, weights = composed.attended(call.scores, call.request, graph, whole, call.form)
+            return y, lse, None if dweights is None else weights
 
-        _, pull_back = jax.vjp(result, operands)
-        wide = accumulation_dtype(dy.dtype)
-        return pull_back((dy.astype(wide), dweights))[0]
+        made, pull_back = jax.vjp(results, operands)
+        return pull_back((dy.astype(made[0].dtype), dlse, dweights))[0]
 
     smooth = operands.replace(seed=None)
-    _, pull_back = jax.vjp(plain, smooth, cotangents.dy, cotangents.dweights)
-    doperands, ddy, ddweights = pull_back(slopes)
-    return None, doperands, Cotangents(None, None, ddy, ddweights)
+    _, pull_back = jax.vjp(gradients, smooth, cotangents.dy, dlse, cotangents.dweights)
+    doperands, ddy, ddlse, ddweights = pull_back(slopes)
+    return None, doperands, Cotangents(None, None, ddy, ddweights), ddlse
 
 
 _gradients.defvjp(_gradients_forward, _gradients_backward)

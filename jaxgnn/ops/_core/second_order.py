@@ -14,14 +14,14 @@ from jaxgnn.ops._core.custom_gradient import custom_vjp
 def differentiable_again(
     gradient: Callable[..., Any], plain: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Makes the derivative of a gradient that of its plain formula.
+    """Makes the derivative of a gradient that of the same function in what JAX can differentiate.
 
     Second derivatives are rare enough to need no kernels of their own, and a compiled kernel has
     none that JAX could find.
 
     Args:
       gradient: ``gradient(static, *arrays)``, the kernels, where ``static`` has a hash.
-      plain: the same function in plain JAX.
+      plain: the same function in plain JAX, or in ops that can be differentiated twice.
 
     Returns:
       ``gradient``, differentiable by the formula of ``plain``.

@@ -107,7 +107,7 @@ def spmm(
     def run(features):
         if request.name == "xla":
             return _table(SPMM, SPMM_OF_HEADS, features)(request, graph, features)
-        return _spmm(request, graph.with_weights(None), graph.weights, features)
+        return spmm_of_request(request, graph.with_weights(None), graph.weights, features)
 
     return dispatch.vmap_leading(run, x.ndim - item_axes, 0)(x)
 
@@ -175,7 +175,7 @@ def sddmm(
     graph, a, b = dispatch.match_varying(graph.with_weights(None), a, b)
 
     def run(left, right):
-        products = SDDMM if request.name == "xla" else _sddmm
+        products = SDDMM if request.name == "xla" else sddmm_of_request
         return products(request, graph, left, right).astype(left.dtype)
 
     return dispatch.vmap_leading(run, a.ndim - 2, (0, 0))(a, b)
@@ -191,42 +191,42 @@ def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def _spmm(request, structure, weights, x):
+def spmm_of_request(request, structure, weights, x):
     return _table(SPMM, SPMM_OF_HEADS, x)(request, structure.with_weights(weights), x)
 
 
 def _spmm_forward(request, structure, weights, x):
     kept = None if weights is None else x
-    return _spmm(request, structure, weights, x), (structure, weights, kept)
+    return spmm_of_request(request, structure, weights, x), (structure, weights, kept)
 
 
 def _spmm_backward(request, residuals, dy):
     structure, weights, x = residuals
     transposed = structure.with_weights(weights).transpose()
-    dx = _spmm(request, transposed.with_weights(None), transposed.weights, dy)
+    dx = spmm_of_request(request, transposed.with_weights(None), transposed.weights, dy)
     if weights is None:
         return None, None, dx
-    return None, _sddmm(request, structure, dy, x).astype(weights.dtype), dx
+    return None, sddmm_of_request(request, structure, dy, x).astype(weights.dtype), dx
 
 
-_spmm.defvjp(_spmm_forward, _spmm_backward)
+spmm_of_request.defvjp(_spmm_forward, _spmm_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def _sddmm(request, structure, a, b):
+def sddmm_of_request(request, structure, a, b):
     return _table(SDDMM, SDDMM_OF_HEADS, a)(request, structure, a, b)
 
 
 def _sddmm_forward(request, structure, a, b):
-    return _sddmm(request, structure, a, b), (structure, a, b)
+    return sddmm_of_request(request, structure, a, b), (structure, a, b)
 
 
 def _sddmm_backward(request, residuals, de):
     structure, a, b = residuals
     transposed = structure.with_weights(de).transpose()
-    da = _spmm(request, structure, de, b)
-    db = _spmm(request, transposed.with_weights(None), transposed.weights, a)
+    da = spmm_of_request(request, structure, de, b)
+    db = spmm_of_request(request, transposed.with_weights(None), transposed.weights, a)
     return None, da, db
 
 
-_sddmm.defvjp(_sddmm_forward, _sddmm_backward)
+sddmm_of_request.defvjp(_sddmm_forward, _sddmm_backward)

@@ -22,10 +22,10 @@ from jaxgnn.ops._core.checks import check_cbsr, check_graph
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._graph import pallas as graph_pallas
-from jaxgnn.ops._graph.spmm import spmm
+from jaxgnn.ops._graph.spmm import sddmm_of_request, spmm, spmm_of_request
 from jaxgnn.ops._maxk import pallas as maxk_pallas
 from jaxgnn.ops._maxk.maxk import todense
-from jaxgnn.ops._maxk.reference.maxk import gather_columns
+from jaxgnn.ops._maxk.reference import maxk as maxk_reference
 from jaxgnn.ops._maxk_spmm import pallas
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 
@@ -56,7 +56,7 @@ def _kernel(
 def _grad_values_cuda(graph, cbsr, dy):
     """Atomic additions, or where bits have to repeat, the dense product read at the columns."""
     if dispatch.is_deterministic():
-        return gather_columns(spmm_cuda(graph.transpose(), dy), cbsr.indices)
+        return maxk_reference.gather_columns(spmm_cuda(graph.transpose(), dy), cbsr.indices)
     return ffi.grad_values_cuda(graph, cbsr, dy)
 
 
@@ -282,14 +282,18 @@ def _by_kernels(request, structure, weights, cbsr, dy):
     return GRAD_WEIGHTS(request, structure, cbsr, dy).astype(weights.dtype), dvalues
 
 
-def _by_formula(_, structure, weights, cbsr, dy):
-    dvalues = reference.grad_values(structure.with_weights(weights), cbsr, dy)
+def _by_dense_products(request, structure, weights, cbsr, dy):
+    """The same by ``spmm`` and ``sddmm``, whose gradients are each other, on expanded features."""
+    transposed = structure.with_weights(weights).transpose()
+    dense = spmm_of_request(request, transposed.with_weights(None), transposed.weights, dy)
+    dvalues = maxk_reference.gather_columns(dense, cbsr.indices)
     if weights is None:
         return None, dvalues
-    return reference.grad_weights(structure, cbsr, dy).astype(weights.dtype), dvalues
+    expanded = maxk_reference.todense(cbsr)
+    return sddmm_of_request(request, structure, dy, expanded).astype(weights.dtype), dvalues
 
 
-_gradients = differentiable_again(_by_kernels, _by_formula)
+_gradients = differentiable_again(_by_kernels, _by_dense_products)
 
 
 _maxk_spmm.defvjp(_maxk_spmm_forward, _maxk_spmm_backward)

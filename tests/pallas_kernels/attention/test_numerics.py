@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.ops._attention import edge_features
+from jaxgnn.ops._attention import edge_features, pieces
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, assert_close
 from pallas_kernels.attention import passes as passes_module
@@ -138,7 +138,7 @@ def test_wide_receivers_get_a_gradient_that_is_not_rounded():
 
 @pytest.mark.parametrize("case", GATV2_CASES)
 def test_features_of_edges_are_a_part_of_the_score(case, monkeypatch):
-    monkeypatch.setattr(edge_features, "_ENTRIES", 1000)
+    monkeypatch.setattr(pieces, "ENTRIES", 1000)
     _check("gatv2", GATV2_CASES[case])
 
 

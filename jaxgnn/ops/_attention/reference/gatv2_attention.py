@@ -13,12 +13,23 @@ from pallas_kernels.attention.arguments import Form, Operands
 def scores(graph: CSRGraph, operands: Operands, form: Form) -> Float[Array, "edges heads"]:
     """``s_ij = ⟨a, leaky_relu(x_i + z_j + W e_ij)⟩ + b_ij``."""
     sums = at_rows(graph, operands.rows) + at_columns(graph, operands.columns, operands.heads)
-    if operands.edge_features is not None:
-        features = of_real_edges(graph, operands.edge_features).astype(sums.dtype)
-        kernel = operands.edge_kernel.astype(sums.dtype)
-        sums = sums + jnp.einsum("ef,fhd->ehd", features, kernel)
-    attention = operands.attention.astype(sums.dtype)
-    products = jnp.sum(attention * leaky_relu(sums, form.slope), axis=-1)
-    if operands.edge_logits is None:
+    features, logits = operands.edge_features, operands.edge_logits
+    if features is not None:
+        features = of_real_edges(graph, features).astype(sums.dtype)
+    products = of_sums(sums, features, operands.attention, operands.edge_kernel, form.slope)
+    if logits is None:
         return products
-    return products + of_real_edges(graph, operands.edge_logits).astype(products.dtype)
+    return products + of_real_edges(graph, logits).astype(products.dtype)
+
+
+def of_sums(
+    sums: Float[Array, "edges heads dim"],
+    features: Float[Array, "edges features"] | None,
+    attention: Float[Array, "heads dim"],
+    kernel: Float[Array, "features heads dim"] | None,
+    slope: float,
+) -> Float[Array, "edges heads"]:
+    """``⟨a, leaky_relu(x_i + z_j + W e_ij)⟩`` of any edges, of which ``sums`` are ``x_i + z_j``."""
+    if features is not None:
+        sums = sums + jnp.einsum("ef,fhd->ehd", features, kernel.astype(sums.dtype))
+    return jnp.sum(attention.astype(sums.dtype) * leaky_relu(sums, slope), axis=-1)

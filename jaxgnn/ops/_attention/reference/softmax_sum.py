@@ -48,7 +48,7 @@ def forward(
     empty = sums == 0
     divisors = jnp.where(empty, 1, sums)
     probabilities = exponentials / at_rows(graph, divisors, padding=1)
-    factors = probabilities * _dropout_factors(graph, operands, form, probabilities.dtype)
+    factors = probabilities * dropout_factors(graph, operands, form, probabilities.dtype)
     messages = factors[:, :, None] * _edge_values(graph, operands)
     lse = jnp.where(empty, -jnp.inf, peaks + jnp.log(divisors))
     return sum_rows(messages, graph.indptr), lse
@@ -64,7 +64,7 @@ def weights(
 ) -> Float[Array, "edges heads"]:
     """``p_ij m_ij``, which the values of the senders are multiplied with; zero in padding slots."""
     probabilities = _probabilities(graph, scores(graph, operands, form), lse)
-    return probabilities * _dropout_factors(graph, operands, form, probabilities.dtype)
+    return probabilities * dropout_factors(graph, operands, form, probabilities.dtype)
 
 
 def backward(
@@ -78,7 +78,7 @@ def backward(
     """
     probabilities = _probabilities(graph, scores(graph, operands, form), cotangents.lse)
     dtype = probabilities.dtype
-    factors = _dropout_factors(graph, operands, form, dtype)
+    factors = dropout_factors(graph, operands, form, dtype)
     dy = cotangents.dy.astype(dtype)
     dweights = jnp.sum(at_rows(graph, dy) * _edge_values(graph, operands), axis=-1)
     if cotangents.dweights is not None:
@@ -113,7 +113,7 @@ def _probabilities(graph, values, lse):
     return jnp.exp(jnp.where(real, values, -jnp.inf) - shifts)
 
 
-def _dropout_factors(graph, operands, form, dtype):
+def dropout_factors(graph, operands, form, dtype):
     """Zero where dropout leaves an edge out for a head, else what the others are scaled with."""
     if operands.seed is None:
         return jnp.ones((), dtype)
