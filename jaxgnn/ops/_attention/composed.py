@@ -123,7 +123,7 @@ def _softmax(
     Sums of rows, and reading what belongs to the row of an edge, are the products of each head with
     a one for each edge: so both have kernels, and are the gradients of each other.
     """
-    ones = jnp.ones((graph.num_edges, 1), scores.dtype)
+    ones, _ = dispatch.match_varying(jnp.ones((graph.num_edges, 1), scores.dtype), scores)
     masked = scores == -jnp.inf
     rows, num_rows = graph.receivers(), graph.num_rows
     # The shift does not change the result, so it need not be differentiated.

@@ -38,7 +38,7 @@ def cut(
     array: Shaped[Array, "edges *rest"], size: int, padding: int = 0
 ) -> Shaped[Array, "pieces size *rest"]:
     """The array in pieces of ``size`` along its first axis; ``padding`` fills the last piece."""
-    pieces = -(-len(array) // size)
+    pieces = max(1, -(-len(array) // size))
     missing = pieces * size - len(array)
     ends = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
     return jnp.pad(array, ends, constant_values=padding).reshape(pieces, size, *array.shape[1:])
@@ -58,7 +58,8 @@ def in_turn(
     Args:
       function: ``function(fixed, shared, piece) -> (summed, made)``, pytrees of floating arrays.
         It may not hold traced arrays.
-      fixed: pytree of arrays that have no gradient, with a leading axis for the pieces.
+      fixed: pytree of arrays that have no gradient, with a leading axis for the pieces, of which
+        there is one at least.
       shared: pytree of floating arrays that every piece gets.
       pieces: pytree of floating arrays with a leading axis for the pieces.
 
@@ -71,11 +72,15 @@ def in_turn(
         summed, made = function(fixed, shared, piece)
         return jax.tree.map(jnp.add, sums, summed), made
 
-    first = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), pieces)
-    of_first = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape[1:], array.dtype), fixed)
-    kinds = jax.eval_shape(function, of_first, shared, first)[0]
+    fixed, shared, pieces = dispatch.match_varying(fixed, shared, pieces)
+
+    def sums_of_first(fixed, shared, pieces):
+        fixed, first = jax.tree.map(lambda array: array[0], (fixed, pieces))
+        return function(fixed, shared, first)[0]
+
+    kinds = jax.eval_shape(sums_of_first, fixed, shared, pieces)
     zeros = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), kinds)
-    zeros, fixed, shared, pieces = dispatch.match_varying(zeros, fixed, shared, pieces)
+    zeros, *_ = dispatch.match_varying(zeros, shared, pieces)
     return lax.scan(add, zeros, (fixed, pieces))
 
 

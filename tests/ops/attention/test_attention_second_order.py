@@ -1,0 +1,208 @@
+"""Second derivatives of the ops of attention: what they are, and that they hold no large array."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout, pieces
+from jaxgnn.ops._attention.skeleton import Call, attention, computed
+from jaxgnn.ops._core import dispatch
+from jaxgnn.testing import check_against_float64
+from pallas_kernels.attention.arguments import Form, Operands
+from tests.ops._table import BUILT, longest_row
+from tests.ops.attention._attention import COMPILED, TABLE
+from tests.ops.attention.test_attention_memory import (
+    CASES,
+    CHUNK,
+    DIM,
+    EDGES,
+    FEATURES,
+    GRAPH,
+    HEADS,
+    _sizes,
+    _sizes_in_text,
+)
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+KEY = jax.random.key(7)
+FULL = EDGES * HEADS * DIM
+K_SPARSE = [case for case in CASES if "gatv2" not in case and "edges" not in case]
+
+every_op = pytest.mark.parametrize("op", TABLE)
+every_compiled = pytest.mark.parametrize("implementation", COMPILED)
+
+
+@pytest.fixture
+def few_edges_a_piece(monkeypatch):
+    """GATv2's scores in several pieces of small graphs, the last of which is not full."""
+    monkeypatch.setattr(pieces, "ENTRIES", 1)
+
+
+@pytest.mark.costly
+@every_op
+@every_compiled
+@pytest.mark.usefixtures("few_edges_a_piece")
+def test_first_and_second_derivatives_equal_float64(op, implementation):
+    graph = BUILT["padding_edges"]
+    arrays = TABLE[op].arrays(graph, scale=0.5)
+    names = tuple(arrays)
+    masked = jnp.arange(graph.num_edges)[:, None] % 5 == 1
+
+    def gradients(implementation, *given):
+        def loss(given):
+            arrays = dict(zip(names, given, strict=True))
+            logits = jnp.where(masked, -jnp.inf, arrays["edge_logits"])
+            options = {"dropout": 0.3, "key": KEY, "implementation": implementation}
+            y, weights = TABLE[op](
+                graph, arrays | {"edge_logits": logits}, return_weights=True, **options
+            )
+            return jnp.sum(y**3) + jnp.sum(weights**2)
+
+        return jax.grad(loss)(given)
+
+    check_against_float64(
+        functools.partial(gradients, implementation),
+        functools.partial(gradients, "xla"),
+        *arrays.values(),
+        reduction_length=16 * longest_row(graph),
+        gradient_length=max(16 * longest_row(graph), graph.num_edges) ** 2,
+    )
+
+
+def _second(case, implementation, *, k_sparse=False, product=False):
+    """The gradient of the norm of the gradients, or of their product with vectors, traced."""
+    op, shapes, named = CASES[case]
+    given = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (*shapes, *named.values())]
+    some = tuple(range(len(given)))
+
+    def loss(graph, *arrays):
+        required, optional = list(arrays[: len(shapes)]), arrays[len(shapes) :]
+        if k_sparse:
+            required[2] = ops.maxk(required[2], 4)
+        options = dict(zip(named, optional, strict=True), implementation=implementation)
+        call = functools.partial(getattr(ops, op), dropout=0.1, key=KEY, return_weights=True)
+        y, weights = call(graph, *required, **options)
+        return jnp.sum(y**3) + jnp.sum(weights**2)
+
+    def of_gradients(graph, vectors, *arrays):
+        slopes = jax.grad(functools.partial(loss, graph), argnums=some)(*arrays)
+        by = vectors if product else slopes
+        return sum(jnp.sum(a * b) for a, b in zip(by, slopes, strict=True))
+
+    run = jax.grad(of_gradients, argnums=tuple(i + 2 for i in some))
+    return jax.jit(run).trace(GRAPH, tuple(given), *given)
+
+
+def _most(case):
+    """The largest array that a program may have."""
+    shapes = CASES[case][1] + list(CASES[case][2].values())
+    return max(*map(math.prod, shapes), EDGES * HEADS, EDGES * FEATURES, CHUNK)
+
+
+@pytest.mark.parametrize("product", [False, True], ids=["norm", "product with a vector"])
+@pytest.mark.parametrize("case", CASES)
+@every_compiled
+def test_second_derivatives_have_no_array_of_edges_heads_and_columns(case, implementation, product):
+    program = _second(case, implementation, product=product).jaxpr.jaxpr
+    assert EDGES * HEADS <= max(_sizes(program)) <= _most(case) < FULL
+
+
+@pytest.mark.parametrize("case", K_SPARSE)
+@every_compiled
+def test_those_of_k_sparse_values_have_none(case, implementation):
+    program = _second(case, implementation, k_sparse=True).jaxpr.jaxpr
+    assert EDGES * HEADS <= max(_sizes(program)) <= _most(case) < FULL
+
+
+def test_those_of_the_plain_formula_have_such_arrays():
+    assert max(_sizes(_second("dot", "xla").jaxpr.jaxpr)) == FULL
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("case", CASES)
+def test_programs_for_a_gpu_have_none(case):
+    text = _second(case, None).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+    assert EDGES * HEADS <= max(_sizes_in_text(text)) <= _most(case) < FULL
+
+
+@pytest.mark.costly
+@every_op
+@every_compiled
+@pytest.mark.usefixtures("few_edges_a_piece")
+def test_third_derivatives_under_vmap_equal_those_of_the_plain_formula(op, implementation):
+    graph = CSRGraph.from_edges([0, 1, 2, 0, 1, 3], [1, 1, 1, 0, 0, 3], 4)
+    arrays = TABLE[op].arrays(graph, full=False)
+    summed = TABLE[op].summed
+    members = jnp.stack([arrays[summed], -arrays[summed]])
+
+    def third(name):
+        def run(x):
+            return jnp.sum(TABLE[op](graph, arrays | {summed: x}, implementation=name) ** 3)
+
+        for _ in range(2):
+            run = functools.partial(lambda f, x: jnp.sum(jnp.sin(jax.grad(f)(x))), run)
+        return jax.jit(jax.vmap(jax.grad(run)))(members)
+
+    made, expected = third(implementation), third("xla")
+    np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@every_compiled
+def test_dropout_by_numbers_of_edges_has_the_second_derivatives_of_the_plain_formula(
+    implementation,
+):
+    graph = CSRGraph.from_edges([0, 1, 2, 0, 1, 3], [1, 1, 1, 0, 0, 3], 4)
+    arrays = TABLE["gat_attention"].arrays(graph, full=False)
+    numbers = jnp.arange(10, 10 + graph.num_edges, dtype=jnp.uint32)
+    request = dispatch.resolve("gat_attention", implementation)
+
+    def second(compute, request):
+        kernels = gat_attention.FORWARD, gat_attention.WEIGHTS, gat_attention.BACKWARD
+        kernels = type(gat_attention._KERNELS)(*kernels)
+        call = Call(kernels, composed.gat_scores, request, Form(slope=0.2, dropout=0.4), False)
+
+        def loss(arrays):
+            seed = jnp.array([3, 4], jnp.uint32)
+            operands = Operands(arrays["a_dst"], arrays["a_src"], arrays["v"], seed=seed)
+            y, _ = numbered_dropout.attended(compute, call, graph, operands, numbers)
+            return jnp.sum(y**3)
+
+        def slope(arrays):
+            return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(loss)(arrays)))
+
+        return jax.jit(jax.grad(slope))(arrays)
+
+    made, expected = second(attention, request), second(computed, request._replace(name="xla"))
+    for name, wanted in expected.items():
+        atol = 1e-4 * np.abs(wanted).max()
+        np.testing.assert_allclose(made[name], wanted, rtol=1e-4, atol=atol, err_msg=name)
+
+
+@pytest.mark.costly
+@every_op
+def test_members_on_devices_of_their_own_have_the_same_second_derivatives(op, four_devices):
+    graph = CSRGraph.from_edges([1, 2, 0, 3, 3], [0, 0, 2, 1, 3], 4)
+    arrays = TABLE[op].arrays(graph, full=False)
+    factors = jnp.arange(1.0, 5.0)
+
+    def second(factor):
+        def loss(factor):
+            scaled = {name: factor * array for name, array in arrays.items()}
+            return jnp.sum(TABLE[op](graph, scaled) ** 3)
+
+        return jax.grad(jax.grad(loss))(factor)
+
+    spec, mesh = PartitionSpec("batch"), Mesh(four_devices, ("batch",))
+    share = functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+    made = jax.jit(share(lambda f: second(f[0])[None]))(factors)
+    expected = [jax.jit(second)(factor) for factor in factors]
+    np.testing.assert_allclose(made, np.stack(expected), rtol=1e-4)
