@@ -1,0 +1,140 @@
+"""Times second derivatives of the ops of attention, and prints the memory that they need.
+
+Run ``python -m experiments.benchmarks.attention_second_order``. Each line is a product of a Hessian
+with vectors, for all arrays of an op, reverse over reverse: by the kernels, and by ``"xla"``, the
+plain formula, which has arrays of edges times heads times width. 4 heads of 64 columns, float32.
+``temporary`` is what XLA says a program has at most beside its arguments and results. A program
+that needs more than ``--most-gib`` is not run.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.benchmarks._attention import ARRAYS
+from experiments.benchmarks._command import command
+from experiments.benchmarks._workloads import Workload, like
+from jaxgnn import CSRGraph, ops
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import SCALES
+from jaxgnn.testing.timing import Candidate, Timing, device_description, measure_in_turns
+
+HEADS, WIDTH = 4, 64
+WAYS = {"kernels": None, "xla": "xla"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of this command.
+
+    Attributes:
+      like: a data set whose size and degrees the graph has, such as ``reddit``; None for a
+        uniformly random graph.
+      nodes: nodes of the random graph.
+      edges: edges of the random graph.
+      most_gib: GiB of temporary memory up to which a program is run.
+    """
+
+    like: str | None = None
+    nodes: int = 20_000
+    edges: int = 200_000
+    most_gib: float = 6.0
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "edges", "most_gib"):
+            if not getattr(self, name) > 0:
+                option, got = f"--{name.replace('_', '-')}", getattr(self, name)
+                raise bad_input("attention_second_order", option, "greater than zero", got)
+        if self.like is not None and self.like not in SCALES:
+            expected = f"one of {', '.join(SCALES)}"
+            raise bad_input("attention_second_order", "--like", expected, repr(self.like))
+
+    @property
+    def workload(self) -> Workload:
+        """The graph that is asked for."""
+        if self.like is not None:
+            return like(self.like)
+        return Workload("random", self.nodes, self.edges)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One way to make a second derivative.
+
+    Attributes:
+      temporary: bytes beside arguments and results.
+      timing: how long it took, or None if it was not run.
+    """
+
+    temporary: int
+    timing: Timing | None
+
+
+def hessian_product(op: str, name: ops.Name | None, graph: CSRGraph, given: Any, by: Any) -> Any:
+    """The product of the Hessian of a sum of squares with vectors, for all arrays of an op."""
+
+    def loss(given):
+        return jnp.sum(getattr(ops, op)(graph, *given, implementation=name) ** 2)
+
+    def product(given):
+        return sum(jnp.sum(a * b) for a, b in zip(jax.grad(loss)(given), by, strict=True))
+
+    return jax.grad(product)(given)
+
+
+def measure(op: str, graph: CSRGraph, most_bytes: float) -> dict[str, Measured]:
+    """Compiles both ways of an op, and times in turns those that need no more memory."""
+    shapes = _shapes(op, graph)
+    keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
+    arrays = [jax.random.normal(k, s) for k, s in zip(keys, 2 * shapes, strict=True)]
+    inputs = graph, tuple(arrays[: len(shapes)]), tuple(arrays[len(shapes) :])
+    runs = {way: functools.partial(hessian_product, op, name) for way, name in WAYS.items()}
+    temporary = {}
+    for way, run in runs.items():
+        made: Any = jax.jit(run).lower(*inputs).compile().memory_analysis()
+        temporary[way] = made.temp_size_in_bytes
+    candidates = {
+        way: Candidate(run, [inputs]) for way, run in runs.items() if temporary[way] <= most_bytes
+    }
+    times = measure_in_turns(candidates)
+    return {way: Measured(temporary[way], times.get(way)) for way in runs}
+
+
+def main(options: Options) -> None:
+    """Prints a line for each op."""
+    print(device_description())
+    graph = options.workload.graph()
+    print(f"{graph.num_rows:,} nodes, {graph.num_edges:,} edges, {HEADS} heads of {WIDTH} columns")
+    for op in ARRAYS:
+        made = measure(op, graph, options.most_gib * 2**30)
+        shown = "; ".join(f"{way} {_text(one)}" for way, one in made.items())
+        print(f"{op}: {shown}", flush=True)
+
+
+def _text(measured: Measured) -> str:
+    timing, gib = measured.timing, measured.temporary / 2**30
+    time = "not run" if timing is None else f"{timing.median_ms:,.1f} ms"
+    return f"{time}, temporary {gib:.3f} GiB"
+
+
+def _shapes(op: str, graph: CSRGraph) -> list[tuple[int, ...]]:
+    """Shapes of the arrays in the order in which the op takes them."""
+    arrays, ends = ARRAYS[op], graph.shape
+    narrow = [
+        (size, HEADS) for size, count in zip(ends, arrays.narrow, strict=True) for _ in range(count)
+    ]
+    wide = [
+        (size, HEADS, WIDTH)
+        for size, count in zip(ends, arrays.wide, strict=True)
+        for _ in range(count)
+    ]
+    return [*narrow, *wide, *[(HEADS, WIDTH)] * arrays.vectors]
+
+
+if __name__ == "__main__":
+    command(main, Options, __doc__)
