@@ -49,7 +49,8 @@ def gat_attention(
     The kernels hold no array of edges times heads times width. They keep one number for each row
     and head for the backward pass, which makes the scores again.
 
-    Differentiable in every floating array, twice too.
+    Differentiable in every floating array, as often as one likes, and no derivative holds an array
+    of edges times heads times width. (``"xla"`` is the plain formula, which makes such arrays.)
 
     Args:
       graph: rows are receivers, columns are senders.
