@@ -25,7 +25,7 @@ from jaxgnn.datasets import SCALES
 from jaxgnn.testing.timing import Candidate, Timing, device_description, measure_in_turns
 
 HEADS, WIDTH = 4, 64
-WAYS = {"kernels": None, "xla": "xla"}
+WAYS: dict[str, ops.Name | None] = {"kernels": None, "xla": "xla"}
 
 
 @dataclass(frozen=True)

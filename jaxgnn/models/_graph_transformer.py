@@ -192,9 +192,7 @@ class GraphTransformer(nnx.Module):
         """
         surroundings = self._surroundings(graph, edge_features, node_mask)
         nodes = surroundings.graph.num_rows
-        rows = x.num_rows if isinstance(x, CSRGraph) else x.shape[-2]
-        if rows != nodes:
-            raise bad_input(_NAME, "x", f"of one row for each of {nodes} nodes", f"{rows} rows")
+        _check_nodes(x, nodes, self.lin_in.in_features)
         h = apply_linear(self.lin_in, x, self.implementation)
         if self.signs is not None:
             _check_given("laplacian", laplacian, (nodes, self.laplacian_features))
@@ -223,9 +221,8 @@ class GraphTransformer(nnx.Module):
         structure = graph.graph if isinstance(graph, GraphBatch) else graph
         if structure.num_rows != structure.num_cols:
             raise bad_input(_NAME, "graph", "square", f"shape {structure.shape}")
-        if node_mask is not None and node_mask.shape != (structure.num_rows,):
-            expected = f"of shape ({structure.num_rows},), one flag for each node"
-            raise bad_input(_NAME, "node_mask", expected, f"shape {node_mask.shape}")
+        if node_mask is not None:
+            _check_mask(node_mask, structure.num_rows)
         sizes = self.sizes
         _check_given("edge_features", edge_features, (structure.num_edges, sizes.edge_features))
         joined = None
@@ -270,6 +267,29 @@ class _Surroundings(NamedTuple):
     graph: CSRGraph
     edge_features: Array | None
     virtual: VirtualNodes | None
+
+
+def _check_nodes(x: Array | CSRGraph, nodes: int, width: int) -> None:
+    """Raises ValueError unless there is one row for each node, as wide as the model was made for.
+
+    The width of a sparse matrix is checked where it is multiplied.
+    """
+    if isinstance(x, CSRGraph):
+        if x.num_rows != nodes:
+            expected, got = f"of one row for each of {nodes} nodes", f"{x.num_rows} rows"
+            raise bad_input(_NAME, "x", expected, got)
+    elif x.ndim < 2 or x.shape[-2:] != (nodes, width):
+        expected = f"of shape [..., {nodes}, {width}], nodes by features"
+        raise bad_input(_NAME, "x", expected, f"shape {x.shape}")
+
+
+def _check_mask(node_mask: Array, nodes: int) -> None:
+    """Raises ValueError unless there is a flag for each node."""
+    if node_mask.shape != (nodes,) or node_mask.dtype != bool:
+        expected = f"bool of shape ({nodes},), one flag for each node"
+        raise bad_input(
+            _NAME, "node_mask", expected, f"{node_mask.dtype} of shape {node_mask.shape}"
+        )
 
 
 def _check_given(argument: str, array: Any, shape: tuple[int, int]) -> None:

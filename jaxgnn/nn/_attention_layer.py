@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -12,7 +13,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, FillValue, LoopReduce, looped_features, with_one_loop_each
+from jaxgnn.graph import (
+    CSRGraph,
+    FillValue,
+    LoopReduce,
+    is_concrete,
+    looped_features,
+    with_one_loop_each,
+)
 from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._graph_layer import (
     Ends,
@@ -73,13 +81,20 @@ class EdgeOptions(NamedTuple):
 def _fill_value(value: Any) -> str | None:
     """Checks for a way to make features of self loops, a number, or numbers."""
     names = get_args(LoopReduce)
+    value = _numbers(value)
     if isinstance(value, str):
         is_good = value in names
-    elif isinstance(value, Sequence | np.ndarray):
+    elif isinstance(value, Sequence):
         is_good = len(value) > 0 and all(number(v) is None for v in value)
     else:
         is_good = number(value) is None
     return None if is_good else f"a number, numbers, or one of {', '.join(names)}"
+
+
+def _numbers(value: Any) -> Any:
+    """An array as numbers of Python, or in lists if it has axes; anything else as it is."""
+    is_array = isinstance(value, np.ndarray | jax.Array)
+    return np.asarray(value).tolist() if is_array and is_concrete(value) else value
 
 
 checked = checked_options(
@@ -116,8 +131,8 @@ class AttentionLayer(GraphLayer):
         self.in_widths: Ends[int] = widths_of_ends(self._name, in_features)
         widths_of_ends(self._name, heads.features)
         self.heads = heads
-        fill = edges.fill_value
-        if not isinstance(fill, str) and isinstance(fill, Sequence | np.ndarray):
+        fill: Any = _numbers(edges.fill_value)
+        if not isinstance(fill, str) and isinstance(fill, Sequence):
             fill = tuple(map(float, fill))
             if edges.dim is not None and len(fill) != edges.dim:
                 expected = f"a number, or {edges.dim} of them, as edge_dim says"

@@ -121,13 +121,10 @@ class SuperGATConv(AttentionLayer):
         self._check_square(graph, "since pairs of its nodes are compared")
         if x.ndim != 2:
             raise bad_input(self._name, "x", "of shape [nodes, in]", f"shape {x.shape}")
-        if jnp.ndim(negatives) != 2 or len(negatives) != 2:
-            got = f"shape {jnp.shape(negatives)}"
-            raise bad_input(self._name, "negatives", "of shape [2, pairs]", got)
+        senders, receivers = self._pairs(negatives)
         if self.edges.add_self_loops:
             graph = with_one_loop_each(graph).graph
         z = self._apply(self.linear, x)
-        senders, receivers = jnp.asarray(negatives)
         drawn = (senders >= 0) & (receivers >= 0)
         ends = jnp.where(drawn, senders, 0), jnp.where(drawn, receivers, 0)
         pairs, drawn = CSRGraph.from_edges(*ends, graph.num_rows, edge_data=drawn)
@@ -137,6 +134,20 @@ class SuperGATConv(AttentionLayer):
         total = jnp.sum(jnp.where(real, of_edges, 0)) + jnp.sum(jnp.where(drawn, of_pairs, 0))
         count = jnp.maximum(jnp.sum(real) + jnp.sum(drawn), 1)
         return total / count.astype(total.dtype)
+
+    def _pairs(self, negatives: Any) -> tuple[Array, Array]:
+        """The senders and the receivers of pairs, checked."""
+        found = negatives if isinstance(negatives, tuple | list) else (negatives,)
+        ends = [jnp.asarray(array) for array in found if array is not None]
+        kinds = [(array.shape, array.dtype.name) for array in ends]
+        if len(ends) == 1 and ends[0].ndim == 2:
+            ends = list(ends[0]) if len(ends[0]) == 2 else []
+        are_ids = [a.ndim == 1 and jnp.issubdtype(a.dtype, jnp.integer) for a in ends]
+        if are_ids != [True, True] or len(ends[0]) != len(ends[1]):
+            expected = "integers of shape [2, pairs], or a pair of arrays of one length"
+            got = " and ".join(f"{dtype} of shape {shape}" for shape, dtype in kinds) or "none"
+            raise bad_input(self._name, "negatives", expected, got)
+        return ends[0], ends[1]
 
     def _products(
         self,

@@ -267,10 +267,25 @@ X = GIVEN["x"]
 BAD = {
     "no graph": (lambda: _model()(None, X), "graph must be a CSRGraph or a GraphBatch"),
     "oblong": (lambda: _model()(OBLONG, X), r"graph must be square, got shape \(2, 3\)"),
-    "rows": (lambda: _model()(GRAPH, X[:4]), "x must be of one row for each of 9 nodes, got 4"),
+    "rows": (
+        lambda: _model()(GRAPH, X[:4]),
+        r"x must be of shape \[..., 9, 5\], nodes by features, got shape \(4, 5\)",
+    ),
+    "width": (
+        lambda: _model()(GRAPH, X[:, :3]),
+        r"x must be of shape \[..., 9, 5\], nodes by features, got shape \(9, 3\)",
+    ),
+    "rows of a sparse matrix": (
+        lambda: _model()(GRAPH, OBLONG),
+        "x must be of one row for each of 9 nodes, got 2 rows",
+    ),
     "mask": (
         lambda: _model()(GRAPH, X, node_mask=np.ones(4, bool)),
-        r"node_mask must be of shape \(9,\), one flag for each node, got shape \(4,\)",
+        r"node_mask must be bool of shape \(9,\), one flag .*, got bool of shape \(4,\)",
+    ),
+    "mask of numbers": (
+        lambda: _model(virtual_nodes=1)(GRAPH, X, node_mask=np.ones(9, np.float32)),
+        r"node_mask must be bool of shape \(9,\), .*, got float32 of shape \(9,\)",
     ),
     "mask of a batch": (
         lambda: _model()(BATCH, X, node_mask=np.ones(9, bool)),

@@ -481,3 +481,16 @@ def test_options_that_disagree_are_refused():
         nn.GATv2Conv((8, 6), 4, share_weights=True, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"fill_value must be a number, or 3 of them.*2 numbers"):
         nn.GATConv(8, 4, edge_dim=3, fill_value=[1.0, 2.0], rngs=nnx.Rngs(0))
+
+
+def test_numbers_for_loops_may_be_an_array_of_jax_or_numpy():
+    graph, features = CSRGraph.from_edges([0, 1], [1, 2], 3, edge_data=np.ones((2, 3), np.float32))
+    fills = [1.0, 2.0, 3.0], np.array([1.0, 2.0, 3.0]), jnp.array([1.0, 2.0, 3.0])
+    layers = [nn.GATConv(4, 2, edge_dim=3, fill_value=f, rngs=nnx.Rngs(0)) for f in fills]
+    expected, *others = [np.asarray(layer(graph, jnp.ones((3, 4)), features)) for layer in layers]
+    for y in others:
+        np.testing.assert_array_equal(y, expected)
+    number = nn.GATConv(4, 2, edge_dim=3, fill_value=jnp.array(0.5), rngs=nnx.Rngs(0))
+    assert number.edges.fill_value == 0.5
+    with pytest.raises(ValueError, match=r"fill_value must be a number, or 3 of them.*got 4"):
+        nn.GATConv(4, 2, edge_dim=3, fill_value=jnp.ones(4), rngs=nnx.Rngs(0))

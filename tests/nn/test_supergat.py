@@ -72,6 +72,9 @@ def test_it_is_the_formula_of_the_paper(attention_type, loops):
 def test_the_loss_is_the_mean_cross_entropy_of_edges_and_pairs_that_were_drawn(attention_type):
     layer = _layer(attention_type)
     loss = jax.jit(layer.attention_loss)(_padded(SENDERS, RECEIVERS), X, NEGATIVES)
+    pair = tuple(np.asarray(NEGATIVES))
+    of_pair = jax.jit(layer.attention_loss)(_padded(SENDERS, RECEIVERS), X, pair)
+    np.testing.assert_allclose(of_pair, loss, rtol=1e-6)
     z, scale = _by_head(layer), 1.0 if attention_type == "MX" else OUT**-0.5
     terms = []
     for sign, (senders, receivers) in ((-1, _looped()), (1, ([0, 4, 6], [3, 4, 2]))):
@@ -111,7 +114,11 @@ def test_descent_of_the_loss_teaches_to_tell_edges_from_pairs_without_one():
         ),
         (
             lambda: _layer("MX").attention_loss(_padded(SENDERS, RECEIVERS), X, NEGATIVES.T),
-            r"SuperGATConv: negatives must be of shape \[2, pairs\], got shape \(4, 2\)",
+            r"SuperGATConv: negatives must be integers of shape \[2, pairs\].*int.* \(4, 2\)",
+        ),
+        (
+            lambda: _layer("MX").attention_loss(_padded(SENDERS, RECEIVERS), X, ([0, 1], [2.0])),
+            r"SuperGATConv: negatives must be .*, got int32 of shape \(2,\) and float32 of .*1",
         ),
         (
             lambda: _layer("MX").attention_loss(_padded(SENDERS, RECEIVERS), X[None], NEGATIVES),
