@@ -91,7 +91,7 @@ def _fill_value(value: Any) -> str | None:
     return None if is_good else f"a number, numbers, or one of {', '.join(names)}"
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: Any) -> FillValue:
     """An array as numbers of Python, or in lists if it has axes; anything else as it is."""
     is_array = isinstance(value, np.ndarray | jax.Array)
     return np.asarray(value).tolist() if is_array and is_concrete(value) else value
@@ -131,7 +131,7 @@ class AttentionLayer(GraphLayer):
         self.in_widths: Ends[int] = widths_of_ends(self._name, in_features)
         widths_of_ends(self._name, heads.features)
         self.heads = heads
-        fill: Any = _numbers(edges.fill_value)
+        fill = _numbers(edges.fill_value)
         if not isinstance(fill, str) and isinstance(fill, Sequence):
             fill = tuple(map(float, fill))
             if edges.dim is not None and len(fill) != edges.dim:

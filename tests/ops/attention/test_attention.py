@@ -175,27 +175,6 @@ def test_vmap_over_some_arrays_gives_each_member_its_own_gradients(op, implement
 
 @pytest.mark.costly
 @every_op
-@every_compiled
-def test_it_can_be_differentiated_twice(op, implementation):
-    arrays = TABLE[op].arrays(SMALL)
-
-    def second(name):
-        def loss(a):
-            y, weights = TABLE[op](
-                SMALL, a, return_weights=True, dropout=0.2, key=KEY, implementation=name
-            )
-            return jnp.sum(y**3) + jnp.sum(weights**2)
-
-        def slope(a):
-            return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(jax.grad(loss)(a)))
-
-        return jax.jit(jax.grad(slope))(arrays)
-
-    _close(second(implementation), second("xla"))
-
-
-@pytest.mark.costly
-@every_op
 def test_forward_mode_of_the_reference_agrees_with_its_reverse_mode(op):
     arrays = TABLE[op].arrays(BUILT["isolated_nodes"])
     check_forward_mode(
