@@ -227,6 +227,30 @@ ATTENTION = (
         ),
     ),
     Fault(
+        "second derivatives of attention: the gradient to the logarithms of sums is left out",
+        "jaxgnn/ops/_attention/skeleton.py",
+        "return pull_back((dy.astype(made[0].dtype), dlse, dweights))[0]",
+        "return pull_back((dy.astype(made[0].dtype), 0 * dlse, dweights))[0]",
+        _attention(
+            "attention_second_order",
+            "test_dropout_by_numbers_of_edges_has_the_second_derivatives_of_the_plain_formula",
+        ),
+    ),
+    Fault(
+        "second derivatives of attention: of the pieces of the edges the last one alone counts",
+        "jaxgnn/ops/_attention/pieces.py",
+        "return jax.tree.map(jnp.add, sums, summed), made",
+        "return summed, made",
+        _attention("attention_second_order", "test_first_and_second_derivatives_equal_float64"),
+    ),
+    Fault(
+        "second derivatives of attention: the products are not scaled",
+        "jaxgnn/ops/_attention/composed.py",
+        "queries = form.scale * _wide(operands.rows)",
+        "queries = _wide(operands.rows)",
+        _attention("attention_second_order", "test_first_and_second_derivatives_equal_float64"),
+    ),
+    Fault(
         "attention: the scale of the products is dropped",
         "jaxgnn/ops/_attention/reference/dot_attention.py",
         "products = form.scale * jnp.sum(queries * keys, axis=-1)",
