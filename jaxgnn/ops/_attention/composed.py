@@ -93,7 +93,7 @@ def _gatv2_scores(graph, operands, *, form):
     """The scores without logits, a piece of the edges after the other."""
     ends = operands.rows, operands.columns
     _, heads, dim = operands.rows.shape
-    size = pieces.edges_of_piece(graph.num_edges, heads * dim, max(map(len, ends)))
+    size = pieces.edges_of_piece(graph.num_edges, heads * dim, graph.shape)
     slots = pieces.cut(graph.receivers(), size, graph.num_rows), pieces.cut(graph.indices, size)
     features = operands.edge_features
     if features is not None:
@@ -108,7 +108,7 @@ def _gatv2_piece(form, slots, shared, features):
     (receivers, senders), (rows, columns, attention, kernel) = slots, shared
     sums = rows.at[receivers].get(mode="clip") + columns.at[senders].get(mode="clip")
     # Whatever stands at the ends of padding slots has no part.
-    sums = jnp.where((receivers < len(rows))[:, None, None], sums, 0)
+    sums = jnp.where((receivers < rows.shape[0])[:, None, None], sums, 0)
     return (), gatv2_attention.of_sums(sums, features, attention, kernel, form.slope)
 
 

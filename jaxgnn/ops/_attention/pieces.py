@@ -22,24 +22,27 @@ from jaxgnn.ops._core.custom_gradient import custom_vjp
 ENTRIES = 2**24
 
 
-def edges_of_piece(edges: int, width: int, nodes: int = 0) -> int:
-    """The number of edges of a piece.
+def edges_of_piece(edges: int, width: int, nodes: tuple[int, ...] = ()) -> int:
+    """The number of edges of a piece; all, if sizes are known only when an exported program runs.
 
     Args:
       edges: number of edge slots of the graph.
       width: entries of an edge, heads times columns.
-      nodes: number of nodes whose arrays of ``width`` are read and written for each piece. A piece
+      nodes: numbers of nodes whose arrays of ``width`` are read and written for each piece. A piece
         has as many edges at least, so that this does not take longer than its own work.
     """
-    return max(1, min(edges, max(ENTRIES // max(width, 1), nodes)))
+    if not all(isinstance(size, int) for size in (edges, width, *nodes)):
+        return edges
+    return max(1, min(edges, max((ENTRIES // max(width, 1), *nodes))))
 
 
 def cut(
     array: Shaped[Array, "edges *rest"], size: int, padding: int = 0
 ) -> Shaped[Array, "pieces size *rest"]:
     """The array in pieces of ``size`` along its first axis; ``padding`` fills the last piece."""
-    pieces = max(1, -(-len(array) // size))
-    missing = pieces * size - len(array)
+    edges = array.shape[0]
+    pieces = max(1, -(-edges // size)) if isinstance(edges, int) else 1
+    missing = pieces * size - edges
     ends = [(0, missing)] + [(0, 0)] * (array.ndim - 1)
     return jnp.pad(array, ends, constant_values=padding).reshape(pieces, size, *array.shape[1:])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout, pieces
@@ -190,3 +191,17 @@ def test_derivatives_of_members_on_devices_of_their_own_are_those_of_the_plain_f
     shared = jax.shard_map(derivative(None), mesh=mesh, in_specs=spec, out_specs=spec)
     made, expected = jax.jit(shared)(factors), jax.jit(derivative("xla"))(factors)
     np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_an_exported_second_derivative_takes_graphs_of_any_size():
+    def second(graph, x):
+        def loss(x):
+            return jnp.sum(ops.gatv2_attention(graph, x, x, jnp.ones((1, 2))) ** 2)
+
+        return jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2))(x)
+
+    graph, other = (CSRGraph.from_edges([0, 1, 2], [1, 2, 0], n) for n in (3, 4))
+    x = jnp.linspace(-1.0, 1.0, 8).reshape(4, 1, 2)
+    file = jaxgnn.export(second, graph, x[:3], shapes=("nodes, edges", "nodes, _, _"))
+    made = jaxgnn.load_exported(file)(other, x)
+    np.testing.assert_allclose(made, jax.jit(second)(other, x), rtol=1e-5, atol=1e-6)
