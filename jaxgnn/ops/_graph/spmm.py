@@ -192,6 +192,7 @@ def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def spmm_of_request(request, structure, weights, x):
+    """``spmm`` of checked arrays without batch axes, with the gradient to weights apart."""
     return _table(SPMM, SPMM_OF_HEADS, x)(request, structure.with_weights(weights), x)
 
 
@@ -214,6 +215,7 @@ spmm_of_request.defvjp(_spmm_forward, _spmm_backward)
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def sddmm_of_request(request, structure, a, b):
+    """``sddmm`` of checked arrays without batch axes, in the accumulation dtype; of heads too."""
     return _table(SDDMM, SDDMM_OF_HEADS, a)(request, structure, a, b)
 
 
