@@ -205,3 +205,16 @@ def test_an_exported_second_derivative_takes_graphs_of_any_size():
     file = jaxgnn.export(second, graph, x[:3], shapes=("nodes, edges", "nodes, _, _"))
     made = jaxgnn.load_exported(file)(other, x)
     np.testing.assert_allclose(made, jax.jit(second)(other, x), rtol=1e-5, atol=1e-6)
+
+
+def test_those_of_gatv2_are_refused_on_a_gpu_where_bits_have_to_repeat(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+    graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], 3)
+    x = jnp.ones((3, 2, 4))
+    operands = Operands(x, x, attention=jnp.ones((2, 4)))
+    with jaxgnn.deterministic():
+        request = dispatch.resolve("gatv2_attention", None)
+    message = r"gatv2_attention\.scores\[xla\]: needs a fixed order of summation"
+    with pytest.raises(NotImplementedError, match=message):
+        composed.gatv2_scores(request, graph, operands, Form(slope=0.2))
