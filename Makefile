@@ -20,8 +20,10 @@ VENV ?= .venv
 JAX ?= 0.11.2
 # An environment that has been made, from which another one takes all but JAX.
 BASE ?=
-# Which of the tests that need no GPU; and which of their cases: see --cases in tests/conftest.py.
+# Which of the tests that need no GPU, where; and which of their cases: see --cases in
+# tests/conftest.py.
 TESTS ?= not gpu and not long
+FOLDERS ?= tests
 CASES ?= some
 # Test processes on the CPU, each of which begins with a part of its own, so that tests of one file
 # find each other's fixtures and compiled programs; and on a GPU box, where they share the GPU.
@@ -51,14 +53,15 @@ SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ff
   cuda-check wheel-check release release-ready clean
 .DELETE_ON_ERROR:
 
-PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
-  --dist worksteal --cases $(CASES)
 # Most of the time of the tests is compilation, and loops fused in XLA's older way take a third less
 # of it. With FUSED=default, as in `make test-all`, all is compiled as for users but the kernels that
-# JAX interprets on a CPU, which no user does. XLA takes flags that begin with a space, and nothing else,
-# for the name of a file, and ends the process.
+# JAX interprets on a CPU, which no user does.
 FUSED ?= older
 FUSED_THE_OLDER_WAY := --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
+# LLVM gets a program in one piece: no core is idle that could take another. XLA takes flags that begin
+# with a space, and nothing else, for the name of a file, and ends the process.
+TESTED_WITH = $(strip $(XLA_FLAGS) --xla_cpu_parallel_codegen_split_count=1 \
+  $(if $(filter older,$(FUSED)),$(FUSED_THE_OLDER_WAY)))
 
 MEASURED = $(if $(COMMIT_RESULTS),--commit-results,--out $(RESULTS))
 # Without a GPU all that needs one would be left out of the tests, and the rest pass.
@@ -110,12 +113,12 @@ demo: $(VENV)/installed
 	  --table-seeds 0 1 2 3 4 5 6 7 8 9
 
 test: $(VENV)/installed
-	XLA_FLAGS='$(strip $(XLA_FLAGS) $(if $(filter older,$(FUSED)),$(FUSED_THE_OLDER_WAY)))' \
-	  $(PYTEST) --ignore tests/pallas_kernels
-	XLA_FLAGS='$(strip $(XLA_FLAGS) $(FUSED_THE_OLDER_WAY))' $(PYTEST) tests/pallas_kernels
+	XLA_FLAGS='$(TESTED_WITH)' JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' \
+	  --numprocesses $(JOBS) --dist worksteal --cases $(CASES) $(FOLDERS)
 
 test-all:
-	$(MAKE) test TESTS='not gpu' CASES=all FUSED=default
+	$(MAKE) test TESTS='not gpu' CASES=all FUSED=default FOLDERS='tests --ignore tests/pallas_kernels'
+	$(MAKE) test TESTS='not gpu' CASES=all FOLDERS=tests/pallas_kernels
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

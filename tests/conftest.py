@@ -1,5 +1,6 @@
 """Settings for every test."""
 
+import gc
 from pathlib import Path
 
 import jax
@@ -24,16 +25,17 @@ def compilation_cache_folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def share_compiled_programs(compilation_cache_folder):
-    """Compiles the same program once, instead of for every function that happens to be it.
+    """Compiles the same large program once, instead of for every function that happens to be it.
 
-    On a CPU; what a GPU runs is always compiled.
+    On a CPU; what a GPU runs is always compiled. Few small programs are met again, and to write each
+    of them takes a fifth of the time that it compiles.
     """
     if jax.default_backend() != "cpu":
         yield
         return
     settings = {
         "jax_compilation_cache_dir": str(compilation_cache_folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }
     with jax_settings(settings):
@@ -53,9 +55,14 @@ def four_devices():
 
 @pytest.fixture(autouse=True, scope="module")
 def compile_as_for_users_or_quickly(request):
-    """Tests of the ops of a family have the optimisations that users have, the others do not."""
+    """With all cases, tests of the ops of a family have the optimisations that users have.
+
+    The others do not, nor does any where there are only a few cases: they are LLVM's, of loops that
+    XLA makes, and take more than twice the time. Our native code is compiled as for users anyway.
+    """
     top, *rooms = request.path.relative_to(Path(__file__).parent).parent.parts or ("",)
-    is_quick = not (top == "ops" and rooms) and jax.default_backend() == "cpu"
+    as_for_users = top == "ops" and rooms and request.config.getoption("--cases") == "all"
+    is_quick = not as_for_users and jax.default_backend() == "cpu"
     with jax_settings(COMPILED_QUICKLY if is_quick else {}):
         yield
 
@@ -88,6 +95,15 @@ def pytest_sessionstart(session):
     reporter = plugins.get_plugin("terminalreporter")
     if reporter is not None:  # the processes that share the tests have none
         plugins.register(_FailuresAtOnce(reporter))
+
+
+def pytest_collection_finish():
+    """Hides what has been imported and collected from the garbage collector: it stays to the end.
+
+    It is hundreds of thousands of objects, through all of which each full collection would walk.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # behind -m

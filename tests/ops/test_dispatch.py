@@ -284,9 +284,9 @@ def test_shard_map_over_a_batch_of_features_runs_every_op(implementation, four_d
     def loss(function):
         return lambda x: jnp.sum(function(x) ** 2)
 
-    one_by_one = jax.vmap(lambda x: network(x[None])[0])
+    one_by_one = jax.jit(jax.vmap(lambda x: network(x[None])[0]))
     actual = jax.jit(jax.grad(loss(sharded)))(batch)
-    expected = jax.grad(loss(one_by_one))(batch)
+    expected = jax.jit(jax.grad(loss(one_by_one)))(batch)
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-2)
     # Outside of jit too, where absent operands once ended the process.
     np.testing.assert_allclose(sharded(batch), one_by_one(batch), rtol=1e-5, atol=1e-4)
