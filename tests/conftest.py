@@ -1,5 +1,6 @@
 """Settings for every test."""
 
+import collections
 import gc
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def compilation_cache_folder(tmp_path_factory):
 def share_compiled_programs(compilation_cache_folder):
     """Compiles the same large program once, instead of for every function that happens to be it.
 
-    On a CPU; what a GPU runs is always compiled. Few small programs are met again, and to write each
-    of them takes a fifth of the time that it compiles.
+    On a CPU; what a GPU runs is always compiled. Few small programs are met again, and to write
+    each of them takes a fifth of the time that it compiles.
     """
     if jax.default_backend() != "cpu":
         yield
@@ -119,21 +120,32 @@ def pytest_collection_modifyitems(config, items):
 
 def _first(cases):
     """The first case; all of them where releases of JAX differ: in what lowers, or is refused."""
-    return cases if "lower" in cases[0].name else cases[:1]
+    return cases if _lowers(cases) else cases[:1]
+
+
+def _lowers(cases):
+    return "lower" in cases[0].name
 
 
 def _differing(cases):
-    """All cases; of a costly test those few that show the most values of its parameters."""
+    """All cases; of a costly test those few that show the most values of its parameters.
+
+    Of cases that show as many new ones, that comes first whose others have been shown least. Of
+    what only lowers there is one: ``_first`` takes all.
+    """
     costly = cases[0].get_closest_marker("costly")
     if costly is None or not hasattr(cases[0], "callspec"):
         return cases
-    (most,) = costly.args or (2,)
+    (most,) = (1,) if _lowers(cases) else costly.args or (2,)
     values = {case: _values(case) for case in cases}
-    chosen, seen = [], set()
+    chosen, seen = [], collections.Counter()
+
+    def gain(case):
+        return len(values[case] - seen.keys()), -sum(seen[value] for value in values[case])
+
     for _ in range(min(most, len(cases))):
-        rest = [case for case in cases if case not in chosen]
-        chosen.append(max(rest, key=lambda case: len(values[case] - seen)))
-        seen |= values[chosen[-1]]
+        chosen.append(max((case for case in cases if case not in chosen), key=gain))
+        seen.update(values[chosen[-1]])
     return chosen
 
 

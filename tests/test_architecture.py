@@ -1,6 +1,7 @@
 """The import arrows of the library, and the rule that an op has one name in every layer."""
 
 import ast
+import functools
 import inspect
 import os
 import subprocess
@@ -169,6 +170,7 @@ def _modules():
             yield name, path
 
 
+@functools.cache  # several rules ask
 def _imports(name: str, path: Path) -> set[str]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = set()

@@ -86,4 +86,6 @@ def random_array(shape: tuple[int, ...], dtype: Any, seed: int, scale: float = 1
     values = np.random.default_rng(seed).normal(size=shape) * scale
     # Rounded in NumPy, where nothing is compiled for each shape; to infinity as well, as in JAX.
     with np.errstate(over="ignore"):
-        return jnp.asarray(values.astype(np.float32).astype(jnp.dtype(dtype)))
+        rounded = values.astype(np.float32).astype(jnp.dtype(dtype))
+    # Without its dtype JAX compiles a program for each shape, which returns its argument.
+    return jnp.asarray(rounded, rounded.dtype)

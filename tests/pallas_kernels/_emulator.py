@@ -13,7 +13,6 @@ import functools
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn.ops._maxk import pallas as maxk_calls
@@ -38,7 +37,7 @@ def launch(
         with np.errstate(all="ignore"):
             kernel(warp, tree.unflatten(arrays), *written, **scratch)
         warp.end()
-    return tuple(jnp.asarray(array) for array in (*made, *changed))
+    return tuple(jax.device_put(array) for array in (*made, *changed))
 
 
 @contextlib.contextmanager

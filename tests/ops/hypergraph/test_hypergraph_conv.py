@@ -77,6 +77,7 @@ def test_the_reference_is_the_formula(name):
     np.testing.assert_allclose(apply(*given.values()), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.costly(6)
 @pytest.mark.parametrize("path", ["sums", "mixing"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_value_and_every_gradient_equal_float64(name, path):

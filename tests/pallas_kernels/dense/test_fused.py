@@ -131,7 +131,8 @@ def test_what_is_not_finite_stays_with_its_row():
         assert np.isnan(made[5]).all()
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_layers_that_do_not_fit_together_are_several_kernels(activation):
     widths = (256, 256, 64)
     x, kernels, biases, dy = _inputs(9, widths, "bfloat16")

@@ -67,6 +67,7 @@ def _on_grid(tree):
     return jax.tree.map(lambda a: jnp.round(a * 32) / 32, tree)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, activation", CASES)
 def test_tf32_products_of_short_numbers_are_exact(rows, widths, activation):
     """The kernels are rounded to TF32 before; the interpreter rounds nothing else."""
@@ -148,7 +149,8 @@ def test_gradients_have_the_precision_of_three_products_of_parts(rows, widths, a
     _assert_gradients_are_close(made, exact)
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_gradients_of_many_layers_are_those_of_several_kernels(activation):
     widths = (64, 64, 64, 64)
     inputs = _gradient_inputs(9, widths, activation)
