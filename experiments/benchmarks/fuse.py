@@ -2,18 +2,26 @@
 
 ``python -m experiments.benchmarks.fuse`` prints a line for each graph and network: milliseconds of
 the function and all its gradients, unfused and fused, the ratio, and the ops that took over, and
-appends them to ``fuse.jsonl``. Each line is printed as soon as it is measured; ``out of memory`` is
-what did not fit. Where there is a version that is written with our ops, it is timed, too. The rows
-also have the time that rewriting takes with either search. Edge lists are constants of all
-programs. On the small graphs nothing may be slower.
+appends them to ``fuse.jsonl``. Each line is printed as soon as it is measured. ``out of memory`` is
+what did not fit, with the bytes that XLA planned for it. Where there is a version that is written
+with our ops, it is timed, too. The rows also have the time that rewriting takes with either search,
+and the seconds of each stage, from the graph to the last measurement.
+
+Edge lists are arguments of all compiled programs, fused and unfused, as by ``jaxgnn.fuse.jit``: as
+constants XLA would compute with them ahead, for minutes on a large graph.
+
+The work is done in a process of its own. A stage that lasts longer than a second is named when it
+does. A network for which ``--case-limit`` does not suffice is stopped, even while XLA compiles, and
+its line says in which stage; then the next one goes on. On the small graphs nothing may be slower.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +30,18 @@ import numpy as np
 from experiments._plain_networks import NAMES, Edges, PlainNetwork, available, plain_network
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Output, Row, append_rows
-from experiments.benchmarks._workloads import Workload, like
+from experiments.benchmarks._watched import Begun, Device, Measured, Stopped, Watched
+from experiments.benchmarks._workloads import Workload, forget_graphs, like
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import Search, explain, fuse
+from jaxgnn.fusion._constants import opened
 from jaxgnn.fusion._search import has_egglog
-from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
+from jaxgnn.testing.timing import (
+    Candidate,
+    device_description,
+    is_out_of_memory,
+    measure_in_turns,
+)
 
 GRAPHS: dict[str, Workload] = {
     "empty": Workload("empty", 3_000, 0, dim=64),
@@ -45,6 +60,7 @@ _ON_REDDIT = (
     "jraphx.GATConv",
     "maxk",
 )
+_PATIENCE = 1.0  # seconds of a stage before it is printed
 
 
 @dataclass(frozen=True)
@@ -56,16 +72,19 @@ class FuseOptions(Output):
         tiny, molecules and uniform, and flickr in the place of uniform on a GPU.
       models: names of networks; all if left out, on reddit a few.
       budget: milliseconds of timing for each line.
-      limit: seconds after which no further line is begun; those that are left out are named.
+      limit: seconds after which everything is stopped; what is left out is named.
+      case_limit: seconds after which one network on one graph is stopped, and the next one begun;
+        the first one of a process makes the graph, too.
     """
 
     graphs: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     budget: float = 1_000.0
     limit: float = 180.0
+    case_limit: float = 90.0
 
     def check(self) -> None:
-        """Raises ValueError for a graph or a network that there is not."""
+        """Raises ValueError for a graph or a network that there is not, and for no time."""
         for option, given, known in (
             ("--graphs", self.graphs, tuple(GRAPHS)),
             ("--models", self.models, NAMES),
@@ -73,13 +92,59 @@ class FuseOptions(Output):
             for name in given:
                 if name not in known:
                     raise bad_input("fuse", option, f"among {', '.join(known)}", repr(name))
+        for option, seconds in (("--limit", self.limit), ("--case-limit", self.case_limit)):
+            if not seconds > 0:
+                raise bad_input("fuse", option, "more than 0 seconds", seconds)
 
 
-def _with_gradients(fn: Callable[..., Any], count: int) -> Callable[..., Any]:
-    def total(*args: Any) -> Any:
-        return jnp.sum(fn(*args) ** 2)
+# -- in the process that measures --------------------------------------------------------------
 
-    return jax.value_and_grad(total, argnums=tuple(range(count)))
+
+def measurements(options: FuseOptions, done: int) -> Iterator[Device | Begun | Measured]:
+    """Measures each network on each graph, except the first ``done`` of them.
+
+    Yields:
+      The device with all cases; then for each case its stages as they begin, and its row.
+    """
+    yield Device(device_description(), _cases(options))
+    made: tuple[str, Edges] | None = None
+    for name, model in _cases(options)[done:]:
+        workload, stages = GRAPHS[name], Stages()
+        if made is None or made[0] != name:
+            yield stages.begin("making the graph")
+            made = name, _edges(workload)
+        edges = made[1]
+        yield stages.begin("drawing parameters")
+        network = plain_network(model, edges, workload.dim)
+        labels = {"edges": int(edges.senders.size), "dim": workload.dim}
+        row = yield from _measured(network, options, stages)
+        yield Measured({"workload": name, "model": model} | labels | row | stages.end())
+
+
+@dataclass
+class Stages:
+    """The seconds of the stages of a case.
+
+    Attributes:
+      seconds: of the stages that are over.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _running: tuple[str, float] | None = None
+
+    def begin(self, stage: str) -> Begun:
+        """Ends the stage that runs, and begins another one."""
+        self.end()
+        self._running = stage, time.perf_counter()
+        return Begun(stage)
+
+    def end(self) -> Row:
+        """Ends the stage that runs; returns all, for a row."""
+        if self._running is not None:
+            stage, start = self._running
+            self.seconds[stage] = time.perf_counter() - start
+            self._running = None
+        return {"stages": dict(self.seconds)}
 
 
 def _cases(options: FuseOptions) -> list[tuple[str, str]]:
@@ -97,43 +162,85 @@ def _edges(workload: Workload) -> Edges:
         none = jnp.zeros(0, jnp.int32)
         return Edges(none, none, workload.nodes)
     graph = workload.graph()
-    order = np.random.default_rng(0).permutation(graph.num_edges)
     ends = graph.indices, graph.receivers()
-    senders, receivers = (jnp.asarray(np.asarray(ids)[order]) for ids in ends)
-    return Edges(senders, receivers, workload.nodes)
+    if jax.default_backend() == "cpu":
+        order = np.random.default_rng(0).permutation(graph.num_edges)
+        shuffled = [jnp.asarray(np.asarray(ids)[order]) for ids in ends]
+    else:
+        order = jax.random.permutation(jax.random.key(0), graph.num_edges)
+        shuffled = [jnp.asarray(ids)[order] for ids in ends]
+    forget_graphs()
+    return Edges(*jax.block_until_ready(shuffled), workload.nodes)
 
 
-def rows_of(options: FuseOptions) -> Iterator[Row]:
-    """Measures each network on each graph, and gives a row for each, until the time is over."""
-    start = time.monotonic()
-    made: tuple[str, Edges] | None = None
-    for name, model in _cases(options):
-        labels: Row = {"workload": name, "model": model}
-        if time.monotonic() - start > options.limit:
-            yield labels | {"left_out": True}
-            continue
-        workload = GRAPHS[name]
-        if made is None or made[0] != name:
-            made = name, _edges(workload)
-        edges = made[1]
-        labels |= {"edges": int(edges.senders.size), "dim": workload.dim}
-        yield labels | _measured(plain_network(model, edges, workload.dim), options)
+def _with_gradients(fn: Callable[..., Any], count: int) -> Callable[..., Any]:
+    def total(*args: Any) -> Any:
+        return jnp.sum(fn(*args) ** 2)
+
+    return jax.value_and_grad(total, argnums=tuple(range(count)))
 
 
-def _measured(network: PlainNetwork, options: FuseOptions) -> Row:
-    arrays = network.arrays
-    functions = {"plain": network.run, "fused": fuse(network.run)}
+def _measured(network: PlainNetwork, options: FuseOptions, stages: Stages) -> Iterator[Begun | Any]:
+    """The row of a network, after its stages."""
+    functions = {"fused": fuse(network.run), "plain": network.run}
     if network.by_hand is not None:
         functions["hand"] = network.by_hand
-    applied = explain(network.run, *arrays).findings.applied
-    candidates = {
-        name: Candidate(_with_gradients(function, len(arrays)), [arrays])
-        for name, function in functions.items()
-    }
-    made = measure_in_turns(candidates, repeats=7, budget_ms=options.budget)
-    named = dict.fromkeys(one.note.rpartition("-> ")[2] for one in applied)
-    times = {f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}
-    return {**times, "ops": list(named), **_rewriting_times(network)}
+    yield stages.begin("preparing the graph and rewriting")
+    applied = explain(network.run, *network.arrays).findings.applied
+    yield stages.begin("rewriting again")
+    row = _rewriting_times(network)
+    ops = dict.fromkeys(one.note.rpartition("-> ")[2] for one in applied)
+    candidates: dict[str, Candidate] = {}
+    for name, function in functions.items():
+        made = yield from _compiled(name, function, network.arrays, stages)
+        row[f"{name}_bytes"] = made.planned
+        row[f"{name}_ms"] = None
+        if made.candidate is not None:
+            candidates[name] = made.candidate
+    yield stages.begin("measuring")
+    times = measure_in_turns(candidates, repeats=7, budget_ms=options.budget)
+    row |= {f"{name}_ms": None if t is None else t.median_ms for name, t in times.items()}
+    return row | {"ops": list(ops)}
+
+
+class _Compiled(NamedTuple):
+    """A program, and the bytes that XLA plans for it with its arguments.
+
+    ``candidate`` is None if that is more than there is, ``planned`` if XLA did not get so far.
+    """
+
+    candidate: Candidate | None
+    planned: int | None
+
+
+def _compiled(
+    name: str, function: Callable[..., Any], arrays: tuple[Any, ...], stages: Stages
+) -> Iterator[Begun | Any]:
+    """Compiles a function and its gradients, with the edge list as arguments."""
+    planned = None
+    try:
+        yield stages.begin(f"tracing {name}")
+        parts = opened(jax.jit(_with_gradients(function, len(arrays))).trace(*arrays))
+        args = (parts.constants, *arrays)
+        yield stages.begin(f"compiling {name}")
+        analysis: Any = jax.jit(parts.run).lower(*args).compile().memory_analysis()
+        planned = (
+            analysis.argument_size_in_bytes
+            + analysis.output_size_in_bytes
+            + analysis.temp_size_in_bytes
+        )
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return _Compiled(None, planned)
+    return _Compiled(Candidate(parts.run, [args]) if _fits(planned) else None, planned)
+
+
+def _fits(planned: int) -> bool:
+    """Whether memory may suffice; a GPU says so itself, while a host ends the process."""
+    if jax.default_backend() != "cpu":
+        return True
+    return planned < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _rewriting_times(network: PlainNetwork) -> Row:
@@ -147,33 +254,119 @@ def _rewriting_times(network: PlainNetwork) -> Row:
     return times
 
 
-def _time(ms: float | None) -> str:
-    return "out of memory" if ms is None else f"{ms:.3f}"
+# -- in the process that prints ----------------------------------------------------------------
+
+
+@dataclass
+class _Watch:
+    """What the other process does, since when, and until when it may.
+
+    Attributes:
+      over: the moment at which everything is stopped, of ``time.monotonic``.
+      case_limit: seconds for a case.
+      began: when the case, or before the first one the process, began.
+      has_started: whether the process has, which counts for no case.
+      stage: what is done now.
+      is_printed: whether that was printed.
+    """
+
+    over: float
+    case_limit: float
+    began: float = field(default_factory=time.monotonic)
+    has_started: bool = False
+    stage: str = "starting"
+    is_printed: bool = False
+
+    def deadline(self) -> float:
+        """The moment at which the case is stopped."""
+        return min(self.over, self.began + self.case_limit) if self.has_started else self.over
+
+    def next_case(self) -> None:
+        """Begins to wait for another case."""
+        self.began, self.has_started = time.monotonic(), True
+        self.stage, self.is_printed = "starting", False
+
+    def hears(self, message: Begun | None) -> None:
+        """Notes a stage that begins; one that lasts, for which the message is None, is printed."""
+        if message is not None:
+            self.stage, self.is_printed = message.stage, False
+        elif not self.is_printed:
+            print(f"  {time.monotonic() - self.began:5.1f} s  {self.stage}", flush=True)
+            self.is_printed = True
+
+
+def rows_of(options: FuseOptions) -> Iterator[Row]:
+    """A row for each case as it is measured, with the device; one that was stopped says where.
+
+    After a case that was stopped another process goes on with the next one.
+    """
+    over = time.monotonic() + options.limit
+    device: Device | None = None
+    done = 0
+    while device is None or (done < len(device.cases) and time.monotonic() < over):
+        watch = _Watch(over, options.case_limit)
+        with Watched(measurements, options, done) as process:
+            try:
+                for message in process.messages(watch.deadline, _PATIENCE):
+                    if isinstance(message, Device):
+                        device = message
+                        watch.next_case()
+                    elif isinstance(message, Measured) and device is not None:
+                        done += 1
+                        watch.next_case()
+                        yield message.row | device.description
+                    else:
+                        watch.hears(message)
+            except Stopped as reason:
+                if device is None:
+                    expected = "enough for a process to start"
+                    raise bad_input("fuse", "--limit", expected, options.limit) from reason
+                yield _left_out(device.cases[done], f"while {watch.stage}: {reason}")
+                done += 1
+    for case in device.cases[done:]:
+        yield _left_out(case, "the time was over")
+
+
+def _left_out(case: tuple[str, str], reason: str) -> Row:
+    graph, model = case
+    return {"workload": graph, "model": model, "left_out": reason}
+
+
+def _time(row: Row, name: str) -> str:
+    if (ms := row[f"{name}_ms"]) is not None:
+        return f"{ms:.3f}"
+    planned = row[f"{name}_bytes"]
+    return "out of memory" if planned is None else f"out of memory ({planned / 1e9:.3g} GB)"
 
 
 def _line(row: Row) -> str:
     title = f"{row['workload']:9} {row['model']:24}"
-    if row.get("left_out"):
-        return f"{title} left out: the time was over"
+    if "left_out" in row:
+        return f"{title} left out {row['left_out']}"
     before, after = row["plain_ms"], row["fused_ms"]
     ratio = "" if before is None or after is None else f"{before / after:.2f}x"
-    hand = f"; by hand {_time(row['hand_ms'])} ms" if "hand_ms" in row else ""
+    hand = f"; by hand {_time(row, 'hand')} ms" if "hand_ms" in row else ""
     named = ", ".join(row["ops"]) or "left to XLA"
     rewriting = f"; rewritten in {row['matcher_rewriting_ms']:.0f} ms"
     if "egglog_rewriting_ms" in row:
         rewriting += f", with egglog {row['egglog_rewriting_ms']:.0f}"
-    return f"{title} {_time(before)} -> {_time(after)} ms {ratio:8} {named}{hand}{rewriting}"
+    long = [f"{k} {v:.1f} s" for k, v in row["stages"].items() if v >= _PATIENCE]
+    stages = f"; {', '.join(long)}" if long else ""
+    times = f"{_time(row, 'plain')} -> {_time(row, 'fused')} ms {ratio:8}"
+    return f"{title} {times} {named}{hand}{rewriting}{stages}"
 
 
 def main(options: FuseOptions) -> None:
     """Prints and appends the rows."""
     options.check()
-    device = device_description()
-    print(device, flush=True)
+    named = False
     for row in rows_of(options):
+        if not named and "device" in row:
+            print(row["device"], flush=True)
+            named = True
         print(_line(row), flush=True)
-        if not row.get("left_out"):
-            append_rows(options.rows / "fuse.jsonl", [row | device])
+        if "left_out" not in row:
+            append_rows(options.rows / "fuse.jsonl", [row])
 
 
 if __name__ == "__main__":

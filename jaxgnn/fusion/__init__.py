@@ -1,5 +1,6 @@
 """Rewriting of graph code in plain JAX: ``jaxgnn.fuse``."""
 
+from jaxgnn.fusion._constants import jit as jit
 from jaxgnn.fusion._cost import Speeds as Speeds
 from jaxgnn.fusion._fuse import Verify as Verify
 from jaxgnn.fusion._fuse import explain as explain

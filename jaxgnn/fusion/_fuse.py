@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.fusion._constants import Jitted, has_large_constants, jit
 from jaxgnn.fusion._cost import measured_speeds
 from jaxgnn.fusion._graphs import digest
 from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
@@ -94,7 +95,8 @@ class Fused:
         self.options = options
         self._fn = fn
         self._is_module = bool(leaves) and leaves[0] is not fn
-        self._compiled = jax.jit(self._run, static_argnums=0)
+        self._compiled = Jitted(self._run, static_argnums=(0,))
+        self._has_large_constants: dict[_Call, bool] = {}
         self._index_inputs: dict[Any, set[int]] = {}
         self._trusted: dict[Any, bool] = {}
         functools.update_wrapper(self, fn, updated=())
@@ -107,9 +109,17 @@ class Fused:
         try:
             if self.options.verify != "off" and not self._is_trusted(call, arrays, is_traced):
                 return self._fn(*args, **kwargs)
-            return (self._run if is_traced else self._compiled)(call, *arrays)
+            return (self._run if is_traced else self._runner(call, arrays))(call, *arrays)
         except _LeftAsItIs as reason:
             return self._left_as_it_is(str(reason), args, kwargs)
+
+    def _runner(self, call: _Call, arrays: list[Any]) -> Callable[..., Any]:
+        """What compiles the rewritten function: with large constants as arguments, or with none."""
+        is_large = self._has_large_constants.get(call)
+        if is_large is None:
+            is_large = has_large_constants(self._compiled.inner.trace(call, *arrays).jaxpr)
+            self._has_large_constants[call] = is_large
+        return self._compiled if is_large else self._compiled.inner
 
     def explanation(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, measure: bool
@@ -424,3 +434,4 @@ def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 fuse.explain = explain  # pyrefly: ignore
+fuse.jit = jit  # pyrefly: ignore

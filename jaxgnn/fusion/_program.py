@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,14 +59,7 @@ class Program:
         return self._jaxpr([], [*self.constants, *self.inputs])
 
     def _jaxpr(self, constants: list[Any], inputs: list[Any]) -> Any:
-        return jex.Jaxpr(
-            constvars=constants,
-            invars=inputs,
-            outvars=list(self.outputs),
-            eqns=list(self.equations),
-            effects=self.effects,
-            debug_info=self.source.debug_info.with_unknown_names(),
-        )
+        return _jaxpr_like(self.source, constants, inputs, self.outputs, self.equations)
 
     def tidy(self) -> Program:
         """Computes equal terms once, and drops what no output and no side effect needs."""
@@ -124,12 +117,36 @@ def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: boo
       is_open: whether calls are expanded, so that rules see into them; otherwise the whole
         function is one call.
     """
-    called = function if is_open else jax.jit(function)
-    closed = jax.make_jaxpr(called)(*(a.aval for a in inputs))
+    closed = jax.make_jaxpr(function)(*(a.aval for a in inputs))
     inlining = _Inlining(opens=is_open)
-    outputs = inlining.expand(closed, tuple(inputs))
+    outputs = inlining.expand(closed if is_open else _called(closed), tuple(inputs))
     equations = tuple(inlining.equations)
     return Program(tuple(inputs), outputs, equations, inlining.constants, closed.jaxpr)
+
+
+def _called(closed: Any) -> Any:
+    """A closed jaxpr that does nothing but to call this one, whose constants it hands over."""
+    jaxpr = closed.jaxpr
+    inputs = [*jaxpr.constvars, *jaxpr.invars]
+    body = _jaxpr_like(jaxpr, [], inputs, jaxpr.outvars, jaxpr.eqns)
+    call = jax.make_jaxpr(jax.jit(jex.jaxpr_as_fun(jex.ClosedJaxpr(body, []))))
+    made = call(*(v.aval for v in inputs)).jaxpr
+    count = len(closed.consts)
+    constants, arguments = made.invars[:count], made.invars[count:]
+    called = _jaxpr_like(made, constants, arguments, made.outvars, made.eqns)
+    return jex.ClosedJaxpr(called, closed.consts)
+
+
+def _jaxpr_like(source: Any, constants: Any, inputs: Any, outputs: Any, equations: Any) -> Any:
+    """A jaxpr with the names of another one."""
+    return jex.Jaxpr(
+        constvars=list(constants),
+        invars=list(inputs),
+        outvars=list(outputs),
+        eqns=list(equations),
+        effects=frozenset().union(*(e.effects for e in equations)),
+        debug_info=source.debug_info.with_unknown_names(),
+    )
 
 
 def is_variable(atom: Atom) -> bool:
@@ -210,6 +227,15 @@ def _body_of_plain_call(equation: Equation) -> Any:
         and not equation.effects
     )
     return params["jaxpr"] if is_plain else None
+
+
+def constants_of(closed: Any) -> Iterator[Any]:
+    """The values that a closed jaxpr, and the calls in it that only name code, close over."""
+    yield from closed.consts
+    for equation in closed.jaxpr.eqns:
+        body = _body_of_plain_call(equation)
+        if body is not None:
+            yield from constants_of(body)
 
 
 def _without_repeats(program: Program) -> Program:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ from experiments.mlp import fuse as fuse_module
 from experiments.mlp.config import NETWORKS, FuseConfig
 from experiments.mlp.fuse import explain_models, model_names
 from jaxgnn.fusion import explain, fuse
+from tests.experiments._stand_ins import ended_by_the_system, stuck_in_the_second_case
 
 _rng = np.random.default_rng(0)
 EDGES = Edges(*(jnp.asarray(_rng.integers(0, 11, 40), jnp.int32) for _ in range(2)), 11)
@@ -116,27 +119,74 @@ def test_the_benchmark_times_a_network_and_the_version_by_hand(tmp_path, capsys)
     assert rows[0]["hand_ms"] > 0
     assert "hand_ms" not in rows[1]
     assert rows[1]["plain_ms"] > 0
+    assert rows[1]["plain_bytes"] > 0
     assert rows[1]["matcher_rewriting_ms"] > 0
+    assert rows[1]["stages"]["compiling plain"] > 0
     assert "by hand" in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_a_row_and_no_crash(tmp_path, capsys, monkeypatch):
+def _measured(models, monkeypatch, **replaced):
+    """The rows of the benchmark on the smallest graph, with other functions in it, and stages."""
+    for name, function in replaced.items():
+        monkeypatch.setattr(benchmark, name, function)
+    options = benchmark.FuseOptions(graphs=("tiny",), models=models, budget=1.0)
+    messages = list(benchmark.measurements(options, 0))
+    rows = [message.row for message in messages if isinstance(message, benchmark.Measured)]
+    return rows, [message.stage for message in messages if isinstance(message, benchmark.Begun)]
+
+
+def test_what_does_not_fit_when_it_runs_is_a_row_with_the_bytes_that_were_planned(monkeypatch):
     def out_of_memory(candidates, **options):
         return dict.fromkeys(candidates)
 
-    monkeypatch.setattr(benchmark, "measure_in_turns", out_of_memory)
-    benchmark.main(benchmark.FuseOptions(out=tmp_path, graphs=("tiny",), models=("mean",)))
-    assert "out of memory -> out of memory ms" in capsys.readouterr().out
-    assert json.loads((tmp_path / "fuse.jsonl").read_text())["plain_ms"] is None
+    ((row,), _) = _measured(("mean",), monkeypatch, measure_in_turns=out_of_memory)
+    assert row["plain_ms"] is None
+    assert f"out of memory ({row['plain_bytes'] / 1e9:.3g} GB)" in benchmark._line(row)
 
 
-def test_lines_that_would_come_too_late_are_named_and_left_out(tmp_path, capsys):
-    options = benchmark.FuseOptions(out=tmp_path, graphs=("tiny",), models=("mean",), limit=-1.0)
-    benchmark.main(options)
-    assert (
-        "tiny      mean                     left out: the time was over" in capsys.readouterr().out
-    )
-    assert not (tmp_path / "fuse.jsonl").exists()
+def test_what_is_planned_to_need_more_memory_than_a_host_has_is_a_row_and_not_run(monkeypatch):
+    (row,), _ = _measured(("mean",), monkeypatch, _fits=lambda planned: False)
+    assert row["plain_ms"] is row["fused_ms"] is None
+    assert row["plain_bytes"] > 0
+    assert "out of memory" in benchmark._line(row)
+
+
+def test_what_does_not_fit_when_it_is_compiled_is_a_row_that_says_so(monkeypatch):
+    def exhausted(traced):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    (row,), stages = _measured(("mean",), monkeypatch, opened=exhausted)
+    assert row["plain_ms"] is row["plain_bytes"] is None
+    assert "out of memory -> out of memory ms" in benchmark._line(row)
+    assert "tracing plain" in stages
+
+
+def _limits(limit, case_limit) -> Any:
+    """In the place of options, which would make the other process import the benchmark."""
+    return SimpleNamespace(limit=limit, case_limit=case_limit)
+
+
+def test_a_case_that_does_not_end_is_stopped_and_the_next_ones_go_on(monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "measurements", stuck_in_the_second_case)
+    monkeypatch.setattr(benchmark, "_PATIENCE", 0.1)
+    rows = list(benchmark.rows_of(_limits(60.0, case_limit=1.0)))
+    assert [row["model"] for row in rows] == ["0", "1", "2"]
+    reason = "while compiling plain: stopped, as its time was over"
+    assert [row.get("left_out") for row in rows] == [None, reason, None]
+    assert " s  compiling plain" in capsys.readouterr().out
+
+
+def test_a_process_that_the_system_ends_is_a_row_that_says_where(monkeypatch):
+    monkeypatch.setattr(benchmark, "measurements", ended_by_the_system)
+    (row,) = benchmark.rows_of(_limits(60.0, case_limit=60.0))
+    assert row["left_out"] == "while measuring: its process ended by itself, with the code 9"
+
+
+def test_no_time_at_all_is_refused():
+    for name in ("limit", "case_limit"):
+        option = name.replace("_", "-")
+        with pytest.raises(ValueError, match=f"fuse: --{option} must be more than 0 seconds, got"):
+            benchmark.main(benchmark.FuseOptions(**{name: 0.0}))
 
 
 def test_a_graph_that_there_is_not_is_named():

@@ -1,0 +1,143 @@
+"""Compilation of functions whose large arrays are arguments of the program, not constants in it.
+
+``jax.jit`` writes the arrays that a function closes over into the text of the program, where XLA
+computes ahead with them. With edge lists of a hundred million edges the text has gigabytes, more
+than a compiler takes, and counting the edges of each node ahead takes XLA minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxgnn._errors import bad_input
+from jaxgnn.fusion._program import Program, constants_of
+
+# Bytes of constants from which they become arguments. Smaller ones cost a compiler nothing, and a
+# program that has none is called a little faster.
+_LARGE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A function of arrays, and the arrays that it closed over.
+
+    Attributes:
+      run: takes a list of the constants and then the leaves of the arguments; returns the leaves
+        of the results.
+      constants: arrays on the device, each once.
+      structure: the pytree of the results.
+    """
+
+    run: Callable[..., list[Any]]
+    constants: list[jax.Array]
+    structure: Any
+
+
+def opened(traced: jax.stages.Traced) -> Opened:
+    """The function that was traced, with the arrays that it closes over as arguments.
+
+    Calls of ``jax.jit`` in it, which may close over arrays of their own, are expanded.
+    """
+    program = Program.of(traced.jaxpr)
+    function = jex.jaxpr_as_fun(jex.ClosedJaxpr(program.opened(), []))
+    with jax.ensure_compile_time_eval():
+        constants = [jnp.asarray(value) for value in program.constants.values()]
+
+    def run(constants: list[Any], *arrays: Any) -> list[Any]:
+        return function(*constants, *arrays)
+
+    return Opened(run, constants, jax.tree.structure(traced.out_info))
+
+
+def has_large_constants(closed: Any) -> bool:
+    """Whether the arrays that a closed jaxpr closes over are too large for a program's text.
+
+    Those of calls of ``jax.jit`` in it count, too.
+    """
+    return sum(getattr(value, "nbytes", 0) for value in constants_of(closed)) >= _LARGE
+
+
+class Jitted:
+    """A function that is compiled when it is called, with what it closes over as arguments."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Sequence[int] = (),
+        donate_argnums: Sequence[int] = (),
+    ):
+        self.inner = jax.jit(function, static_argnums=tuple(static_argnums))
+        self._static = frozenset(static_argnums)
+        self._donated = frozenset(donate_argnums)
+        self._made: dict[int, tuple[Any, Callable[..., Any]]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves = [jax.tree.leaves(a) for i, a in enumerate(args) if i not in self._static]
+        if any(isinstance(leaf, jax.core.Tracer) for of_one in leaves for leaf in of_one):
+            return self.inner(*args)
+        traced = self.inner.trace(*args)
+        made = self._made.get(id(traced.jaxpr))
+        if made is None:  # the jaxpr is kept, so that no other one gets its id
+            made = traced.jaxpr, self._compiled(traced, args)
+            self._made[id(traced.jaxpr)] = made
+        return made[1](*(leaf for of_one in leaves for leaf in of_one))
+
+    def _compiled(self, traced: jax.stages.Traced, args: Sequence[Any]) -> Callable[..., Any]:
+        parts = opened(traced)
+        positions, start = [], 1
+        for i, argument in enumerate(args):
+            if i in self._static:
+                continue
+            size = len(jax.tree.leaves(argument))
+            positions += range(start, start + size) if i in self._donated else ()
+            start += size
+        run = jax.jit(parts.run, donate_argnums=tuple(positions))
+
+        def call(*arrays: Any) -> Any:
+            return jax.tree.unflatten(parts.structure, run(parts.constants, *arrays))
+
+        return call
+
+
+def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> Callable[..., Any]:
+    """Compiles a function as ``jax.jit`` does, with the arrays it closes over as arguments.
+
+    ``jax.jit`` makes them constants of the program: their bytes are copied into its text, and XLA
+    computes ahead what depends on them alone. For a step of training on a large graph, whose
+    edge lists ``fuse`` needs closed over, that takes minutes or does not fit the program. Results
+    are the same. Arrays that are closed over count as unchanging.
+
+    Args:
+      fn: a function of pytrees of arrays, such as a step of training that calls what ``fuse`` made.
+      donate_argnums: positions of arguments whose memory the results may use.
+
+    Returns:
+      A function of the same positional arguments.
+
+    Raises:
+      ValueError: if ``fn`` can not be called, or a position is negative or no integer.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxgnn
+      >>> senders, receivers = jnp.array([0, 1, 2]), jnp.array([1, 2, 2])
+      >>> def loss(x):
+      ...     return jnp.sum(jax.ops.segment_sum(x[senders], receivers, 3) ** 2)
+      >>> step = jaxgnn.fuse.jit(jax.grad(jaxgnn.fuse(loss)))
+      >>> step(jnp.array([[1.0], [2.0], [4.0]])).tolist()
+      [[2.0], [12.0], [12.0]]
+    """
+    if not callable(fn):
+        raise bad_input("fuse.jit", "fn", "a function of JAX arrays", type(fn).__name__)
+    positions = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    for position in positions:
+        if not isinstance(position, int) or position < 0:
+            expected = "positions of arguments, 0 or more"
+            raise bad_input("fuse.jit", "donate_argnums", expected, repr(position))
+    return Jitted(fn, donate_argnums=positions)
