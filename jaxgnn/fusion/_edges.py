@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgnn.fusion._graphs import StaticGraph, static_graph
+from jaxgnn.fusion._graphs import StaticGraph, digest, graph_of_rows, static_graph
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
+from jaxgnn.graph._arrays import own
 
 Kind = Literal["sum", "max", "min"]
 REDUCTIONS: dict[str, Kind] = {
@@ -138,22 +139,39 @@ def _mode(equation: Equation) -> str:
 
 
 def known_ids(view: View, places: Atom) -> np.ndarray | None:
-    """The ids of a gather or a scatter, int64 [edges], or None if they are not known."""
+    """The ids of a gather or a scatter, int32 or int64 [edges], or None if they are not known."""
+    return view.derived(("ids", places), lambda: _known_ids(view, places))
+
+
+def _known_ids(view: View, places: Atom) -> np.ndarray | None:
     value = view.value(places)
-    return None if value is None else value.reshape(-1).astype(np.int64)
+    if value is None:
+        return None
+    fits = np.can_cast(value.dtype, np.int32)
+    return own(value.reshape(-1).astype(np.int32 if fits else np.int64))
 
 
 def known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
     """The segment of each row, -1 where it is dropped; or the reason why that is not known."""
+    question = "rows", reduction.places, reduction.size, reduction.mode
+    return view.derived(question, lambda: _known_rows(view, reduction))
+
+
+def _known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
     ids = known_ids(view, reduction.places)
     if ids is None:
         return "the segment ids are known only when it runs"
-    is_inside = (ids >= 0) & (ids < reduction.size)
+    if _are_inside(ids, reduction.size):
+        return ids
     if reduction.mode == "clip":
-        return np.clip(ids, 0, reduction.size - 1)
-    if reduction.mode == "promise" and not is_inside.all():
+        return own(np.clip(ids, 0, reduction.size - 1))
+    if reduction.mode == "promise":
         return "a segment id is out of range though it was promised not to be"
-    return np.where(is_inside, ids, -1)
+    return own(np.where((ids >= 0) & (ids < reduction.size), ids, -1))
+
+
+def _are_inside(ids: np.ndarray, size: int) -> bool:
+    return ids.size == 0 or bool(ids.min() >= 0 and ids.max() < size)
 
 
 def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray | str:
@@ -164,12 +182,38 @@ def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray
     ids = known_ids(view, gather.places)
     if ids is None:
         return "the gathered ids are known only when it runs"
+    question = "columns", gather.places, gather.size, gather.mode, digest(rows)
+    return view.derived(question, lambda: _known_columns(gather, ids, rows))
+
+
+def _known_columns(gather: RowGather, ids: np.ndarray, rows: np.ndarray) -> np.ndarray | str:
+    if _are_inside(ids, gather.size):
+        return ids
     if gather.mode == "clip":
-        return np.clip(ids, 0, max(gather.size - 1, 0))
+        return own(np.clip(ids, 0, max(gather.size - 1, 0)))
     is_inside = (ids >= 0) & (ids < gather.size)
     if not (is_inside | (rows < 0)).all():
         return "a gathered id is out of range"
-    return np.where(is_inside, ids, 0)
+    return own(np.where(is_inside, ids, 0))
+
+
+def are_the_same(one: np.ndarray, other: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether two lists agree on all edges whose row is not -1."""
+    if one.shape != other.shape:
+        return False
+    if one is other:
+        return True
+    for part in (slice(1024), slice(None)):  # most lists that differ do so at once
+        if ((one[part] != other[part]) & (rows[part] >= 0)).any():
+            return False
+    return True
+
+
+def has_rows(rows: np.ndarray) -> np.ndarray:
+    """Which rows up to the largest one edges enter, bool; those that are -1 do not count."""
+    is_there = np.zeros(int(rows.max(initial=-1)) + 2, bool)
+    is_there[rows] = True  # -1 is the last one
+    return is_there[:-1]
 
 
 def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
@@ -177,13 +221,18 @@ def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
 
     All ids have to be in range, or clipped to it.
     """
+    question = "read", gather.places, gather.size, gather.mode
+    return view.derived(question, lambda: _rows_that_are_read(view, gather))
+
+
+def _rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
     ids = known_ids(view, gather.places)
     if ids is None:
         return "the gathered ids are known only when it runs"
-    if gather.mode == "clip":
+    if not _are_inside(ids, gather.size):
+        if gather.mode != "clip":
+            return "a gathered id is out of range"
         ids = np.clip(ids, 0, gather.size - 1)
-    if ((ids < 0) | (ids >= gather.size)).any():
-        return "a gathered id is out of range"
     is_read = np.zeros(gather.size, bool)
     is_read[ids] = True
     return is_read
@@ -209,7 +258,7 @@ def graph_of(
     if entered.size == 0:
         return "there are no edges"
     if gather is None:
-        return static_graph(entered, np.zeros_like(entered), reduction.size, 1)
+        return graph_of_rows(entered, reduction.size)
     columns = known_columns(view, gather, entered)
     if isinstance(columns, str):
         return columns

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import own, put_own
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 _MOST_GRAPHS = 16
@@ -29,32 +32,50 @@ class StaticGraph:
     Attributes:
       graph: rows are the ids that are summed by, columns those that are gathered.
       order: position in the edge list of each edge slot, int32 [edges].
-      inverse: edge slot of each entry of the edge list, int32 [edges].
       is_ordered: whether slots and list have the same order.
       num_live: number of edges that arrive at a row; the slots after them are padding.
       has_edges: which rows have edges, bool [rows].
       is_read: which columns edges read that arrive at a row, bool [columns].
-      live_rows: the row of each slot that is not padding.
-      live_columns: the column of each slot that is not padding.
     """
 
     graph: CSRGraph
     order: np.ndarray
-    inverse: np.ndarray
     is_ordered: bool
     num_live: int
     has_edges: np.ndarray
     is_read: np.ndarray
-    live_rows: np.ndarray
-    live_columns: np.ndarray
+
+    @cached_property
+    def live_rows(self) -> np.ndarray:
+        """The row of each slot that is not padding."""
+        counts = np.diff(np.asarray(self.graph.indptr))
+        return np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+
+    @cached_property
+    def live_columns(self) -> np.ndarray:
+        """The column of each slot that is not padding."""
+        return np.asarray(self.graph.indices)[: self.num_live]
+
+    @cached_property
+    def _places(self) -> tuple[Any, Any]:
+        """The order, and the slot of each entry of the edge list, on the device."""
+        inverse = np.empty_like(self.order)
+        inverse[self.order] = np.arange(self.order.size, dtype=np.int32)
+        return put_own(self.order), put_own(inverse)
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """An array of the edge list in the order of the slots, along its axis of edges."""
-        return of_edges if self.is_ordered else _moved(axis, self.order, self.inverse, of_edges)
+        if self.is_ordered:
+            return of_edges
+        order, inverse = self._places
+        return _moved(axis, order, inverse, of_edges)
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
         """An array of the slots in the order of the edge list, along its axis of edges."""
-        return of_slots if self.is_ordered else _moved(axis, self.inverse, self.order, of_slots)
+        if self.is_ordered:
+            return of_slots
+        order, inverse = self._places
+        return _moved(axis, inverse, order, of_slots)
 
 
 class _Cache:
@@ -77,6 +98,11 @@ class _Cache:
                 self._made.popitem(last=False)
         return made
 
+    def with_rows(self, rows: Any) -> Any:
+        """The key of the graph that was used last of those with these rows, or None."""
+        with self._lock:
+            return next((key for key in reversed(self._made) if key[0] == rows), None)
+
 
 _CACHE = _Cache(_MOST_GRAPHS)
 
@@ -92,13 +118,28 @@ def static_graph(
       num_rows: number of rows.
       num_columns: number of columns.
     """
-    key = digest(rows), digest(columns), num_rows, num_columns
+    key = (digest(rows), num_rows), digest(columns), num_columns
     return _CACHE.get(key, lambda: _make(rows, columns, num_rows, num_columns))
 
 
+def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
+    """A graph whose edges enter these rows, for what does not ask where they leave.
+
+    Their slots are in the same order whatever the columns are, so a graph serves that was made
+    with columns.
+
+    Args:
+      rows: the row that each edge enters, integers [edges]; out of range where it does not count.
+      num_rows: number of rows.
+    """
+    of_rows = digest(rows), num_rows
+    key = _CACHE.with_rows(of_rows) or (of_rows, b"", 1)
+    return _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
+
+
 def digest(ids: Any) -> bytes:
-    """A short key of the content of an array; that of an array of JAX is computed once."""
-    if not isinstance(ids, jax.Array):  # an array of numpy may change
+    """A short key of the content of an array; that of one that can not change is computed once."""
+    if not isinstance(ids, jax.Array) and not _is_fixed(ids):
         return _digest(np.asarray(ids))
     entry = _DIGESTS.get(id(ids))
     if entry is None or entry[0]() is not ids:
@@ -109,48 +150,62 @@ def digest(ids: Any) -> bytes:
     return entry[1]
 
 
+def _is_fixed(ids: Any) -> bool:
+    """Whether an array of numpy is read-only, and its memory is nobody else's."""
+    return isinstance(ids, np.ndarray) and ids.base is None and not ids.flags.writeable
+
+
 _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes]] = {}
+_HASHED_AT_ONCE = 1 << 24  # bytes of a part, of which several are hashed at the same time
 
 
 def _digest(ids: np.ndarray) -> bytes:
     ids = np.ascontiguousarray(ids)
     made = hashlib.blake2b(f"{ids.dtype}{ids.shape}".encode(), digest_size=16)
-    made.update(ids)
+    if ids.nbytes <= _HASHED_AT_ONCE:
+        made.update(ids)
+        return made.digest()
+    flat = ids.reshape(-1).view(np.uint8)
+    parts = [flat[i : i + _HASHED_AT_ONCE] for i in range(0, flat.size, _HASHED_AT_ONCE)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for one in pool.map(lambda part: hashlib.blake2b(part, digest_size=16).digest(), parts):
+            made.update(one)
     return made.digest()
 
 
 def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
     is_live = (rows >= 0) & (rows < num_rows)
-    kept = is_live.all()
-    safe = np.where(is_live, rows, 0), np.where(is_live, columns, 0)
+    kept = bool(is_live.all())
+    if not kept:
+        rows, columns = np.where(is_live, rows, 0), np.where(is_live, columns, 0)
     with jax.ensure_compile_time_eval():
         graph, _ = CSRGraph.from_edges(
-            safe[1],
-            safe[0],
+            columns,
+            rows,
             num_rows,
             num_senders=num_columns,
             edge_mask=None if kept else is_live,
             edge_data=(),
         )
-        order = np.asarray(graph.edge_order).astype(np.int32)
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(order.size, dtype=np.int32)
-    has_edges, is_read = np.zeros(num_rows, bool), np.zeros(num_columns, bool)
-    has_edges[rows[is_live]] = True
-    is_read[columns[is_live]] = True
-    num_live = int(is_live.sum())
-    live = order[:num_live]
+        order = own(np.asarray(graph.edge_order).astype(np.int32, copy=False))
+    is_read = np.zeros(num_columns, bool)
+    is_read[columns if kept else columns[is_live]] = True
     return StaticGraph(
         graph,
         order,
-        inverse,
-        is_ordered=bool((order == np.arange(order.size)).all()),
-        num_live=num_live,
-        has_edges=has_edges,
+        is_ordered=_counts_up(order),
+        num_live=order.size if kept else int(is_live.sum()),
+        has_edges=np.diff(np.asarray(graph.indptr)) > 0,
         is_read=is_read,
-        live_rows=rows[live],
-        live_columns=columns[live],
     )
+
+
+def _counts_up(order: np.ndarray) -> bool:
+    """Whether an order is 0, 1, 2 and so on."""
+    start = order[:1024]
+    if (start != np.arange(start.size)).any():
+        return False
+    return bool((order == np.arange(order.size, dtype=order.dtype)).all())
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))

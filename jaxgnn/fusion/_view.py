@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, MutableMapping
 from typing import Any
 
 import jax
@@ -33,10 +33,11 @@ class View:
 
     Attributes:
       program: the program.
-      known: values that have been found, by variable; shared by the views of a program's versions.
+      known: values that have been found, by variable, and what was worked out from them alone, by
+        question; shared by the views of a program's versions.
     """
 
-    def __init__(self, program: Program, known: MutableMapping[Any, np.ndarray | None]):
+    def __init__(self, program: Program, known: MutableMapping[Any, Any]):
         self.program = program
         self.known = known
         self._producers = {v: e for e in program.equations for v in e.outvars}
@@ -62,6 +63,18 @@ class View:
         if key not in self._remembered:
             self._remembered[key] = answer()
         return self._remembered[key]
+
+    def derived(self, question: Hashable, answer: Callable[[], Any]) -> Any:
+        """What follows from values that are known, worked out once for all versions of a program.
+
+        Args:
+          question: names what is asked, the variables whose values it is about, and all else that
+            the answer depends on.
+          answer: works the answer out.
+        """
+        if question not in self.known:
+            self.known[question] = answer()
+        return self.known[question]
 
     def producer(self, atom: Atom) -> Equation | None:
         """The equation that makes a variable; None for inputs, constants and literals."""

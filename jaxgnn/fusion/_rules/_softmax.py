@@ -13,8 +13,11 @@ from jaxgnn import ops
 from jaxgnn.fusion._edges import (
     Kind,
     SegmentReduction,
+    are_the_same,
+    has_rows,
     is_filled_with,
     known_columns,
+    known_ids,
     row_gather,
     segment_reduction,
 )
@@ -135,7 +138,7 @@ def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, n
     if (is_masked != is_masked[:, :1]).any():  # heads of which each leaves out other edges
         return logits, rows
     left = np.where(is_masked[:, 0], -1, rows)
-    if set(np.unique(left[left >= 0])) != set(np.unique(rows[rows >= 0])):
+    if not np.array_equal(has_rows(left), has_rows(rows)):
         return logits, rows
     return cases[masked.index(False)], left
 
@@ -171,7 +174,7 @@ def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | 
     value = view.value(test) if test.aval.ndim else None
     if value is None:
         return None
-    of_segments = value[np.unique(rows[rows >= 0])]
+    of_segments = value[np.flatnonzero(has_rows(rows))]
     if of_segments.size == 0 or (of_segments != of_segments.flat[0]).any():
         return None
     return cases[int(of_segments.flat[0])]
@@ -209,14 +212,12 @@ def _segment_reduction_of(
     reduction = None if equation is None else segment_reduction(equation)
     if reduction is None or reduction.kind != kind or reduction.axis != 0:
         return None
-    ids = view.value(reduction.places)
-    if ids is None:
+    ids = known_ids(view, reduction.places)
+    if ids is None or reduction.mode != "fill" or not are_the_same(ids, rows, rows):
         return None
-    ids = ids.reshape(-1)
-    live = rows >= 0
-    same = ids.shape == rows.shape and (ids[live] == rows[live]).all()
-    dropped = (ids[~live] < 0) | (ids[~live] >= reduction.size)
-    return reduction if same and dropped.all() and reduction.mode == "fill" else None
+    of_dropped = ids[rows < 0]
+    are_dropped = ((of_dropped < 0) | (of_dropped >= reduction.size)).all()
+    return reduction if are_dropped else None
 
 
 def _read_by_segment(view: View, atom: Atom, rows: np.ndarray) -> Atom | None:
@@ -227,8 +228,7 @@ def _read_by_segment(view: View, atom: Atom, rows: np.ndarray) -> Atom | None:
     columns = known_columns(view, gather, rows)
     if isinstance(columns, str):
         return None
-    live = rows >= 0
-    return gather.table if (columns[live] == rows[live]).all() else None
+    return gather.table if are_the_same(columns, rows, rows) else None
 
 
 def _through_stops(view: View, atom: Atom) -> Atom:

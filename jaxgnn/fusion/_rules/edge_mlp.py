@@ -31,6 +31,7 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn.fusion._edges import (
     SegmentReduction,
+    are_the_same,
     is_filled_with,
     known_columns,
     known_rows,
@@ -146,7 +147,6 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
         return rows
     if rows.size == 0:
         return "there are no edges"
-    live = rows >= 0
     parts: dict[str, list[tuple[Atom, range]]] = {"rows": [], "columns": [], "edges": []}
     senders: tuple[np.ndarray, int] | None = None
     start = 0
@@ -160,9 +160,11 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
         columns = known_columns(view, gather, rows)
         if isinstance(columns, str):
             return columns
-        if gather.size == reduction.size and (columns == rows)[live].all():
+        if gather.size == reduction.size and are_the_same(columns, rows, rows):
             parts["rows"].append((gather.table, span))
-        elif senders is None or (senders[1] == gather.size and (senders[0] == columns)[live].all()):
+        elif senders is None or (
+            senders[1] == gather.size and are_the_same(senders[0], columns, rows)
+        ):
             senders = columns, gather.size
             parts["columns"].append((gather.table, span))
         else:  # a third list of ids

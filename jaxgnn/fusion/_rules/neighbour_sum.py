@@ -32,6 +32,7 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn.fusion._edges import (
     SegmentReduction,
+    are_the_same,
     graph_of,
     is_filled_with,
     known_columns,
@@ -126,7 +127,7 @@ def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: n
     if gather is None or gather.size != reduction.size:
         return False
     columns = known_columns(view, gather, rows)
-    return not isinstance(columns, str) and bool((columns == rows)[rows >= 0].all())
+    return not isinstance(columns, str) and are_the_same(columns, rows, rows)
 
 
 def _softmax_among(

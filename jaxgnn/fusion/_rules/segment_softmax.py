@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxgnn.fusion._edges import known_rows
-from jaxgnn.fusion._graphs import static_graph
+from jaxgnn.fusion._graphs import graph_of_rows
 from jaxgnn.fusion._program import Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._rules._softmax import segment_softmax_of, total_of
@@ -32,7 +32,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return Refusal(equation, "the shift is not the maximum of the segment")
     if rows.size == 0:
         return Refusal(equation, "there are no edges")
-    graph = static_graph(rows, rows * 0, found.size, 1)
+    graph = graph_of_rows(rows, found.size)
 
     def function(logits):
         made = found.probabilities(graph.graph, graph.to_slots(logits))

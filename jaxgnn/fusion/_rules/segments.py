@@ -20,9 +20,9 @@ from jaxgnn.fusion._edges import (
     SegmentReduction,
     graph_of,
     is_filled_with,
+    known_rows,
     segment_reduction,
 )
-from jaxgnn.fusion._graphs import StaticGraph
 from jaxgnn.fusion._products import product_of
 from jaxgnn.fusion._program import Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
@@ -35,15 +35,13 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     output = equation.outvars[0]
     if reduction is None:
         return None
-    graph = graph_of(view, reduction)
-    if reduction.kind == "sum":
-        made = _counted(view, reduction, graph)
-        if made is not None:
-            return made
+    if reduction.kind == "sum" and (made := _counted(view, reduction)) is not None:
+        return made
     if (known := _known(view, reduction)) is not None:
         return known
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
+    graph = graph_of(view, reduction)
     if isinstance(graph, str):
         return Refusal(equation, graph)
     start = STARTS.get(reduction.kind, 0)
@@ -86,7 +84,7 @@ def _with_features(x):
     return x if x.ndim > 1 else x[:, None]
 
 
-def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) -> Rewrite | None:
+def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
     """The sum of one constant row, as the number of edges of each segment times that row."""
     output = reduction.equation.outvars[0]
     product = product_of(view, reduction.updates, reduction.axis)
@@ -94,9 +92,11 @@ def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) 
         return None
     if product.constants[0].is_inverse:
         return None
-    if isinstance(graph, str) or not is_filled_with(view, reduction.base, 0):
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str) or rows.size == 0 or not is_filled_with(view, reduction.base, 0):
         return None
-    counts = np.diff(np.asarray(graph.graph.indptr))
+    question = "counts", reduction.places, reduction.size, reduction.mode
+    counts = view.derived(question, lambda: _counts(rows, reduction.size))
     dtype, axis = output.aval.dtype, reduction.axis
     if not (counts <= _largest_exact(dtype)).all():
         return None
@@ -116,6 +116,11 @@ def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) 
     return Rewrite(
         reduction.equation, inputs, function, note, before, nbytes(output), True, "counts"
     )
+
+
+def _counts(rows: np.ndarray, size: int) -> np.ndarray:
+    """The number of edges of each row; those that are -1 do not count."""
+    return np.bincount(rows if rows.min() >= 0 else rows[rows >= 0], minlength=size)
 
 
 def _largest_exact(dtype) -> int:
