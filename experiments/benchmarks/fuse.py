@@ -170,7 +170,8 @@ def _edges(workload: Workload) -> Edges:
         order = jax.random.permutation(jax.random.key(0), graph.num_edges)
         shuffled = [jnp.asarray(ids)[order] for ids in ends]
     forget_graphs()
-    return Edges(*jax.block_until_ready(shuffled), workload.nodes)
+    senders, receivers = jax.block_until_ready(shuffled)
+    return Edges(senders, receivers, workload.nodes)
 
 
 def _with_gradients(fn: Callable[..., Any], count: int) -> Callable[..., Any]:

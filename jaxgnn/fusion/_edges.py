@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxgnn.fusion._graphs import StaticGraph, digest, graph_of_rows, static_graph
+from jaxgnn.fusion._graphs import StaticGraph, digest, static_graph
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
 from jaxgnn.graph._arrays import own
@@ -140,7 +140,7 @@ def _mode(equation: Equation) -> str:
 
 def known_ids(view: View, places: Atom) -> np.ndarray | None:
     """The ids of a gather or a scatter, int32 or int64 [edges], or None if they are not known."""
-    return view.derived(("ids", places), lambda: _known_ids(view, places))
+    return view.derived(("ids", places), lambda: _known_ids(view, places), of=[places])
 
 
 def _known_ids(view: View, places: Atom) -> np.ndarray | None:
@@ -209,6 +209,15 @@ def are_the_same(one: np.ndarray, other: np.ndarray, rows: np.ndarray) -> bool:
     return True
 
 
+def has_rows_in_order(rows: np.ndarray) -> bool:
+    """Whether edges are sorted by row already, those whose row is -1 behind all others."""
+    for part in (slice(1024), slice(None)):  # most lists that are not sorted are not at once
+        ids = rows[part].astype(np.uint64 if rows.dtype.itemsize > 4 else np.uint32)
+        if (ids[1:] < ids[:-1]).any():
+            return False
+    return True
+
+
 def has_rows(rows: np.ndarray) -> np.ndarray:
     """Which rows up to the largest one edges enter, bool; those that are -1 do not count."""
     is_there = np.zeros(int(rows.max(initial=-1)) + 2, bool)
@@ -239,17 +248,14 @@ def _rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
 
 
 def graph_of(
-    view: View,
-    reduction: SegmentReduction,
-    gather: RowGather | None = None,
-    rows: np.ndarray | None = None,
+    view: View, reduction: SegmentReduction, gather: RowGather, rows: np.ndarray | None = None
 ) -> StaticGraph | str:
     """The graph of the known ids of a reduction and of a gather, or the reason for none.
 
     Args:
       view: the view of the program.
       reduction: gives the row of each edge.
-      gather: gives the column of each edge; without it each edge has a column of its own.
+      gather: gives the column of each edge.
       rows: the row of each edge where more edges are dropped than the reduction drops, as -1.
     """
     entered = known_rows(view, reduction) if rows is None else rows
@@ -257,8 +263,6 @@ def graph_of(
         return entered
     if entered.size == 0:
         return "there are no edges"
-    if gather is None:
-        return graph_of_rows(entered, reduction.size)
     columns = known_columns(view, gather, entered)
     if isinstance(columns, str):
         return columns

@@ -9,7 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -44,6 +44,7 @@ class StaticGraph:
     num_live: int
     has_edges: np.ndarray
     is_read: np.ndarray
+    _weights: dict[bytes, Array] = field(default_factory=dict)
 
     @cached_property
     def live_rows(self) -> np.ndarray:
@@ -69,6 +70,16 @@ class StaticGraph:
             return of_edges
         order, inverse = self._places
         return _moved(axis, order, inverse, of_edges)
+
+    def weights(self, of_edges: np.ndarray) -> Array:
+        """Known numbers of edges in the order of the slots, an array that is made once."""
+        key = digest(of_edges)
+        if key not in self._weights:
+            with jax.ensure_compile_time_eval():
+                made = self.to_slots(jnp.asarray(of_edges))
+            self._weights.clear()  # one normalisation of a graph is what most programs have
+            self._weights[key] = made
+        return self._weights[key]
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
         """An array of the slots in the order of the edge list, along its axis of edges."""

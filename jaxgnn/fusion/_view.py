@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,13 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion._store import (
+    STORE,
+    Content,
+    content_of_constant,
+    content_of_literal,
+    content_of_result,
+)
 from jaxgnn.graph import is_concrete
 
 # Cheap functions of arrays, which are evaluated ahead where all that they read is known.
@@ -64,17 +71,39 @@ class View:
             self._remembered[key] = answer()
         return self._remembered[key]
 
-    def derived(self, question: Hashable, answer: Callable[[], Any]) -> Any:
+    def derived(
+        self, question: tuple[Any, ...], answer: Callable[[], Any], *, of: Sequence[Atom] = ()
+    ) -> Any:
         """What follows from values that are known, worked out once for all versions of a program.
 
         Args:
           question: names what is asked, the variables whose values it is about, and all else that
             the answer depends on.
           answer: works the answer out.
+          of: the variables if the answer depends on nothing else: then an array that answers is
+            kept for other programs that close over the same arrays.
         """
         if question not in self.known:
-            self.known[question] = answer()
+            contents = [self._content(atom) for atom in of]
+            known = [content for content in contents if content is not None]
+            is_kept = len(contents) > 0 and len(known) == len(contents)
+            self.known[question] = STORE.get(question[0], known, answer) if is_kept else answer()
         return self.known[question]
+
+    def _content(self, atom: Atom) -> Content | None:
+        """What an atom is in terms of arrays that the program closes over, if it is that."""
+        if not is_variable(atom):
+            return content_of_literal(atom.val)
+        return self.remembered("content", atom, lambda: self._content_of(atom))
+
+    def _content_of(self, variable: Any) -> Content | None:
+        if variable in self.program.constants:
+            return content_of_constant(self.program.constants[variable])
+        equation = self._producers.get(variable)
+        if equation is None or equation.primitive.name not in _EVALUATED:
+            return None
+        reads = [self._content(atom) for atom in equation.invars]
+        return content_of_result(equation, equation.outvars.index(variable), reads)
 
     def producer(self, atom: Atom) -> Equation | None:
         """The equation that makes a variable; None for inputs, constants and literals."""
@@ -105,21 +134,32 @@ class View:
             self.known[atom] = self._evaluated(atom)
         return self.known[atom]
 
-    def _evaluated(self, variable: Any) -> np.ndarray | None:
+    def is_known(self, atom: Atom) -> bool:
+        """Whether ``value`` knows an array, which is told without computing it."""
+        if not is_variable(atom):
+            return True
+        if atom in self.known:
+            return self.known[atom] is not None
+        return self.remembered("is known", atom, lambda: self._is_known(atom))
+
+    def _is_known(self, variable: Any) -> bool:
         if variable in self.program.constants:
             value = self.program.constants[variable]
-            return np.asarray(value) if is_concrete(value) and is_plain(value) else None
+            return is_concrete(value) and is_plain(value)
         equation = self._producers.get(variable)
         if equation is None or equation.primitive.name not in _EVALUATED:
-            return None
+            return False
         if any(v.aval.size > _LARGEST_KNOWN for v in equation.outvars):
+            return False
+        return all(map(self.is_known, equation.invars))
+
+    def _evaluated(self, variable: Any) -> np.ndarray | None:
+        if not self.is_known(variable):
             return None
-        reads = []
-        for atom in equation.invars:
-            value = self.value(atom)
-            if value is None:
-                return None
-            reads.append(value)
+        if variable in self.program.constants:
+            return np.asarray(self.program.constants[variable])
+        equation = self._producers[variable]
+        reads = [np.asarray(self.value(atom)) for atom in equation.invars]
         made = dict(zip(equation.outvars, self._evaluate(equation, reads), strict=True))
         self.known.update(made)
         return made[variable]

@@ -24,6 +24,7 @@ from jaxgnn.fusion._edges import (
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import own
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, n
     is_masked = (mask == masked[1]).reshape(rows.size, -1)
     if (is_masked != is_masked[:, :1]).any():  # heads of which each leaves out other edges
         return logits, rows
-    left = np.where(is_masked[:, 0], -1, rows)
+    left = own(np.where(is_masked[:, 0], -1, rows))
     if not np.array_equal(has_rows(left), has_rows(rows)):
         return logits, rows
     return cases[masked.index(False)], left

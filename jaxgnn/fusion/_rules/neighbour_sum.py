@@ -53,6 +53,7 @@ from jaxgnn.fusion._rules._softmax import SegmentSoftmax, segment_softmax_of
 from jaxgnn.fusion._rules.maxk import maxk_of
 from jaxgnn.fusion._view import View
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import own
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,15 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         tables.append(of_rows.pop())
     if len(tables) != 1:
         return Refusal(equation, "rows of two tables are multiplied, which no op does")
+    gather = tables[0].gather
+    assert gather is not None
     softmax = _softmax_among(view, product, rows)
     counted = rows if softmax is None else softmax[1].rows
-    graph = graph_of(view, reduction, tables[0].gather, counted)
+    graph = graph_of(view, reduction, gather, counted)
     if isinstance(graph, str):
         return Refusal(equation, graph)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
-    known = [s for s in scalars if view.value(s.atom) is not None]
+    known = [s for s in scalars if view.is_known(s.atom)]
     weights = _known_weights(view, product, known)
     scalars = [s for s in scalars if s not in known]
     parts = _Parts(reduction, product, tables[0], of_rows, softmax, scalars, weights)
@@ -116,9 +119,16 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
     if not factors:
         return None
     heads = product.shape[product.axis + 1] if product.has_heads else None
-    with jax.ensure_compile_time_eval():
-        made = values_of(factors, [view.value(f.atom) for f in factors])
-        return np.asarray(_by_head(made, heads, product.edges))
+    atoms = [f.atom for f in factors]
+    forms = tuple((f.shape, f.is_inverse) for f in factors)
+
+    def made() -> np.ndarray:
+        with jax.ensure_compile_time_eval():
+            values = values_of(factors, [view.value(atom) for atom in atoms])
+            return own(np.array(_by_head(values, heads, product.edges)))
+
+    question = f"weights {forms} {heads}"
+    return view.derived((question, *atoms), made, of=atoms)
 
 
 def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
@@ -280,7 +290,7 @@ def _weights(
             made = values_of(parts.scalars, list(values)).astype(table.dtype)
             weights.append(graph.to_slots(_by_head(made, heads, edges)))
         if parts.known is not None:
-            weights.append(jnp.asarray(parts.known[graph.order], table.dtype))
+            weights.append(graph.weights(parts.known).astype(table.dtype))
         weighted = graph.graph.with_weights(functools.reduce(operator.mul, weights))
         if heads is not None:
             return ops.spmm(weighted, table)

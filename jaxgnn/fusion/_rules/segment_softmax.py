@@ -32,9 +32,9 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return Refusal(equation, "the shift is not the maximum of the segment")
     if rows.size == 0:
         return Refusal(equation, "there are no edges")
-    graph = graph_of_rows(rows, found.size)
 
     def function(logits):
+        graph = graph_of_rows(rows, found.size)
         made = found.probabilities(graph.graph, graph.to_slots(logits))
         return [graph.to_list(made).astype(output.aval.dtype)]
 

@@ -18,11 +18,12 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn.fusion._edges import (
     SegmentReduction,
-    graph_of,
+    has_rows_in_order,
     is_filled_with,
     known_rows,
     segment_reduction,
 )
+from jaxgnn.fusion._graphs import graph_of_rows
 from jaxgnn.fusion._products import product_of
 from jaxgnn.fusion._program import Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
@@ -41,9 +42,11 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return known
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
-    graph = graph_of(view, reduction)
-    if isinstance(graph, str):
-        return Refusal(equation, graph)
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str):
+        return Refusal(equation, rows)
+    if rows.size == 0:
+        return Refusal(equation, "there are no edges")
     start = STARTS.get(reduction.kind, 0)
     starts_there = is_filled_with(view, reduction.base, start)
     if reduction.kind != "sum" and not starts_there:
@@ -51,6 +54,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     axis = reduction.axis
 
     def function(updates, *base):
+        graph = graph_of_rows(rows, reduction.size)
         slots = graph.to_slots(updates, axis=axis)
         y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
         y = y.reshape(output.aval.shape)
@@ -60,10 +64,11 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
 
     inputs = [reduction.updates] if starts_there else [reduction.updates, reduction.base]
     edges = nbytes(reduction.updates)
-    moved = 0 if graph.is_ordered else 2 * edges
+    are_sorted = has_rows_in_order(rows)
+    moved = 0 if are_sorted else 2 * edges
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
-    case = "segments of sorted ids" if graph.is_ordered else "segments"
+    case = "segments of sorted ids" if are_sorted else "segments"
     return Rewrite(equation, inputs, function, note, before, after, case=case)
 
 

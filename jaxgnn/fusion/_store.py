@@ -1,0 +1,118 @@
+"""What was worked out from arrays that functions close over, kept from one trace to the next.
+
+A function is traced again for its gradients, for other shapes and by ``explain``. The edge lists in
+it are the same arrays each time, and so is what follows from them. A term of such arrays is known
+by a digest of its equations, with the arrays themselves at the leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgnn.fusion._program import Equation, key_of_param
+
+_MOST_BYTES = 1 << 31
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an array is, in terms of arrays that do not change.
+
+    Attributes:
+      key: a digest of the equations that make it, and of the identities of the arrays they read.
+      leaves: these arrays.
+    """
+
+    key: bytes
+    leaves: tuple[jax.Array, ...]
+
+
+def content_of_constant(value: Any) -> Content | None:
+    """The content of an array that is closed over; None if it may change."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return None
+    return Content(_digest("array", id(value)), (value,))
+
+
+def content_of_literal(value: Any) -> Content:
+    """The content of a number in a program."""
+    array = np.asarray(value)
+    return Content(_digest("literal", str(array.dtype), array.shape, array.tobytes()), ())
+
+
+def content_of_result(
+    equation: Equation, position: int, reads: Sequence[Content | None]
+) -> Content | None:
+    """The content of a result of an equation, or None if it is not known.
+
+    Args:
+      equation: the equation.
+      position: of the result among its results.
+      reads: the content of what it reads.
+    """
+    params = [(name, key_of_param(value)) for name, value in sorted(equation.params.items())]
+    known = [content for content in reads if content is not None]
+    by_identity = any(isinstance(key, tuple) and key[:1] == ("id",) for _, key in params)
+    if len(known) < len(reads) or by_identity:
+        return None
+    types = [str(v.aval) for v in equation.outvars]
+    keys = [content.key for content in known]
+    leaves = {id(leaf): leaf for content in known for leaf in content.leaves}
+    key = _digest(equation.primitive.name, params, types, position, keys)
+    return Content(key, tuple(leaves.values()))
+
+
+def _digest(*parts: Any) -> bytes:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+class Store:
+    """Arrays that were used last, by what they are.
+
+    Args:
+      most_bytes: bytes of arrays that are kept.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES):
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[Any, tuple[list[weakref.ref[Any]], np.ndarray]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, question: str, contents: Sequence[Content], answer: Callable[[], Any]) -> Any:
+        """The array that answers a question about terms; what is no array is worked out again."""
+        key = question, *(content.key for content in contents)
+        with self._lock:
+            found = self._kept.get(key)
+            # Another array may have got the identity of one that is gone.
+            if found is not None and all(leaf() is not None for leaf in found[0]):
+                self._kept.move_to_end(key)
+                return found[1]
+        made = answer()
+        if isinstance(made, np.ndarray):
+            leaves = [weakref.ref(leaf) for content in contents for leaf in content.leaves]
+            with self._lock:
+                self._kept[key] = leaves, made
+                self._drop_the_oldest()
+        return made
+
+    def _drop_the_oldest(self) -> None:
+        gone = [
+            k for k, (leaves, _) in self._kept.items() if any(leaf() is None for leaf in leaves)
+        ]
+        for key in gone:
+            del self._kept[key]
+        while sum(array.nbytes for _, array in self._kept.values()) > self._most_bytes:
+            self._kept.popitem(last=False)
+
+
+STORE = Store()
+"""Of all functions of a process."""
