@@ -230,8 +230,8 @@ def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
 
     All ids have to be in range, or clipped to it.
     """
-    question = "read", gather.places, gather.size, gather.mode
-    return view.derived(question, lambda: _rows_that_are_read(view, gather))
+    question = f"read {gather.size} {gather.mode}", gather.places
+    return view.derived(question, lambda: _rows_that_are_read(view, gather), of=[gather.places])
 
 
 def _rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:

@@ -80,8 +80,8 @@ class View:
           question: names what is asked, the variables whose values it is about, and all else that
             the answer depends on.
           answer: works the answer out.
-          of: the variables if the answer depends on nothing else: then an array that answers is
-            kept for other programs that close over the same arrays.
+          of: the variables, if the first part of the question names all else: then an array that
+            answers is kept for other programs that close over the same arrays.
         """
         if question not in self.known:
             contents = [self._content(atom) for atom in of]

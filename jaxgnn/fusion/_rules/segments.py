@@ -100,8 +100,9 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
     rows = known_rows(view, reduction)
     if isinstance(rows, str) or rows.size == 0 or not is_filled_with(view, reduction.base, 0):
         return None
-    question = "counts", reduction.places, reduction.size, reduction.mode
-    counts = view.derived(question, lambda: _counts(rows, reduction.size))
+    places = reduction.places
+    question = f"counts {reduction.size} {reduction.mode}", places
+    counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[places])
     dtype, axis = output.aval.dtype, reduction.axis
     if not (counts <= _largest_exact(dtype)).all():
         return None
