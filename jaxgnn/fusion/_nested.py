@@ -78,3 +78,11 @@ def _constants_of_scan(params: Any) -> int:
     if "num_consts" in params:
         return params["num_consts"]
     return len(list(params["ft_in"].unpack()[0].vals))
+
+
+def carries_of_scan(params: Any) -> list[int]:
+    """The positions of the operands that a scan carries along, in the order of its results."""
+    first = _constants_of_scan(params)
+    if "num_carry" in params:
+        return list(range(first, first + params["num_carry"]))
+    return list(range(first, first + len(list(params["ft_in"].unpack()[1].vals))))

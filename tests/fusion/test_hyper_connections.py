@@ -145,7 +145,7 @@ def test_a_whole_layer_keeps_the_order_of_what_it_reads():
         return _post(x, f, h_post, h_res, MIXED[1])
 
     args = jnp.stack([X, X - 1]), PHI, ALPHA, BIAS, GAMMA
-    assert applied(fuse(layer), *args) == ["mhc_pre", "mhc_post"]
+    assert applied(fuse(layer), *args) == ["mhc_pre", "mhc_post", "sinkhorn"]
     assert_same(layer, fuse(layer), *args)
 
 

@@ -13,6 +13,7 @@ from jaxgnn.fusion._rules import (
     neighbour_sum,
     segment_softmax,
     segments,
+    sinkhorn,
     unrolled_loop,
 )
 
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     segments.RULE,
     mhc.PRE,
     mhc.POST,
+    sinkhorn.RULE,
     dense.MLP,
     dense.LINEAR,
 )
