@@ -89,9 +89,14 @@ _JOINS_OTHERS = frozenset((
 def seconds_of(equation: Equation, speeds: Speeds) -> float:
     """The time that an equation takes, estimated from its bytes and products."""
     written = nbytes(*equation.outvars)
-    if equation.primitive.name in _JOINS_OTHERS:
+    if not has_own_kernel(equation):
         return speeds.seconds(written, launches=0)
     return speeds.seconds(written + nbytes(*equation.invars), flops_of(equation))
+
+
+def has_own_kernel(equation: Equation) -> bool:
+    """Whether XLA computes an equation by itself, not along with what reads its results."""
+    return equation.primitive.name not in _JOINS_OTHERS
 
 
 def flops_of(equation: Equation) -> float:

@@ -25,6 +25,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.fusion._cost import (
     Speeds,
     flops_of,
+    has_own_kernel,
     measured_speeds,
     seconds_of,
     seconds_of_program,
@@ -106,8 +107,7 @@ def chosen(program: Program, rules: Rules, known: Known, search: Search) -> Rule
     candidates = list(_candidates(program, rules, known))
     if not _exclude_each_other(program, candidates):
         return rules
-    replaced = {v for c in candidates for v in c.rewrite.equation.outvars}
-    graph = _Graph(program, measured_speeds(), replaced)
+    graph = _Graph(program, measured_speeds(), _replaced(program, candidates))
     for candidate in candidates:
         graph.add(candidate, _seconds_of(candidate, program, rules, known, graph.speeds))
     taken = graph.cheapest()
@@ -152,6 +152,21 @@ def _exclude_each_other(program: Program, candidates: list[_Candidate]) -> bool:
     return any(
         end in c.region for i, c in enumerate(candidates) for j, end in enumerate(ends) if i != j
     )
+
+
+def _replaced(program: Program, candidates: list[_Candidate]) -> set[Any]:
+    """The results of the equations that rewrites are for, of which some rewrite is to be taken.
+
+    These are the equations that a kernel of their own computes, of all that a rewrite replaces, and
+    if there is none its last equation. What XLA computes along with others, such as an activation
+    behind layers that another rewrite takes together, may be left over.
+    """
+    found: set[Any] = set()
+    for candidate in candidates:
+        equations = [program.equations[i] for i in candidate.region]
+        own = [e for e in equations if has_own_kernel(e)] or [candidate.rewrite.equation]
+        found.update(v for e in own for v in e.outvars)
+    return found
 
 
 def _seconds_of(
