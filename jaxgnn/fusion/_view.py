@@ -198,3 +198,35 @@ def is_plain(value: Any) -> bool:
     if dtype is None:
         return isinstance(value, int | float | bool)
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+class UnroundedView(View):
+    """A view in which conversions between floats of at most 32 bits are not to be seen.
+
+    It is for ops that compute in float32 and round their results once: what the code rounds on the
+    way, they do not.
+    """
+
+    def producer(self, atom: Atom) -> Equation | None:
+        """The equation that makes a variable, or what it is the rounded result of."""
+        return super().producer(self.source(atom))
+
+    def source(self, atom: Atom) -> Atom:
+        """The array before it was rounded to fewer bits, or widened."""
+        while (equation := super().producer(atom)) is not None and _is_rounding(equation):
+            atom = equation.invars[0]
+        return atom
+
+
+def _is_rounding(equation: Equation) -> bool:
+    if equation.primitive.name != "convert_element_type":
+        return False
+    return all(v.aval.dtype.name in _SHORT for v in (*equation.invars, *equation.outvars))
+
+
+_SHORT = ("float32", "bfloat16", "float16")
+
+
+def unrounded(view: View) -> UnroundedView:
+    """The view of the same program without conversions between short floats."""
+    return view.remembered("unrounded", None, lambda: UnroundedView(view.program, view.known))

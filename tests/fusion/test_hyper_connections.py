@@ -145,7 +145,10 @@ def test_a_whole_layer_keeps_the_order_of_what_it_reads():
         return _post(x, f, h_post, h_res, MIXED[1])
 
     args = jnp.stack([X, X - 1]), PHI, ALPHA, BIAS, GAMMA
-    assert applied(fuse(layer), *args) == ["mhc_pre", "mhc_post", "sinkhorn"]
+    ops = ["mhc_pre", "mhc_post", "sinkhorn"]
+    short = [a.astype(jnp.bfloat16) for a in args]
+    assert applied(fuse(layer), *args) == ops
+    assert applied(fuse(_in(jnp.float32, layer)), *short) == ops
     assert_same(layer, fuse(layer), *args)
 
 
@@ -203,3 +206,79 @@ def test_other_coefficients_are_not_mhc_pre(name):
     fn, args = NO_PRE[name], (X, PHI, ALPHA, BIAS, GAMMA)
     assert applied(fuse(fn), *args) == []
     assert_same(fn, fuse(fn), *args)
+
+
+def _in(dtype, fn):
+    """A function of numbers of 16 bits that computes with numbers of this dtype."""
+
+    def run(*arrays):
+        results = fn(*(a.astype(dtype) for a in arrays))
+        return jax.tree.map(lambda y: y.astype(jnp.bfloat16), results)
+
+    return run
+
+
+def _weights_in_float32(x, phi, alpha, bias, gamma):
+    """The coefficients in float32, and the sum of streams in 16 bits."""
+    v = _flat(x).astype(jnp.float32)
+    wide = [a.astype(jnp.float32) for a in (phi, alpha, bias)]
+    logits = _logits((v * _norm(v)) @ wide[0].T, *wide[1:])
+    pre = jax.nn.sigmoid(logits[0]).astype(x.dtype)
+    h_res = logits[2].reshape(*x.shape[:-2], STREAMS, STREAMS)
+    return (pre[..., None] * x).sum(-2), 2.0 * jax.nn.sigmoid(logits[1]), h_res
+
+
+SHORT = {
+    "coefficients, all in 16 bits": (_normed_last, "mhc_pre", jnp.bfloat16),
+    "coefficients, all in float32": (_normed_first, "mhc_pre", jnp.float32),
+    "coefficients in float32, a sum in 16 bits": (_weights_in_float32, "mhc_pre", None),
+    "a mixture, all in 16 bits": (_post, "mhc_post", jnp.bfloat16),
+    "a mixture, all in float32": (_post, "mhc_post", jnp.float32),
+}
+
+
+@pytest.mark.costly(3)
+@pytest.mark.parametrize("name", SHORT)
+def test_streams_of_16_bits_are_rewritten_with_no_larger_errors(name):
+    fn, op, dtype = SHORT[name]
+    wide = (X, PHI, ALPHA, BIAS, GAMMA) if op == "mhc_pre" else (X, F, H_POST, H_RES)
+    run = fn if dtype is None else _in(dtype, fn)
+    short = [a.astype(jnp.bfloat16) for a in wide]
+    assert applied(fuse(run), *short) == [op]
+
+    def with_gradients(f, args):
+        def total(*args):
+            made = f(*args)
+            return sum(jnp.sum(y.astype(jnp.float32) ** 2) for y in jax.tree.leaves(made)), made
+
+        return jax.jit(jax.grad(total, argnums=range(len(args)), has_aux=True))(*args)
+
+    exact = jax.tree.leaves(with_gradients(fn, [a.astype(jnp.float32) for a in short]))
+    made, old = (jax.tree.leaves(with_gradients(f, short)) for f in (fuse(run), run))
+    assert [y.dtype for y in made] == [y.dtype for y in old]
+    for y, before, e in zip(made, old, exact, strict=True):
+        error, allowed = (float(jnp.abs(a.astype(jnp.float32) - e).max()) for a in (y, before))
+        rounding = float(jnp.finfo(jnp.bfloat16).eps) * float(jnp.abs(e).max())
+        assert error <= max(allowed, rounding)
+
+
+def test_streams_that_are_rounded_for_something_else_are_read_as_they_are():
+    """A sum of streams in float32, of streams that 16 bits were made of for other code."""
+
+    def run(x, phi, alpha, bias):
+        h_in, *others = _three_products(x.astype(jnp.float32), phi, alpha, bias, None)
+        return h_in, others, x.sum()
+
+    args = X.astype(jnp.bfloat16), PHI, ALPHA, BIAS
+    assert applied(fuse(run), *args) == ["mhc_pre"]
+    made, expected = fuse(run)(*args), run(*args)
+    assert made[0].dtype == jnp.float32
+    for y, e in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+        assert jnp.allclose(y, e, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.costly(2)
+@pytest.mark.parametrize("name", ["parts in another order", "a norm for each stream", "two norms"])
+def test_other_coefficients_of_16_bits_are_not_mhc_pre(name):
+    short = [a.astype(jnp.bfloat16) for a in (X, PHI, ALPHA, BIAS, GAMMA)]
+    assert applied(fuse(NO_PRE[name]), *short) == []

@@ -12,8 +12,11 @@ The second half is ``Σ_i h_res[o, i] x_i + h_post[o] f``, or with ``h_res[i, o]
 
 Sound where
 
-* all is float32, products have the precision that the session has, and streams have one axis behind
-  those of tokens;
+* products have the precision that the session has, and streams have one axis behind those of
+  tokens;
+* numbers have 32 bits or 16. The ops take streams of either, sum in float32 and round results once;
+  what the code rounds to 16 bits on the way, also its parameters and its weights, they do not
+  round, so that no result has a larger error than that of the code;
 * the mean is taken over all streams of the token, of the streams that are also summed, and the
   normalisation stands once, before or after the product;
 * the parts read columns next to each other, of one product or of three, in the order above. Gains
@@ -40,10 +43,12 @@ from jaxgnn.fusion._layers import row_of, session_precision
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._rules._contractions import Contraction, Factor, contraction_of
-from jaxgnn.fusion._view import View
+from jaxgnn.fusion._view import UnroundedView, View, unrounded
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._mhc.mhc_post import MHC_POST
 from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, MHCConstants, MHCParams
+
+_TAKEN = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -78,11 +83,12 @@ class _Part:
     def arrays(self, values: list[Any]) -> tuple[Any, Any, Any]:
         """The rows of φ, the gain and the bias, from the front of ``values``."""
         kernel = values.pop(0)
-        kernel = kernel if self.is_transposed else kernel.T
-        gains = [values.pop(0).reshape(()) for _ in self.gains]
+        kernel = (kernel if self.is_transposed else kernel.T).astype(jnp.float32)
+        gains = [values.pop(0).reshape(()).astype(jnp.float32) for _ in self.gains]
         gain = functools.reduce(operator.mul, gains, jnp.float32(1))
         width = len(self.columns)
-        bias = jnp.zeros(width) if self.bias is None else values.pop(0).reshape(width)
+        given = None if self.bias is None else values.pop(0).reshape(width)
+        bias = jnp.zeros(width, jnp.float32) if given is None else given.astype(jnp.float32)
         return kernel[self.columns.start : self.columns.stop], gain, bias
 
 
@@ -163,7 +169,7 @@ def _bare(view: View, atom: Atom) -> Atom:
     return _along(view, atom)[0]
 
 
-def _part_of(view: View, atom: Atom) -> _Part | None:
+def _part_of(view: UnroundedView, atom: Atom) -> _Part | None:
     """The part of the coefficients that an array is, before it goes through a sigmoid, or None."""
     added = view.made_by(atom, "add")
     if added is None:
@@ -176,7 +182,7 @@ def _part_of(view: View, atom: Atom) -> _Part | None:
     return None
 
 
-def _unbiased(view: View, atom: Atom) -> _Part | None:
+def _unbiased(view: UnroundedView, atom: Atom) -> _Part | None:
     reading, start, stop = _Reading(view), 0, atom.aval.shape[-1] if atom.aval.ndim else 0
     atom = reading.through(atom, 1)
     while (cut := view.made_by(atom, "split", "slice")) is not None:
@@ -196,6 +202,7 @@ def _unbiased(view: View, atom: Atom) -> _Part | None:
     streams = reading.through(left, 1)
     if (flat := view.made_by(streams, "reshape")) is not None:
         streams = reading.through(flat.invars[0], 2)
+    streams = view.source(streams)
     eps = _norm_eps(view, reading.norms, streams)
     tokens = left.aval.shape[:-1]
     if eps is None or len(reading.gammas) > 1 or streams.aval.shape[:-2] != tokens:
@@ -218,7 +225,7 @@ def _first_column(cut: Equation, part: Any) -> int | None:
     return int(begins[-1]) if has_rows and cut.params["strides"] is None else None
 
 
-def _norm_eps(view: View, norms: list[tuple[Atom, bool]], streams: Atom) -> float | None:
+def _norm_eps(view: UnroundedView, norms: list[tuple[Atom, bool]], streams: Atom) -> float | None:
     """The number that the one norm adds to the mean square of the streams, or None."""
     if len(norms) != 1:
         return None
@@ -242,7 +249,8 @@ def _norm_eps(view: View, norms: list[tuple[Atom, bool]], streams: Atom) -> floa
         return None
     squared = _base_of_square(view, summed.invars[0])
     flat = None if squared is None else view.made_by(squared, "reshape")
-    is_streams = squared is streams or (flat is not None and flat.invars[0] is streams)
+    is_streams = squared is not None and view.source(squared) is streams
+    is_streams = is_streams or (flat is not None and view.source(flat.invars[0]) is streams)
     rank = summed.invars[0].aval.ndim
     last = tuple(range(summed.outvars[0].aval.ndim, rank))
     is_last = tuple(summed.params["axes"]) == last
@@ -269,7 +277,18 @@ class _Found:
     constant: float
 
 
-def _propose_pre(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _rounded_result(view: View, result: Atom) -> Atom:
+    """What a result is rounded to, with fewer bits, if nothing else is done with it."""
+    users = view.users(result)
+    if len(users) != 1 or view.is_output(result):
+        return result
+    rounded = users[0].outvars[0]
+    is_it = unrounded(view).source(rounded) is unrounded(view).source(result)
+    return rounded if is_it and rounded.aval.dtype.itemsize < result.aval.dtype.itemsize else result
+
+
+def _propose_pre(rounded: View, equation: Equation) -> Rewrite | Refusal | None:
+    view = unrounded(rounded)
     found = _weighted_sum(view, equation)
     if found is None:
         return None
@@ -284,6 +303,7 @@ def _propose_pre(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return Refusal(equation, "the other coefficients of the hyper-connection are not there")
     results = [found, posts[0], rests[-1]]
     parts = [one.part for one in results]
+    dtype = _dtype_of_op(found.result, streams)
     gamma = found.part.gamma
     constants = MHCConstants(
         norm_eps=found.part.norm_eps, pre_eps=found.constant, post_scale=posts[0].constant
@@ -291,10 +311,12 @@ def _propose_pre(view: View, equation: Equation) -> Rewrite | Refusal | None:
 
     def function(x, *values):
         rest = list(values)
-        scale = None if gamma is None else rest.pop(0).reshape(x.shape[-2:])
+        scale = None
+        if gamma is not None:
+            scale = rest.pop(0).reshape(x.shape[-2:]).astype(jnp.float32)
         phi, alpha, bias = zip(*(part.arrays(rest) for part in parts), strict=True)
         made = ops.mhc_pre(
-            x,
+            x.astype(dtype),
             jnp.concatenate(phi),
             jnp.stack(alpha),
             jnp.concatenate(bias),
@@ -303,35 +325,44 @@ def _propose_pre(view: View, equation: Equation) -> Rewrite | Refusal | None:
             pre_eps=constants.pre_eps,
             post_scale=constants.post_scale,
         )
-        return [y.reshape(one.result.aval.shape) for y, one in zip(made, results, strict=True)]
+        types = [one.result.aval for one in results]
+        return [y.reshape(t.shape).astype(t.dtype) for y, t in zip(made, types, strict=True)]
 
     inputs = [streams, *([] if gamma is None else [gamma])]
     inputs += [atom for part in parts for atom in part.inputs]
     made = nbytes(*(one.result for one in results))
     sizes = 6 * nbytes(streams) + made, nbytes(streams) + made
     note = f"coefficients of {n} streams and their sum -> mhc_pre"
-    is_what_runs = _pre_choice(streams, n, gamma, constants) == "xla"
+    is_what_runs = _pre_choice(streams, dtype, gamma, constants) == "xla"
     return Rewrite(
         equation, inputs, function, note, *sizes, is_what_runs=is_what_runs,
         results=tuple(one.result for one in results),
     )  # fmt: skip
 
 
-def _pre_choice(streams: Atom, n: int, gamma: Atom | None, constants: MHCConstants) -> str:
-    rows, dim = 2 * n + n * n, streams.aval.shape[-1]
+def _dtype_of_op(result: Atom, *arrays: Atom) -> Any:
+    """The dtype in which an op takes arrays: that of its result if all have it, else float32."""
+    dtype = result.aval.dtype
+    return dtype if all(a.aval.dtype == dtype for a in arrays) else jnp.dtype("float32")
+
+
+def _pre_choice(streams: Atom, dtype: Any, gamma: Atom | None, constants: MHCConstants) -> str:
+    n, dim = streams.aval.shape[-2:]
+    rows = 2 * n + n * n
     shapes = [(rows, n * dim), (3,), (rows,), (n, dim)]
     types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     phi, alpha, bias, scale = types
     params = MHCParams(phi, alpha, bias, None if gamma is None else scale)
     options: dict[str, Any] = {"return_streams": False, "constants": constants}
-    return MHC_PRE.choose(current_platform(), streams.aval, params, **options)
+    like = jax.ShapeDtypeStruct(streams.aval.shape, dtype)
+    return MHC_PRE.choose(current_platform(), like, params, **options)
 
 
-def _weighted_sum(view: View, equation: Equation) -> _Found | None:
+def _weighted_sum(view: UnroundedView, equation: Equation) -> _Found | None:
     """The sum of streams, weighted by the sigmoid of their part of the coefficients."""
     output = equation.outvars[0]
     made = contraction_of(view, output)
-    if made is None or not made.labels or output.aval.dtype != jnp.float32:
+    if made is None or not made.labels or output.aval.dtype.name not in _TAKEN:
         return None
     for weights, streams in (made.factors, made.factors[::-1]):
         tokens = made.labels[:-1]
@@ -342,9 +373,10 @@ def _weighted_sum(view: View, equation: Equation) -> _Found | None:
             continue
         sigmoid, eps = _sigmoid_of(view, weights.atom, "add")
         part = None if sigmoid is None else _part_of(view, sigmoid.invars[0])
-        if part is not None and part.streams is streams.atom:
+        if part is not None and part.streams is view.source(streams.atom):
             n = streams.atom.aval.shape[-2]
-            return _Found(output, part, eps) if part.columns == range(n) else None
+            result = _rounded_result(view, output)
+            return _Found(result, part, eps) if part.columns == range(n) else None
     return None
 
 
@@ -364,7 +396,7 @@ def _sigmoid_of(view: View, atom: Atom, name: str) -> tuple[Equation | None, flo
     return None, neutral
 
 
-def _weights(view: View, sigmoid: Equation, first: _Part, columns: range) -> list[_Found]:
+def _weights(view: UnroundedView, sigmoid: Equation, first: _Part, columns: range) -> list[_Found]:
     """The weights of the layer's output that a sigmoid makes, with their scale."""
     part = _part_of(view, sigmoid.invars[0])
     if part is None or not _is_beside(part, first, columns):
@@ -379,7 +411,7 @@ def _weights(view: View, sigmoid: Equation, first: _Part, columns: range) -> lis
     return [_Found(result, part, 1.0)]
 
 
-def _logits(view: View, equation: Equation, first: _Part, columns: range) -> list[_Found]:
+def _logits(view: UnroundedView, equation: Equation, first: _Part, columns: range) -> list[_Found]:
     """The logits of the mixing matrix, if an equation makes them; the last one that does counts."""
     for made in equation.outvars:
         part = _part_of(view, made)
@@ -399,9 +431,9 @@ def _is_beside(part: _Part, first: _Part, columns: range) -> bool:
     )
 
 
-def _propose_post(view: View, equation: Equation) -> Rewrite | None:
-    output = equation.outvars[0]
-    if output.aval.ndim < 2 or output.aval.dtype != jnp.float32:
+def _propose_post(rounded: View, equation: Equation) -> Rewrite | None:
+    view, output = unrounded(rounded), equation.outvars[0]
+    if output.aval.ndim < 2 or output.aval.dtype.name not in _TAKEN:
         return None
     for mixed, added in (equation.invars, equation.invars[::-1]):
         of_mixed, of_added = contraction_of(view, mixed), contraction_of(view, added)
@@ -409,7 +441,7 @@ def _propose_post(view: View, equation: Equation) -> Rewrite | None:
             continue
         mixing, outer = _mixing_of(of_mixed, output.aval.shape), _outer_of(of_added)
         if mixing is not None and outer is not None:
-            return _post(equation, mixing, outer)
+            return _post(view, equation, mixing, outer)
     return None
 
 
@@ -446,22 +478,35 @@ def _outer_of(made: Contraction) -> tuple[Factor, Factor] | None:
 
 
 def _post(
-    equation: Equation, mixing: tuple[Factor, Factor, bool], outer: tuple[Factor, Factor]
+    view: UnroundedView,
+    equation: Equation,
+    mixing: tuple[Factor, Factor, bool],
+    outer: tuple[Factor, Factor],
 ) -> Rewrite | None:
     streams, matrix, transposed = mixing
-    inputs = [streams.atom, outer[0].atom, outer[1].atom, matrix.atom]
-    if any(a.aval.dtype != jnp.float32 for a in inputs):
+    inputs = [view.source(one.atom) for one in (streams, *outer, matrix)]
+    if any(a.aval.dtype.name not in _TAKEN for a in inputs):
         return None
+    result = _rounded_result(view, equation.outvars[0])
+    dtype = _dtype_of_op(result, *inputs[:2])
 
     def function(x, f, h_post, h_res):
-        return [ops.mhc_post(x, f, h_post, h_res, transposed=transposed)]
+        features = x.astype(dtype), f.astype(dtype)
+        weights = h_post.astype(jnp.float32), h_res.astype(jnp.float32)
+        made = ops.mhc_post(*features, *weights, transposed=transposed)
+        return [made.astype(result.aval.dtype)]
 
-    size = nbytes(equation.outvars[0])
-    types = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in inputs]
+    size = nbytes(result)
+    types = [
+        jax.ShapeDtypeStruct(a.aval.shape, t)
+        for a, t in zip(inputs, (dtype, dtype, jnp.float32, jnp.float32), strict=True)
+    ]
     choice = MHC_POST.choose(current_platform(), *types, transposed=transposed)
     note = f"{streams.atom.aval.shape[-2]} streams mixed, and the output of a layer -> mhc_post"
     sizes = 7 * size, 3 * size
-    return Rewrite(equation, inputs, function, note, *sizes, is_what_runs=choice == "xla")
+    return Rewrite(
+        equation, inputs, function, note, *sizes, is_what_runs=choice == "xla", results=(result,)
+    )
 
 
 PRE = Rule("mhc_pre", frozenset(("dot_general", "reduce_sum")), _propose_pre)
