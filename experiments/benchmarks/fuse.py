@@ -7,8 +7,8 @@ what did not fit, with the bytes that XLA planned for it. Where there is a versi
 with our ops, it is timed, too. The rows also have the time that rewriting takes with either search,
 and the seconds of each stage, from the graph to the last measurement.
 
-Edge lists are arguments of all compiled programs, fused and unfused, as by ``jaxgnn.fuse.jit``: as
-constants XLA would compute with them ahead, for minutes on a large graph.
+Edge lists that are not short are arguments of all compiled programs, fused and unfused, as by
+``jaxgnn.fuse.jit``: as constants XLA would compute with them ahead, for minutes on a large graph.
 
 The work is done in a process of its own. A stage that lasts longer than a second is named when it
 does. A network for which ``--case-limit`` does not suffice is stopped, even while XLA compiles, and

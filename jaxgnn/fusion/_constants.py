@@ -7,6 +7,7 @@ than a compiler takes, and counting the edges of each node ahead takes XLA minut
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion._program import Program, constants_of
 
-# Bytes of constants from which they become arguments. Smaller ones cost a compiler nothing, and a
-# program that has none is called a little faster.
-_LARGE = 1 << 20
+# Bytes of an array from which it becomes an argument. Smaller ones cost a compiler nothing, and an
+# argument takes time in every call.
+_LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Opened:
     Attributes:
       run: takes a list of the constants and then the leaves of the arguments; returns the leaves
         of the results.
-      constants: arrays on the device, each once.
+      constants: the large arrays that it closed over, on the device, each once.
       structure: the pytree of the results.
     """
 
@@ -40,14 +41,17 @@ class Opened:
 
 
 def opened(traced: jax.stages.Traced) -> Opened:
-    """The function that was traced, with the arrays that it closes over as arguments.
+    """The function that was traced, with the large arrays that it closes over as arguments.
 
     Calls of ``jax.jit`` in it, which may close over arrays of their own, are expanded.
     """
     program = Program.of(traced.jaxpr)
-    function = jex.jaxpr_as_fun(jex.ClosedJaxpr(program.opened(), []))
+    large = {v: value for v, value in program.constants.items() if _is_large(value)}
+    small = {v: value for v, value in program.constants.items() if v not in large}
+    inner = dataclasses.replace(program, inputs=(*large, *program.inputs), constants=small)
+    function = jex.jaxpr_as_fun(inner.closed())
     with jax.ensure_compile_time_eval():
-        constants = [jnp.asarray(value) for value in program.constants.values()]
+        constants = [jnp.asarray(value) for value in large.values()]
 
     def run(constants: list[Any], *arrays: Any) -> list[Any]:
         return function(*constants, *arrays)
@@ -56,11 +60,15 @@ def opened(traced: jax.stages.Traced) -> Opened:
 
 
 def has_large_constants(closed: Any) -> bool:
-    """Whether the arrays that a closed jaxpr closes over are too large for a program's text.
+    """Whether a closed jaxpr closes over an array that is too large for a program's text.
 
     Those of calls of ``jax.jit`` in it count, too.
     """
-    return sum(getattr(value, "nbytes", 0) for value in constants_of(closed)) >= _LARGE
+    return any(map(_is_large, constants_of(closed)))
+
+
+def _is_large(value: Any) -> bool:
+    return getattr(value, "nbytes", 0) >= _LARGE
 
 
 class Jitted:
@@ -83,7 +91,10 @@ class Jitted:
             return self.inner(*args)
         traced = self.inner.trace(*args)
         made = self._made.get(id(traced.jaxpr))
-        if made is None:  # the jaxpr is kept, so that no other one gets its id
+        if made is None:
+            if _closes_over_traced(traced, sum(map(len, leaves))):
+                return self.inner(*args)  # it is part of another function that is traced
+            # The jaxpr is kept, so that no other one gets its id.
             made = traced.jaxpr, self._compiled(traced, args)
             self._made[id(traced.jaxpr)] = made
         return made[1](*(leaf for of_one in leaves for leaf in of_one))
@@ -105,8 +116,18 @@ class Jitted:
         return call
 
 
+def _closes_over_traced(traced: jax.stages.Traced, count: int) -> bool:
+    """Whether a function of ``count`` arrays closes over arrays that have no values yet.
+
+    JAX makes them further inputs of its jaxpr.
+    """
+    constants = constants_of(traced.jaxpr)
+    has_more = len(traced.jaxpr.jaxpr.invars) != count
+    return has_more or any(isinstance(c, jax.core.Tracer) for c in constants)
+
+
 def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> Callable[..., Any]:
-    """Compiles a function as ``jax.jit`` does, with the arrays it closes over as arguments.
+    """Compiles a function as ``jax.jit`` does, with large arrays it closes over as arguments.
 
     ``jax.jit`` makes them constants of the program: their bytes are copied into its text, and XLA
     computes ahead what depends on them alone. For a step of training on a large graph, whose

@@ -15,7 +15,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.fusion._constants import Jitted, has_large_constants, jit
+from jaxgnn.fusion._constants import Jitted, has_large_constants, jit, opened
 from jaxgnn.fusion._cost import measured_speeds
 from jaxgnn.fusion._graphs import digest
 from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
@@ -271,10 +271,10 @@ class Fused:
 
 def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
     """How long two closed jaxprs take on the same arrays."""
-    candidates = {
-        name: Candidate(jex.jaxpr_as_fun(closed), [tuple(arrays)])
-        for name, closed in (("before", before), ("after", after))
-    }
+    candidates = {}
+    for name, closed in (("before", before), ("after", after)):
+        parts = opened(jax.jit(jex.jaxpr_as_fun(closed)).trace(*arrays))
+        candidates[name] = Candidate(parts.run, [(parts.constants, *arrays)])
     made = measure_in_turns(candidates, budget_ms=1_000.0)
     return Measured(
         **{f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgnn.fusion._constants import Jitted
 from jaxgnn.testing import assert_close
 
 
@@ -29,13 +30,13 @@ def difference(
       longest: terms in the longest sum, for the tolerance of ``jaxgnn.testing``.
     """
     found = _first_difference(
-        "output", jax.jit(rewritten)(*arrays), jax.jit(original)(*arrays), longest
+        "output", Jitted(rewritten)(*arrays), Jitted(original)(*arrays), longest
     )
     floats = tuple(i for i, a in enumerate(arrays) if _is_float(a))
     if found is not None or not floats:
         return found
     actual, expected = (
-        jax.jit(jax.grad(_weighted_sum(f), argnums=floats))(*arrays) for f in (rewritten, original)
+        Jitted(jax.grad(_weighted_sum(f), argnums=floats))(*arrays) for f in (rewritten, original)
     )
     return _first_difference("gradient", actual, expected, longest)
 

@@ -80,6 +80,28 @@ def test_jit_gives_the_same_for_trees_other_shapes_and_inside_of_transformations
         np.testing.assert_allclose(around(total)(X), jax.grad(_loss)(X), rtol=1e-5, atol=1e-7)
 
 
+def test_jit_compiles_once_for_each_combination_of_shapes():
+    traced = []
+
+    @jaxgnn.fuse.jit
+    def run(x):
+        traced.append(x.shape)
+        return _layer(x)
+
+    for x in (X, 2 * X, X[:, :1], X):
+        run(x)
+    assert traced == [X.shape, (NODES, 1)]
+    assert len(run._made) == 2
+
+
+def test_what_is_closed_over_may_be_traced_by_another_function():
+    def outer(scale):
+        return jaxgnn.fuse.jit(lambda x: jnp.tanh(x * scale))(X).sum()
+
+    for made in (jax.jit(outer)(2.0), outer(2.0)):
+        np.testing.assert_allclose(made, jnp.tanh(2 * X).sum(), rtol=1e-4, atol=1e-4)
+
+
 def test_jit_takes_lists_of_numpy_and_keys_of_random_numbers():
     senders, key = np.asarray(SENDERS, np.int64), jax.random.key(0)
 
