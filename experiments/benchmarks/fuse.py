@@ -201,6 +201,7 @@ def _measured(network: PlainNetwork, options: FuseOptions, stages: Stages) -> It
     yield stages.begin("measuring")
     times = measure_in_turns(candidates, repeats=7, budget_ms=options.budget)
     row |= {f"{name}_ms": None if t is None else t.median_ms for name, t in times.items()}
+    row |= {f"{name}_least_ms": t.min_ms for name, t in times.items() if t is not None}
     return row | {"ops": list(ops)}
 
 
@@ -320,7 +321,7 @@ def rows_of(options: FuseOptions) -> Iterator[Row]:
                         watch.hears(message)
             except Stopped as reason:
                 if device is None:
-                    expected = "enough for a process to start"
+                    expected = f"enough for a process to start ({reason})"
                     raise bad_input("fuse", "--limit", expected, options.limit) from reason
                 yield _left_out(device.cases[done], f"while {watch.stage}: {reason}")
                 done += 1
