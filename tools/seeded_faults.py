@@ -1375,8 +1375,8 @@ FUSION = (
     Fault(
         "fusion: keys of other neighbours than the values",
         "jaxgnn/fusion/_rules/_attention.py",
-        "bool((ids[graph.order][: graph.num_live] == own).all())",
-        "ids.size >= own.size",
+        "if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():",
+        "if ids.size < own.size:",
         _tests("fusion/test_rules", _DOES_NOT),
     ),
     Fault(
@@ -1389,8 +1389,8 @@ FUSION = (
     Fault(
         "fusion: edges whose receiver is out of range count for the last one",
         "jaxgnn/fusion/_edges.py",
-        "return np.where(is_inside, ids, -1)",
-        "return np.clip(ids, 0, reduction.size - 1)",
+        "return own(np.where((ids >= 0) & (ids < reduction.size), ids, -1))",
+        "return own(np.clip(ids, 0, reduction.size - 1))",
         _tests("fusion/test_rules", _APPLIES),
     ),
     Fault(
@@ -1406,6 +1406,23 @@ FUSION = (
         "is_guarded = guards_shift and (guards_total or has_epsilon)",
         "is_guarded = False",
         _tests("fusion/test_rules", "test_segments_whose_logits_are_all_minus_infinity_give_zeros"),
+    ),
+    Fault(
+        "fusion: the last of an even number of divisions is left out",
+        "jaxgnn/fusion/_rules/sinkhorn.py",
+        "return (divisions + 1) // 2, divisions % 2 == 0",
+        "return (divisions + 1) // 2, False",
+        _tests(
+            "fusion/proofs/test_sinkhorn",
+            "test_divisions_in_turn_are_iterations_and_one_more_if_their_number_is_even",
+        ),
+    ),
+    Fault(
+        "fusion: an array at the place of one that is gone is taken for it",
+        "jaxgnn/fusion/_store.py",
+        "if found is not None and all(leaf() is not None for leaf in found[0]):",
+        "if found is not None:",
+        _tests("fusion/test_constants", "test_the_store_forgets_what_is_gone_and_the_oldest"),
     ),
 )
 
