@@ -127,6 +127,13 @@ def require_one(where: str, argument: str, graph: Any) -> None:
             raise bad_input(where, argument, expected, f"{name} {shown(value)}")
 
 
+def shown_sides(graph: Any) -> str:
+    """Describes the shape of a graph that should be square, and is not."""
+    if graph.num_rows != graph.num_cols:
+        return f"shape {graph.shape}"
+    return f"rows and columns that are nodes of two kinds, {graph.num_rows} on each device"
+
+
 def kept(array: Any) -> Any:
     """Returns a read-only copy of a writable numpy array, and anything else unchanged."""
     if not isinstance(array, np.ndarray) or _is_read_only(array):

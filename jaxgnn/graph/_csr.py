@@ -24,6 +24,7 @@ from jaxgnn.graph._arrays import (
     require_one,
     require_weights,
     shown,
+    shown_sides,
     take,
 )
 from jaxgnn.graph._bounds import bounded_graph
@@ -213,6 +214,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         return self.num_rows, self.num_cols
 
     @property
+    def is_square(self) -> bool:
+        """Whether rows and columns can be the same nodes."""
+        return self.num_rows == self.num_cols
+
+    @property
     def is_normalized(self) -> bool:
         """Whether the graph is normalised already, by scales or in the weights."""
         has_scales = self.row_scale is not None or self.col_scale is not None
@@ -260,6 +266,10 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def senders_as_rows(self) -> Int[Array, " edges"]:
         """The row that is the same node as the sender of each edge slot of a square graph."""
         return jnp.asarray(self.indices)
+
+    def sender_table(self, of_nodes: Array) -> Array:
+        """What ``indices`` point into, of an array with a row for each node: the array itself."""
+        return of_nodes
 
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
@@ -518,13 +528,16 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             row_sums = np.bincount(rows, wide, self.num_rows)[: self.num_rows]
             column_sums = np.bincount(columns, wide, self.num_cols)[: self.num_cols]
         else:
-            row_sums, column_sums = sum_rows(wide, self.indptr), None
-            if kind == "sym":
-                plan = self.made_plan()
-                column_sums = sum_rows(wide[plan.permutation], plan.transposed_indptr)
+            row_sums = sum_rows(wide, self.indptr)
+            column_sums = self._sums_of_senders(wide) if kind == "sym" else None
         made = normalized_weights(kind, Edges(rows, columns, wide), row_sums, column_sums)
         made = made.astype(weights.dtype)
         return put_own(made) if is_host else made
+
+    def _sums_of_senders(self, of_edges: Array) -> Array:
+        """The sum over the edges that leave each node that ``indices`` may name; traced."""
+        plan = self.made_plan()
+        return sum_rows(of_edges[plan.permutation], plan.transposed_indptr)
 
     @of_one
     def with_self_loops(
@@ -550,14 +563,18 @@ class CSRGraph(KeepsArrays, GraphConstructors):
           ValueError: if the graph is not square, or is normalised already; or if ``num_real_nodes``
             is no integer from 0 up to the number of nodes.
         """
-        if self.num_rows != self.num_cols:
-            raise bad_input("CSRGraph.with_self_loops", "self", "square", f"shape {self.shape}")
+        if not self.is_square:
+            raise bad_input("CSRGraph.with_self_loops", "self", "square", shown_sides(self))
         if self.is_normalized:
             raise bad_input(
                 "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
             )
         if is_concrete(self.indptr, self.indices):
             self.concrete_parts()  # which checks the structure
+        return self._with_loops(weight, duplicates, num_real_nodes)
+
+    def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> CSRGraph:
+        """``with_self_loops`` after its checks."""
         return with_self_loops(self, weight, duplicates=duplicates, num_real_nodes=num_real_nodes)
 
     @of_one

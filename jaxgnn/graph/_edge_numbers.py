@@ -44,6 +44,21 @@ class Words(NamedTuple):
         return Words(high, (large << _HALF) | (small & _LOW))
 
 
+def totals_before(counts: UInt32[Array, " n"], total: int) -> UInt32[Array, "n 2"]:
+    """The sum of the counts before each one, in two words, the higher one first.
+
+    Args:
+      counts: numbers of 32 bits.
+      total: a bound of their sum. Below 2^32 one word is enough, and its sums take one pass.
+    """
+    zeros = jnp.zeros_like(counts)
+    if total < 1 << 32:
+        ends = Words(zeros, jnp.cumsum(counts, dtype=jnp.uint32))
+    else:
+        ends = jax.lax.associative_scan(Words.plus, Words(zeros, counts))
+    return jnp.stack([jnp.pad(word[:-1], (1, 0)) for word in ends], axis=1)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EdgeNumbers(KeepsArrays):

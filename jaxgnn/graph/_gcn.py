@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, put_own, require_no_heads
+from jaxgnn.graph._arrays import is_concrete, put_own, require_no_heads, shown_sides
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._normalization import Edges, normalized_weights, power_or_zero
 from jaxgnn.graph._row_sums import sum_rows
@@ -63,8 +63,8 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
     Raises:
       ValueError: if the graph is not square, or a concrete graph has invalid offsets or senders.
     """
-    if graph.num_rows != graph.num_cols:
-        raise bad_input("CSRGraph.normalized('gcn')", "self", "square", f"shape {graph.shape}")
+    if not graph.is_square:
+        raise bad_input("CSRGraph.normalized('gcn')", "self", "square", shown_sides(graph))
     require_no_heads("CSRGraph.normalized('gcn')", "self", graph.weights)
     arrays = graph.indptr, graph.indices, graph.weights
     if not is_concrete(*arrays):
@@ -118,8 +118,9 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
     loops = None if missing is None else xp.where(missing, power_or_zero(degrees, -1.0), 0)
     if weights is None:
         return GCNCoefficients(power_or_zero(degrees, -0.5), None, loops)
-    edges = Edges(rows, xp.where(real, indices, graph.num_cols), weights)
-    made: Any = normalized_weights("sym", edges, degrees, degrees)
+    of_senders = degrees if xp is np else graph.sender_table(degrees)
+    columns = xp.where(real, xp.asarray(graph.indices), of_senders.shape[0])
+    made: Any = normalized_weights("sym", Edges(rows, columns, weights), degrees, of_senders)
     return GCNCoefficients(None, made.astype(given.dtype), loops)
 
 

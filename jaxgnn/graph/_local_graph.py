@@ -17,7 +17,10 @@ from jaxgnn.graph._arrays import KeepsArrays
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph._halo import Halo
+from jaxgnn.graph._local_edges import with_edges
+from jaxgnn.graph._local_union import LocalUnion
 from jaxgnn.graph._normalization import Normalization, degree_scales
+from jaxgnn.graph._self_loops import checked_count
 
 _PART = "the rows of one device"
 
@@ -70,6 +73,11 @@ class LocalGraph(CSRGraph):
     row_ids: Int[Array, " rows"] | None = None
 
     @property
+    def is_square(self) -> bool:
+        """Whether rows and columns are the same nodes, on the same devices."""
+        return self.row_ids is None
+
+    @property
     def is_real_row(self) -> Bool[Array, " rows"]:
         """Which rows are nodes of the graph, and no padding."""
         return self.halo.is_real if self.row_ids is None else self.row_ids >= 0
@@ -118,16 +126,24 @@ class LocalGraph(CSRGraph):
         rows = self.indices - self.halo.first_own()
         return jnp.where((rows >= 0) & (rows < self.num_rows), rows, -1)
 
-    def normalized(self, kind: Normalization | None) -> LocalGraph:
-        """Normalises by the degrees in the whole graph; see ``CSRGraph.normalized``.
+    def own_columns(self) -> Int[Array, " rows"]:
+        """The place in the table of the node of each row of a square graph."""
+        return self.halo.first_own() + jnp.arange(self.num_rows, dtype=jnp.int32)
 
-        Raises:
-          ValueError: as there; or if the graph has weights and ``kind`` is not ``"mean"``.
-        """
-        if self.weights is not None and kind in ("sym", "gcn"):
-            expected = "without weights; shard a graph that is normalised, graph.normalized(kind)"
-            raise bad_input("LocalGraph.normalized", "self", expected, "weights")
-        return cast(LocalGraph, super().normalized(kind))
+    def row_numbers(self) -> Int[Array, " rows"]:
+        """Number in the whole graph of the node of each row, larger than any for padding rows."""
+        largest = jnp.iinfo(jnp.int32).max
+        ids = self.halo.ids if self.row_ids is None else self.row_ids
+        return jnp.where(self.is_real_row, ids, largest)
+
+    def sender_table(self, of_nodes: Array) -> Array:
+        """The table that ``indices`` point into, of an array with a row for each own node."""
+        return self.halo.exchange(of_nodes)
+
+    def _sums_of_senders(self, of_edges: Array) -> Array:
+        """The sum over the edges of all devices that leave each node of the table."""
+        of_device = self.bipartite()._sums_of_senders(of_edges)
+        return self.halo.exchange(self.halo.add_at_owners(of_device))
 
     def _scales(self, kind: Normalization) -> dict[str, Any]:
         """The scales of the own nodes as receivers and as senders."""
@@ -138,15 +154,25 @@ class LocalGraph(CSRGraph):
         scales = degree_scales(self.degrees(), columns)
         return dict(zip(("row_scale", "col_scale"), scales, strict=True))
 
+    def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> LocalGraph:
+        """Adds loops as they are added to the whole graph, by the numbers of the nodes there."""
+        real = self.receivers() < self.num_rows
+        missing = self.is_real_row
+        if not duplicates:
+            missing = missing.at[self._rows_of_loops()].set(False, mode="drop")
+        if num_real_nodes is not None:
+            missing &= self.row_numbers() < checked_count(num_real_nodes, self.halo.num_nodes)
+        return with_edges(self, real, missing, weight).graph
+
+    def _rows_of_loops(self) -> Int[Array, " edges"]:
+        """The row of each edge from a node to itself, and one that there is not for other edges."""
+        rows = self.receivers()
+        return jnp.where(rows == self.senders_as_rows(), rows, self.num_rows)
+
     def transpose(self) -> NoReturn:
         """Raises ValueError: the edges that leave own nodes are on other devices."""
         instead = "shard graph.transpose() with the same partition"
         raise bad_input("LocalGraph.transpose", "self", f"a whole graph; {instead}", _PART)
-
-    def with_self_loops(self, *args: Any, **options: Any) -> NoReturn:
-        """Raises ValueError: the edges of a device are fixed when the graph is sharded."""
-        expected = "a whole graph; shard graph.with_self_loops()"
-        raise bad_input("LocalGraph.with_self_loops", "self", expected, _PART)
 
 
 @jax.tree_util.register_dataclass
@@ -168,7 +194,7 @@ class LocalMatrix(CSRGraph):
 def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
     """Returns the graph that kernels take, and what its columns give.
 
-    Of a ``LocalGraph`` this exchanges rows between devices. Other graphs are returned unchanged.
+    Of a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are returned unchanged.
 
     Args:
       graph: the graph that an op was called with.
@@ -178,7 +204,7 @@ def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tupl
     Raises:
       ValueError: if what is exchanged has not one row for each own node.
     """
-    if not isinstance(graph, LocalGraph):
+    if not isinstance(graph, LocalGraph | LocalUnion):
         return graph, *of_senders
     axes = axes or (-2,) * len(of_senders)
     tables = (graph.halo.exchange(x, axis) for x, axis in zip(of_senders, axes, strict=True))
@@ -222,5 +248,11 @@ def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
     """The lower 32 bits of the number in the whole graph of each edge slot of a device.
 
     None for a whole graph, whose edge slots are numbered as they stand.
+
+    Raises:
+      ValueError: if the edges are those of several relations, which have no number.
     """
+    if isinstance(graph, LocalUnion):
+        expected = "one relation, if edges are dropped and the graph is spread over devices"
+        raise bad_input("dropout", "graph", expected, "several relations")
     return jnp.asarray(graph.edge_numbers().low) if isinstance(graph, LocalGraph) else None

@@ -6,6 +6,7 @@ one is added to each node, as PyTorch Geometric's attention layers do.
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from collections.abc import Sequence
 from functools import partial
@@ -24,9 +25,11 @@ from jaxgnn.graph._arrays import (
     put_own,
     require_floats,
     require_one,
+    shown_sides,
 )
 from jaxgnn.graph._by_identity import IdentityMemory
-from jaxgnn.graph._local_graph import require_whole
+from jaxgnn.graph._local_edges import with_edges
+from jaxgnn.graph._local_graph import LocalGraph
 from jaxgnn.graph._plan_on_demand import plan_on_demand
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host
@@ -86,8 +89,8 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
       ([3, 1, 4, 2, 5], [False, True, True])
     """
     require_one("with_one_loop_each", "graph", graph)
-    instead = "shard with_one_loop_each(graph).graph, and make layers with add_self_loops=False"
-    require_whole("with_one_loop_each", graph, instead)
+    if isinstance(graph, LocalGraph):
+        return _on_device(graph)
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _traced(graph)
@@ -149,6 +152,18 @@ def _traced(graph: CSRGraph) -> LoopedGraph:
     sources = sources.at[places.of_loops].set(graph.num_edges + jnp.arange(loops, dtype=dtype))
     senders = jnp.concatenate([indices, jnp.arange(loops, dtype=indices.dtype)])[sources]
     made = type(graph)(places.indptr, senders, num_cols=graph.num_cols, in_range=graph.in_range)
+    return LoopedGraph(made, sources, kept)
+
+
+def _on_device(graph: LocalGraph) -> LoopedGraph:
+    """Of the rows of one device, whose padding rows get no loop."""
+    if not graph.is_square:
+        expected = "square; make layers between nodes of two kinds with add_self_loops=False"
+        raise bad_input("with_one_loop_each", "graph", expected, shown_sides(graph))
+    rows = graph.receivers()
+    kept = (rows < graph.num_rows) & (rows != graph.senders_as_rows())
+    bare = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
+    made, sources = with_edges(bare, kept, graph.is_real_row)
     return LoopedGraph(made, sources, kept)
 
 

@@ -58,3 +58,15 @@ def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
       of_device: a pytree of arrays, such as a sum over the own nodes.
     """
     return jax.lax.psum(of_device, graph.halo.axis) if isinstance(graph, LocalGraph) else of_device
+
+
+def max_over_devices(graph: CSRGraph, of_device: Array) -> Array:
+    """The largest of what each device has, differentiable; of a whole graph it is that itself.
+
+    Args:
+      graph: the graph, or inside of ``sharded`` that of the device.
+      of_device: an array, compared element by element.
+    """
+    if not isinstance(graph, LocalGraph):
+        return of_device
+    return jnp.max(jax.lax.all_gather(of_device, graph.halo.axis), axis=0)

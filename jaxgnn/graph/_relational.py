@@ -23,7 +23,8 @@ from jaxgnn.graph._arrays import (
 )
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._csr import CSRGraph
-from jaxgnn.graph._local_graph import require_whole
+from jaxgnn.graph._local_graph import LocalGraph
+from jaxgnn.graph._local_union import LocalUnion, joined_halo
 from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host
 
@@ -59,6 +60,12 @@ class RelationalGraph(KeepsArrays):
     def shape(self) -> tuple[int, int]:
         """The numbers of receivers and of senders."""
         return self.num_rows, self.num_cols
+
+    @property
+    def is_square(self) -> bool:
+        """Whether receivers and senders can be the same nodes."""
+        of_squares = not isinstance(self.graph, LocalUnion) or self.graph.is_of_squares
+        return of_squares and self.num_rows == self.num_cols
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[CSRGraph]) -> RelationalGraph:
@@ -156,21 +163,42 @@ def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     """The graph of all edges of several graphs, with rows and columns of their own.
 
     Of concrete parts it is made on the host, and only once for the same arrays. Of traced ones the
-    edges are sorted by the program.
+    edges are sorted by the program. Of graphs that are spread over devices it is the own rows of
+    the device.
 
     Args:
       parts: the graphs. If some have weights, the edges of the others have the weight one.
       shape: number of receivers and of senders of the result.
     """
     graphs = [part.graph for part in parts]
-    for graph in graphs:
-        require_whole("RelationalGraph", graph, "shard the relations one by one")
+    if any(isinstance(graph, LocalGraph) for graph in graphs):
+        return _union_on_device(parts, shape)
     rows = [p.first_row if hasattr(p.first_row, "dtype") else None for p in parts]
     arrays = *(a for g in graphs for a in (g.indptr, g.indices, g.weights)), *rows
     if not is_concrete(*arrays):
         return _union(jnp, parts, shape)
     numbers = tuple(p[1:] if row is None else p[2:] for p, row in zip(parts, rows, strict=True))
     return _UNIONS.get(arrays, (numbers, shape), lambda: _union(np, parts, shape))
+
+
+def _union_on_device(parts: Sequence[Shift], shape: tuple[int, int]) -> LocalUnion:
+    """The union of the own rows of several relations, whose senders are places in tables."""
+    for part in parts:
+        if not isinstance(part.graph, LocalGraph):
+            expected = "all spread over devices, if one of them is"
+            raise bad_input("RelationalGraph", "graphs", expected, type(part.graph).__name__)
+    halo, begins = joined_halo([(part.graph, part.first_column) for part in parts])
+    moved = [p._replace(first_column=at) for p, at in zip(parts, begins, strict=True)]
+    made = _union(jnp, moved, (shape[0], halo.table_rows))
+    return LocalUnion(
+        indptr=made.indptr,
+        indices=made.indices,
+        weights=made.weights,
+        num_cols=shape[1],
+        in_range=True,
+        halo=halo,
+        is_of_squares=all(part.graph.is_square for part in parts),
+    )
 
 
 def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:

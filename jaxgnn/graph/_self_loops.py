@@ -30,7 +30,7 @@ def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes
         loops = xp.where(real & (indices == receivers), indices, num_rows)
         missing = _not_among(xp, loops, num_rows)
     if num_real_nodes is not None:
-        missing &= nodes < _checked_count(num_real_nodes, num_rows)
+        missing &= nodes < checked_count(num_real_nodes, num_rows)
     mask: Any = xp.concatenate([real, missing])
     senders, receivers = (xp.concatenate([ids, nodes]) for ids in (indices, receivers))
     weights, order = _with_weights_of_loops(graph, weight), known_order(graph)
@@ -68,7 +68,7 @@ def _at(weights: Any, positions: np.ndarray) -> Any:
     return None if weights is None else weights[positions]
 
 
-def _checked_count(count: Any, num_rows: int) -> Any:
+def checked_count(count: Any, num_rows: int) -> Any:
     """The number of real nodes, which may be traced.
 
     Raises:

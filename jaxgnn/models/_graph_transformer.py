@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
-from jaxgnn.graph._local_graph import require_whole
+from jaxgnn.graph._arrays import shown_sides
 from jaxgnn.models._hyper_body import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
@@ -219,15 +219,14 @@ class GraphTransformer(nnx.Module):
         if isinstance(graph, GraphBatch) and node_mask is not None:
             raise bad_input(_NAME, "node_mask", "None for a GraphBatch, which has its own", "one")
         structure = graph.graph if isinstance(graph, GraphBatch) else graph
-        if structure.num_rows != structure.num_cols:
-            raise bad_input(_NAME, "graph", "square", f"shape {structure.shape}")
+        if not structure.is_square:
+            raise bad_input(_NAME, "graph", "square", shown_sides(structure))
         if node_mask is not None:
             _check_mask(node_mask, structure.num_rows)
         sizes = self.sizes
         _check_given("edge_features", edge_features, (structure.num_edges, sizes.edge_features))
         joined = None
         if sizes.virtual_nodes:
-            require_whole(_NAME, graph, "without virtual_nodes it takes the rows of a device")
             joined = virtual_nodes(graph, sizes.virtual_nodes, node_mask)
         features = None
         if edge_features is not None:  # of which padding slots may hold anything
@@ -475,9 +474,9 @@ class _VirtualAttention(nnx.Module):
         q, k, v = _projected(self.query_key_value, h, self.heads, self.implementation)
         # Consecutive queries share a head of the keys, so that no key is read more than once.
         queries = self.queries[...].astype(q.dtype).reshape(self.heads * self.count, -1)
-        shape = *q.shape[:-3], virtual.members.num_rows, *queries.shape
+        shape = *q.shape[:-3], virtual.readers.num_cols // self.count, *queries.shape
         queries = jnp.broadcast_to(queries, shape)
-        z: Any = ops.dot_attention(virtual.members, queries, k, v, **options)
+        z: Any = virtual.attended(queries, k, v, self.implementation)
         z = z.reshape(*z.shape[:-2], self.heads, self.count, z.shape[-1])
         z = self.norm(_joined(jnp.moveaxis(z, -2, -3)))  # [*batch, graphs, virtual nodes, d]
         z = z.reshape(*z.shape[:-3], virtual.readers.num_cols, z.shape[-1])

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn.graph import CSRGraph, GraphBatch, is_concrete
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph, GraphBatch, LocalGraph, is_concrete, sum_over_devices
+from jaxgnn.graph._node_means import max_over_devices
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+
+class SpreadNodes(NamedTuple):
+    """The nodes of one graph that is spread over devices, to which its virtual nodes attend.
+
+    Attributes:
+      graph: the graph of the device.
+      shown: which own rows virtual nodes read: nodes that are not hidden, and no padding.
+    """
+
+    graph: LocalGraph
+    shown: Bool[Array, " nodes"]
+
+    def attended(
+        self,
+        queries: Float[Array, "*batch 1 queries dim"],
+        keys: Float[Array, "*batch nodes heads dim"],
+        values: Float[Array, "*batch nodes heads dim"],
+    ) -> Float[Array, "*batch 1 queries dim"]:
+        """What ``ops.dot_attention`` gives over the nodes of all devices, the same on each.
+
+        Each device sums over its own nodes, and only these sums travel.
+        """
+        wide = accumulation_dtype(keys.dtype)
+        shown = self.shown[:, None, None]
+        keys, own = (jnp.where(shown, part, 0).astype(wide) for part in (keys, values))
+        by_head = (*queries.shape[:-3], keys.shape[-2], -1, queries.shape[-1])
+        scores = jnp.einsum("...hqd,...nhd->...hqn", queries.astype(wide).reshape(by_head), keys)
+        scores = jnp.where(self.shown, scores / math.sqrt(queries.shape[-1]), -jnp.inf)
+        largest = max_over_devices(self.graph, jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
+        weights = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0, largest)[..., None])
+        sums = jnp.einsum("...hqn,...nhd->...hqd", weights, own), jnp.sum(weights, axis=-1)
+        total, count = sum_over_devices(self.graph, sums)
+        means = total / jnp.where(count == 0, 1, count)[..., None]
+        return means.astype(values.dtype).reshape(queries.shape)
 
 
 class VirtualNodes(NamedTuple):
@@ -16,13 +56,28 @@ class VirtualNodes(NamedTuple):
 
     Attributes:
       members: a row for each graph, whose senders are its nodes, without those that are hidden:
-        [graphs, nodes].
+        [graphs, nodes]; or the nodes of one graph that is spread over devices.
       readers: a row for each node, whose senders are the virtual nodes of its graph, those of the
         first graph first: [nodes, graphs times virtual nodes].
     """
 
-    members: CSRGraph
+    members: CSRGraph | SpreadNodes
     readers: CSRGraph
+
+    def attended(
+        self,
+        queries: Float[Array, "*batch graphs queries dim"],
+        keys: Float[Array, "*batch nodes heads dim"],
+        values: Float[Array, "*batch nodes heads dim"],
+        implementation: ops.Name | None,
+    ) -> Float[Array, "*batch graphs queries dim"]:
+        """What the virtual nodes of each graph get from its nodes."""
+        if isinstance(self.members, SpreadNodes):
+            return self.members.attended(queries, keys, values)
+        made: Any = ops.dot_attention(
+            self.members, queries, keys, values, implementation=implementation
+        )
+        return made
 
 
 def virtual_nodes(
@@ -38,8 +93,9 @@ def virtual_nodes(
     Returns:
       The edges, in numpy if the arguments are concrete, so that no size is compiled.
     """
-    nodes = _structure(graph).num_rows
-    xp: Any = np if is_concrete(_structure(graph).indptr, node_mask) else jnp
+    structure = _structure(graph)
+    nodes = structure.num_rows
+    xp: Any = np if is_concrete(structure.indptr, node_mask) else jnp
     indices = xp.arange(nodes, dtype=np.int32)
     if isinstance(graph, GraphBatch):
         ends = xp.cumsum(xp.asarray(graph.num_nodes_of_each), dtype=np.int32)
@@ -50,9 +106,15 @@ def virtual_nodes(
         # Nodes that are hidden come last, and lie behind the end of the only row.
         indices = xp.argsort(~mask, stable=True).astype(np.int32)
         ends = mask.sum(dtype=np.int32)[None]
+    members: CSRGraph | SpreadNodes
+    if isinstance(structure, LocalGraph):
+        shown = structure.is_real_row
+        members = SpreadNodes(structure, shown if node_mask is None else shown & node_mask)
+    else:
+        members = _planned(xp.concatenate([xp.zeros(1, np.int32), ends]), indices, nodes)
     of_graphs = graph_ids(graph, xp)[:, None] * count + xp.arange(count, dtype=np.int32)
     return VirtualNodes(
-        members=_planned(xp.concatenate([xp.zeros(1, np.int32), ends]), indices, nodes),
+        members=members,
         readers=_planned(
             xp.arange(nodes + 1, dtype=np.int32) * count,
             of_graphs.reshape(-1),

@@ -82,6 +82,23 @@ def bernoulli_of_edges(
     return _bernoulli(where, key, probability, drawn)
 
 
+def bits_of_edges(where: str, key: jax.Array, graph: CSRGraph) -> UInt32[Array, " edges"]:
+    """Draws 32 random bits for each edge slot, the same however many devices have the graph.
+
+    Args:
+      where: name of the layer in error messages.
+      key: a random key, the same on all devices; of threefry if the graph is spread over some.
+      graph: the graph of the edges.
+
+    Raises:
+      ValueError: if the graph is spread over devices, and the key is of another generator.
+    """
+    if not isinstance(graph, LocalGraph):
+        return jax.random.bits(key, (graph.num_edges,), jnp.uint32)
+    _require_threefry(where, key)
+    return _threefry(jax.random.key_data(key), graph.edge_numbers())
+
+
 def bernoulli_of_nodes(
     where: str, key: jax.Array, probability: float, halo: Halo, shape: tuple[int, ...], axis: int
 ) -> Bool[Array, "*shape"]:
@@ -137,10 +154,7 @@ def _bernoulli(
     where: str, key: jax.Array, probability: float, drawn: _Entries
 ) -> Bool[Array, "*shape"]:
     """What ``jax.random.bernoulli`` draws for these entries of an array of all places."""
-    generator = str(jax.random.key_impl(key))
-    if generator != "threefry2x32":
-        expected = "keys of threefry2x32, whose draws do not depend on the number of devices"
-        raise bad_input(where, "rngs", expected, generator)
+    _require_threefry(where, key)
     if drawn.width > 1 << 16:
         raise bad_input(where, "x", "of at most 2^16 features a node", drawn.width)
     bits = _threefry(jax.random.key_data(key), drawn.counters())
@@ -148,6 +162,14 @@ def _bernoulli(
     fraction = bits >> np.uint32(9) | np.uint32(0x3F800000)
     uniform = jax.lax.bitcast_convert_type(fraction, jnp.float32) - 1
     return (uniform < np.float32(probability)).reshape(drawn.shape)
+
+
+def _require_threefry(where: str, key: jax.Array) -> None:
+    """Raises ValueError if the key is of another generator."""
+    generator = str(jax.random.key_impl(key))
+    if generator != "threefry2x32":
+        expected = "keys of threefry2x32, whose draws do not depend on the number of devices"
+        raise bad_input(where, "rngs", expected, generator)
 
 
 def _threefry(key: UInt32[Array, "2"], counters: Words) -> UInt32[Array, "*shape"]:

@@ -10,9 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._local_graph import require_whole
-from jaxgnn.nn._draws_by_node import bernoulli_of_rows
+from jaxgnn.graph import CSRGraph, LocalGraph
+from jaxgnn.graph._local_edges import with_edges
+from jaxgnn.nn._draws_by_node import bernoulli_of_rows, bits_of_edges
 from jaxgnn.nn._dropout import training_rngs
 from jaxgnn.nn._options import checked_options, flag, rate
 
@@ -73,39 +73,32 @@ class DropEdge(nnx.Module):
         """
         if not isinstance(graph, CSRGraph):
             raise bad_input("DropEdge", "graph", "a jaxgnn.CSRGraph", type(graph).__name__)
-        require_whole("DropEdge", graph, "shard a graph that has fewer edges")
         if graph.is_normalized:
             expected = "not normalised yet, since degrees change"
             raise bad_input("DropEdge", "graph", expected, repr(graph.normalization))
         drawn_from = training_rngs("DropEdge", self.deterministic, self.rate, rngs)
         if drawn_from is None:
             return graph if edge_data is None else (graph, edge_data)
-        order, kept, indptr = self._kept(graph, drawn_from.dropout())
-        made = CSRGraph(
-            indptr=indptr,
-            indices=jnp.where(kept, jnp.asarray(graph.indices)[order], 0),
-            weights=None if graph.weights is None else jnp.asarray(graph.weights)[order],
-            num_cols=graph.num_cols,
-            in_range=graph.in_range,
-        )
+        stays = self._stays(graph, drawn_from.dropout())
+        if isinstance(graph, LocalGraph):
+            made, order = with_edges(graph, stays)
+        else:
+            made, order = _with_edges(graph, stays)
         if edge_data is None:
             return made
         return made, jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], edge_data)
 
-    def _kept(self, graph: CSRGraph, key: Array) -> tuple[Array, Array, Array]:
-        """The old slot of each new one, which of these are edges, and the new offsets."""
-        receivers, indptr = jnp.asarray(graph.receivers()), jnp.asarray(graph.indptr)
-        if self.undirected:
-            draws = _of_pairs(jnp.asarray(graph.indices), receivers, key)
+    def _stays(self, graph: CSRGraph, key: Array) -> Bool[Array, " edges"]:
+        """Which edge slots stay; False for padding."""
+        receivers = jnp.asarray(graph.receivers())
+        if not self.undirected:
+            draws = bits_of_edges("DropEdge", key, graph)
+        elif isinstance(graph, LocalGraph):  # by the numbers of the nodes in the whole graph
+            senders = graph.sender_table(graph.halo.ids)[jnp.asarray(graph.indices)]
+            draws = _of_pairs(senders, graph.row_numbers().at[receivers].get(mode="clip"), key)
         else:
-            draws = jax.random.bits(key, receivers.shape, jnp.uint32)
-        stays = (receivers < graph.num_rows) & (draws >= _threshold(self.rate))
-        before = jnp.pad(jnp.cumsum(stays, dtype=indptr.dtype), (1, 0))
-        slots, total = jnp.arange(receivers.shape[0], dtype=indptr.dtype), before[-1]
-        # The new slot of each old one: edges that stay in their order, and the others behind them.
-        places = jnp.where(stays, before[:-1], total + slots - before[:-1])
-        order = jnp.zeros_like(slots).at[places].set(slots, unique_indices=True)
-        return order, slots < total, before[indptr]
+            draws = _of_pairs(jnp.asarray(graph.indices), receivers, key)
+        return (receivers < graph.num_rows) & (draws >= _threshold(self.rate))
 
 
 class DropNode(nnx.Module):
@@ -165,6 +158,24 @@ class DropNode(nnx.Module):
             "DropNode", key, 1 - self.rate, graph, shape, x.ndim - 2
         )
         return jnp.where(kept, x / (1 - self.rate), 0)
+
+
+def _with_edges(graph: CSRGraph, stays: Bool[Array, " edges"]) -> tuple[CSRGraph, Array]:
+    """The graph of the edges that stay, and the old slot of each new one."""
+    indptr = jnp.asarray(graph.indptr)
+    before = jnp.pad(jnp.cumsum(stays, dtype=indptr.dtype), (1, 0))
+    slots, total = jnp.arange(stays.shape[0], dtype=indptr.dtype), before[-1]
+    # The new slot of each old one: edges that stay in their order, and the others behind them.
+    places = jnp.where(stays, before[:-1], total + slots - before[:-1])
+    order = jnp.zeros_like(slots).at[places].set(slots, unique_indices=True)
+    made = CSRGraph(
+        indptr=before[indptr],
+        indices=jnp.where(slots < total, jnp.asarray(graph.indices)[order], 0),
+        weights=None if graph.weights is None else jnp.asarray(graph.weights)[order],
+        num_cols=graph.num_cols,
+        in_range=graph.in_range,
+    )
+    return made, order
 
 
 def _threshold(rate: float) -> UInt32[Array, ""]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, every_node_has_a_loop, gcn_coefficients, is_concrete
+from jaxgnn.graph._arrays import shown_sides
 from jaxgnn.nn._draws_by_node import bernoulli_of_edges, bernoulli_of_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
@@ -77,9 +78,9 @@ def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: boo
         if add_self_loops:
             _warn_of_missing_loops(where, graph)
         return GCNSum(graph, None)
-    if graph.num_rows != graph.num_cols:
+    if not graph.is_square:
         expected = "square, or normalised by the caller"
-        raise bad_input(where, "graph", expected, f"shape {graph.shape}")
+        raise bad_input(where, "graph", expected, shown_sides(graph))
     made = gcn_coefficients(graph, add_self_loops=add_self_loops)
     if made.weights is not None:
         graph = graph.with_weights(made.weights)
@@ -89,8 +90,11 @@ def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: boo
 
 def _warn_of_missing_loops(where: str, graph: CSRGraph) -> None:
     """Warns, once in a process, of a concrete graph that was normalised without all self loops."""
-    is_square = graph.num_rows == graph.num_cols
-    if is_square and is_concrete(graph.indptr, graph.indices) and not every_node_has_a_loop(graph):
+    if (
+        graph.is_square
+        and is_concrete(graph.indptr, graph.indices)
+        and not every_node_has_a_loop(graph)
+    ):
         warn_once(
             f"{where}: the graph is normalised already, so the self loops that it lacks are not "
             "added: pass graph.with_self_loops().normalized('gcn'), or make the layer with "

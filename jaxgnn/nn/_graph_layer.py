@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import shown_sides
 from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.nn._layer import Layer
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
@@ -65,8 +66,8 @@ class GraphLayer(Layer):
         self, graph: CSRGraph, reason: str = "since each node adds its own features"
     ) -> None:
         """Raises ValueError unless the graph is square, with as many senders as receivers."""
-        if graph.num_rows != graph.num_cols:
-            raise bad_input(self._name, "graph", f"square, {reason}", f"shape {graph.shape}")
+        if not graph.is_square:
+            raise bad_input(self._name, "graph", f"square, {reason}", shown_sides(graph))
 
     def _check_nodes(self, argument: str, x: Any, count: Any, width: int | None, of: str) -> None:
         if not hasattr(x, "ndim"):

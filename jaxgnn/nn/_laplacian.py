@@ -13,7 +13,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete, remove_self_loops
 from jaxgnn.graph._by_identity import IdentityMemory
-from jaxgnn.graph._local_graph import LocalGraph
+from jaxgnn.graph._node_means import max_over_devices
 
 LaplacianKind = Literal["sym", "rw"]
 """Normalisations of a Laplacian, beside none."""
@@ -35,15 +35,15 @@ def scaled_laplacian(
     Args:
       where: name of the layer in errors.
       graph: square graph; its self loops do not count. With ``"sym"`` one that is already
-        normalised is used unchanged, and one that is sharded over devices must be.
+        normalised is used unchanged.
       normalization: which Laplacian.
       lambda_max: λ; None for a bound of the eigenvalues, which is 2, and for ``D - A`` twice the
         largest degree.
       implementation: name of the kernels of the sparse op, or None.
 
     Raises:
-      ValueError: if ``lambda_max`` is no positive number, or the graph is normalised or sharded
-        where it may not be.
+      ValueError: if ``lambda_max`` is no positive number, or the graph is normalised where it may
+        not be.
     """
     _check(where, graph, normalization, lambda_max)
     options = {"implementation": implementation}
@@ -59,7 +59,7 @@ def scaled_laplacian(
             has_edges = degrees > 0
             of_senders = jnp.where(has_edges, 1 / jnp.where(has_edges, degrees, 1), 0)
     if lambda_max is None:
-        bound = 2 * jnp.max(own)
+        bound = 2 * max_over_devices(graph, jnp.max(own))
         lambda_max = jnp.where(bound > 0, bound, 2)  # without edges any number will do
     share = 2.0 / jnp.asarray(lambda_max, wide)
 
@@ -72,23 +72,14 @@ def scaled_laplacian(
 
 
 def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> None:
-    """Raises ValueError unless λ is positive, and the graph normalised where it must be."""
+    """Raises ValueError unless λ is positive, and the graph normalised only where it may be."""
     is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
     is_known = lambda_max is not None and is_concrete(lambda_max)
     if not is_number or (is_known and not lambda_max > 0):
         raise bad_input(where, "lambda_max", "a positive number", lambda_max)
-    is_sharded = isinstance(graph, LocalGraph)
-    if normalization == "sym":
-        if is_sharded and not graph.is_normalized:
-            expected = (
-                "normalised before it is sharded over devices, as "
-                'remove_self_loops(graph).normalized("gcn")'
-            )
-            raise bad_input(where, "graph", expected, "one that is not")
-    elif is_sharded or graph.is_normalized:
-        got = "one that is " + ("sharded over devices" if is_sharded else "normalised")
-        expected = f"not normalised, and on one device, with normalization={normalization!r}"
-        raise bad_input(where, "graph", expected, got)
+    if normalization != "sym" and graph.is_normalized:
+        expected = f"not normalised with normalization={normalization!r}"
+        raise bad_input(where, "graph", expected, "one that is normalised")
 
 
 _LOOPLESS: IdentityMemory[CSRGraph | None] = IdentityMemory()

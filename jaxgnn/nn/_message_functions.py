@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import shown_sides
 from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.nn._node_updates import NodeUpdate
 from jaxgnn.ops._aggregate.edge_ends import at_ends
@@ -153,9 +154,9 @@ def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
     is_pair = isinstance(h, tuple | list)
     if is_pair and len(h) != 2:
         raise bad_input(_WHERE, "h", "an array, or a pair (x_dst, x_src)", f"{len(h)} of them")
-    if not is_pair and graph.num_rows != graph.num_cols:
+    if not is_pair and not graph.is_square:
         expected = "square, or h a pair (x_dst, x_src)"
-        raise bad_input(_WHERE, "graph", expected, f"shape {graph.shape}")
+        raise bad_input(_WHERE, "graph", expected, shown_sides(graph))
     ends = tuple(h) if is_pair else (h, h)
     for x, count in zip(ends, graph.shape, strict=True):
         if getattr(x, "ndim", 0) < 2 or x.shape[-2] != count:

@@ -228,14 +228,14 @@ class ChebConv(GraphLayer):
 
         Args:
           graph: square graph; with ``normalization="sym"`` one that is already normalised is used
-            unchanged, as ``D^-½ A D^-½``, and one that is sharded over devices must be.
+            unchanged, as ``D^-½ A D^-½``.
           x: features of the nodes; leading axes share the graph.
           lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound. None for one that
             bounds all of them: 2, and for ``D - A`` twice the largest degree.
 
         Raises:
           ValueError: if graph and features do not fit each other or the layer, ``lambda_max`` is
-            no positive number, or a graph is normalised or sharded where it may not be.
+            no positive number, or a graph is normalised where it may not be.
         """
         first = self.linears[0]
         self._check(graph, x, first.in_features)

@@ -21,7 +21,7 @@ def both_ends(op: str, graph: CSRGraph, h: Any) -> tuple[Any, Any]:
     """
     if not isinstance(h, tuple | list):
         check_rows(op, "h", h, graph.num_rows, "row")
-        if graph.num_rows != graph.num_cols:
+        if not graph.is_square:
             expected = "a pair (receivers, senders) for a graph of unequal numbers of these"
             raise bad_input(op, "h", expected, f"one array of shape {h.shape}")
         return h, h
