@@ -35,11 +35,15 @@ class Layout:
 
     @classmethod
     def of(cls, partition: Partition) -> Layout:
-        """The smallest equal blocks; long ones have a round number of rows."""
+        """The smallest equal blocks; long ones have a round number of rows.
+
+        All have an edge slot, since XLA ends the process on some arrays without elements inside of
+        ``jax.shard_map`` (jaxlib 0.11.2).
+        """
         rows = int(partition.rows.max())
         if rows >= _LONG:
             rows = -(-rows // _ROUND) * _ROUND
-        return cls(partition, rows, int(partition.edges.max()))
+        return cls(partition, rows, max(int(partition.edges.max()), 1))
 
     @property
     def devices(self) -> int:
@@ -219,7 +223,8 @@ class Cutter:
         degrees = np.diff(self.indptr)[members]
         rows = np.repeat(np.arange(len(members), dtype=np.int32), degrees)
         dtype = offset_dtype(layout.edges)
-        most = max(self.near_edges), int(max(layout.partition.edges - self.near_edges))
+        of_others = layout.partition.edges - self.near_edges
+        most = max(*self.near_edges, 1), max(int(of_others.max()), 1)
         near, far = (
             Part(
                 indptr=offsets_of(

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn._errors import bad_input
+from jaxgnn.distributed._blocks import Layout
 from jaxgnn.distributed._placement import axis_of
 from jaxgnn.distributed._sharded_graph import ShardedGraph
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix
@@ -45,7 +46,8 @@ def sharded[Result](
 
     Raises:
       ValueError: if the mesh has not the axis; when called, if a graph is on another mesh or axis,
-        there is none, or an array at one of the positions has another number of rows.
+        there is none, two of them or a sparse matrix have the same nodes on other devices, or an
+        array at one of the positions has another number of rows.
 
     Example:
       >>> import jax, numpy as np
@@ -91,20 +93,32 @@ def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGr
         if graph.mesh != mesh or graph.axis != axis:
             expected = f"a graph on axis {axis!r} of {mesh}"
             raise bad_input("sharded", "graph", expected, f"axis {graph.axis!r} of {graph.mesh}")
-        _check_same_places(graphs[0], graph)
-    return graphs[0]
+    first = graphs[0]
+    for at, other in enumerate(arguments):
+        if isinstance(other, ShardedGraph) and first.is_square and other.is_square:
+            expected = "graphs of one partition, as rows belong to the graph that made them"
+            _check_same_places("graph", expected, [first.layout], other.layout)
+        elif isinstance(other, ShardedMatrix):
+            expected = "on the devices of the graph's nodes: its shard_matrix makes it"
+            layouts = [side for graph in graphs for side in (graph.layout, graph.columns)]
+            _check_same_places(f"argument {at}", expected, layouts, other.layout)
+    return first
 
 
-def _check_same_places(first: ShardedGraph, other: ShardedGraph) -> None:
-    """Raises ValueError if two square graphs of the same nodes have them on other devices."""
-    ours, theirs = (one.layout.partition.part_of for one in (first, other))
-    squares = first.is_square and other.is_square and len(ours) == len(theirs)
-    if ours is theirs or not squares:
-        return
-    moved = int(np.count_nonzero(ours != theirs))
-    if moved:
-        expected = "graphs of one partition, as rows belong to the graph that made them"
-        raise bad_input("sharded", "graph", expected, f"{moved} of {len(ours)} nodes elsewhere")
+def _check_same_places(
+    argument: str, expected: str, layouts: Sequence[Layout], other: Layout
+) -> None:
+    """Raises ValueError unless the nodes lie as in a layout of as many nodes, if there is one."""
+    theirs = other.partition.part_of
+    moved = [
+        0 if layout is other else int(np.count_nonzero(layout.partition.part_of != theirs))
+        for layout in layouts
+        if layout.num_nodes == other.num_nodes
+    ]
+    if moved and min(moved):
+        raise bad_input(
+            "sharded", argument, expected, f"{min(moved)} of {len(theirs)} nodes elsewhere"
+        )
 
 
 def _check(

@@ -30,13 +30,18 @@ class ShardedMatrix:
       blocks: the rows of all devices, with a leading axis.
       mesh: the mesh.
       axis: name of the axis.
-      rows: rows of each device, padding included.
+      layout: where the node of each row lies.
     """
 
     blocks: LocalMatrix
     mesh: Mesh = field(metadata={"static": True})
     axis: str = field(metadata={"static": True})
-    rows: int = field(metadata={"static": True})
+    layout: Layout = field(metadata={"static": True})
+
+    @property
+    def rows(self) -> int:
+        """Rows of each device, padding included."""
+        return self.layout.rows
 
     def __repr__(self) -> str:
         """Shows the sizes of the matrix and the number of devices."""
@@ -65,7 +70,7 @@ def shard_matrix(matrix: CSRGraph, layout: Layout, mesh: Mesh, axis: str) -> Sha
     indptr, indices = np.asarray(matrix.indptr), np.asarray(matrix.indices)
     weights = None if matrix.weights is None else np.asarray(matrix.weights)
     degrees = np.diff(indptr)
-    stored = int(max(degrees[members].sum() for members in layout.members))
+    stored = max(1, *(int(degrees[members].sum()) for members in layout.members))
 
     def make(place: int) -> LocalMatrix:
         members = layout.members[place]
@@ -87,4 +92,4 @@ def shard_matrix(matrix: CSRGraph, layout: Layout, mesh: Mesh, axis: str) -> Sha
             numbers=EdgeNumbers(jnp.stack([*map(jnp.asarray, first)], axis=1), matrix.num_edges),
         )
 
-    return ShardedMatrix(stacked(mesh, axis, make), mesh, axis, layout.rows)
+    return ShardedMatrix(stacked(mesh, axis, make), mesh, axis, layout)

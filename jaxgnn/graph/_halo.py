@@ -77,6 +77,14 @@ class Halo(KeepsArrays):
             return self.devices * self.rows
         return self.rows + self.devices * self.send.shape[-1]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the table has the own rows alone, so that nothing travels.
+
+        XLA ends the process where arrays without elements are exchanged (jaxlib 0.11.2).
+        """
+        return self.devices == 1 or self.rows_received == 0
+
     def first_own(self) -> Int[Array, ""] | int:
         """The place in the table of the first own row."""
         return lax.axis_index(self.axis) * self.rows if self.send is None else 0
@@ -106,14 +114,14 @@ class Halo(KeepsArrays):
             columns = self.exchange(x.indices, row_axis)
             return dataclasses.replace(x, values=values, indices=columns)
         self._check_rows("x", x, self.rows, row_axis, "the own rows of a device")
-        if self.devices == 1:
+        if self.is_empty:
             return x
         has_gradient = jnp.issubdtype(x.dtype, jnp.inexact)
         return self._along(_gathered if has_gradient else _gather, x, row_axis)
 
     def _exchange_records(self, x: CBSR, row_axis: int) -> CBSR:
         self._check_rows("x", x.values, self.rows, row_axis, "the own rows of a device")
-        if self.devices == 1:
+        if self.is_empty:
             return x
         _, send, values, columns = match_varying(
             self.ids, self.send, jnp.asarray(x.values), jnp.asarray(x.indices)
@@ -134,7 +142,7 @@ class Halo(KeepsArrays):
           ValueError: if there is another number of rows.
         """
         self._check_rows("table", table, self.table_rows, row_axis, "those of the table")
-        if self.devices == 1:
+        if self.is_empty:
             return table
         has_gradient = jnp.issubdtype(table.dtype, jnp.inexact)
         return self._along(_returned if has_gradient else _give_back, table, row_axis)
@@ -187,8 +195,6 @@ def _gather(way: _Way, send: Array | None, x: Array) -> Array:
     if send is None:
         table = lax.all_gather(x.astype(way.wire), way.axis, axis=0, tiled=True)
         return table.astype(x.dtype)
-    if send.shape[-1] == 0:  # XLA ends the process where arrays that are exchanged are empty
-        return x
     picked = jnp.take(x, send.reshape(-1), axis=0, mode="clip")
     return jnp.concatenate([x, way.swap(picked)])
 
@@ -200,8 +206,6 @@ def _give_back(way: _Way, send: Array | None, table: Array) -> Array:
     if send is None:  # rounded once for the wire, and added up in their own dtype
         parts = way.swap(table).reshape(way.devices, way.rows, *table.shape[1:])
         return jnp.sum(parts, axis=0)
-    if send.shape[-1] == 0:
-        return table
     received = way.swap(table[way.rows :]).reshape(*send.shape, *table.shape[1:])
 
     def add(total, part):

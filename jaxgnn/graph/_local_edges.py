@@ -56,9 +56,9 @@ def with_edges(
         loops_before = jnp.pad(jnp.cumsum(loops, dtype=indptr.dtype), (1, 0))
         places = places + loops_before[graph.receivers()]
         offsets = offsets + loops_before
-        kept, places = jnp.append(kept, loops), jnp.append(places, offsets[1:] - 1)
+        kept, places = _behind(kept, loops), _behind(places, offsets[1:] - 1)
         slots = jnp.arange(edges + rows, dtype=indptr.dtype)
-        indices = jnp.append(indices, graph.own_columns().astype(indices.dtype))
+        indices = _behind(indices, graph.own_columns().astype(indices.dtype))
         total += graph.halo.num_nodes
     sources = jnp.zeros_like(slots).at[jnp.where(kept, places, len(slots))].set(slots, mode="drop")
     weights = graph.weights
@@ -66,7 +66,7 @@ def with_edges(
         weights = jnp.asarray(weights)
         if loops is not None:
             of_loops = jnp.full((rows, *weights.shape[1:]), weight, weights.dtype)
-            weights = jnp.concatenate([*match_varying(weights, of_loops)])
+            weights = _behind(weights, of_loops)
         weights = weights[sources]
     made = dataclasses.replace(
         graph,
@@ -81,6 +81,10 @@ def with_edges(
         split=None,
     )
     return LocalEdges(made, sources)
+
+
+def _behind(first: Array, second: Array) -> Array:
+    return jnp.concatenate([*match_varying(first, second)])
 
 
 def _numbers(graph: LocalGraph, counts: Int[Array, " rows"], total: int) -> EdgeNumbers:

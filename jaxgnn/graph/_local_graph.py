@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import KeepsArrays
+from jaxgnn.graph._arrays import KeepsArrays, match_varying
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph._halo import Halo
@@ -136,6 +136,19 @@ class LocalGraph(CSRGraph):
         ids = self.halo.ids if self.row_ids is None else self.row_ids
         return jnp.where(self.is_real_row, ids, largest)
 
+    def of_all_nodes(self, x: Array) -> Array:
+        """The rows of all nodes of a square graph, in their order in the whole graph.
+
+        Args:
+          x: array with a row for each own node. All of them travel to each device.
+        """
+        all_ids, rows = (
+            lax.all_gather(part, self.halo.axis, tiled=True)
+            for part in match_varying(self.halo.ids, x)
+        )
+        shape = self.halo.num_nodes, *rows.shape[1:]
+        return jnp.zeros(shape, rows.dtype).at[all_ids].set(rows, mode="drop")
+
     def sender_table(self, of_nodes: Array) -> Array:
         """The table that ``indices`` point into, of an array with a row for each own node."""
         return self.halo.exchange(of_nodes)
@@ -194,7 +207,8 @@ class LocalMatrix(CSRGraph):
 def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
     """Returns the graph that kernels take, and what its columns give.
 
-    Of a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are returned unchanged.
+    Of a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are
+    returned unchanged.
 
     Args:
       graph: the graph that an op was called with.
@@ -230,18 +244,6 @@ def sum_of_parts(
     near, far = graph.near_and_far()
     table = graph.halo.exchange(x, axis)
     return product(near, x) + product(far, table)
-
-
-def require_whole(where: str, graph: Any, instead: str) -> None:
-    """Raises ValueError if the graph is one device's part; ``instead`` says what to do.
-
-    Args:
-      where: name of the layer or function in the message.
-      graph: the graph.
-      instead: what to shard, for example.
-    """
-    if isinstance(graph, LocalGraph):
-        raise bad_input(where, "graph", f"a whole graph; {instead}", _PART)
 
 
 def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:

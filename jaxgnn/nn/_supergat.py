@@ -11,8 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, with_one_loop_each
-from jaxgnn.graph._local_graph import require_whole
+from jaxgnn.graph import CSRGraph, LocalGraph, sum_over_devices, with_one_loop_each
 from jaxgnn.graph._structure import structure
 from jaxgnn.nn._attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn._common_options import CommonOptions
@@ -111,12 +110,12 @@ class SuperGATConv(AttentionLayer):
           graph: square graph, as the layer is called with.
           x: features of the nodes, as the layer is called with.
           negatives: senders and receivers of pairs without an edge, of which those that are
-            negative count as none; ``jaxgnn.sampling.negative_edges`` draws them.
+            negative count as none; ``jaxgnn.sampling.negative_edges`` draws them. Of a graph that
+            is spread over devices the numbers in the whole graph, the same pairs on each device.
 
         Raises:
           ValueError: if graph, features and pairs do not fit each other.
         """
-        require_whole(self._name, graph, "the loss compares pairs of all nodes")
         x = self._ends(graph, x, self.in_widths).src
         self._check_square(graph, "since pairs of its nodes are compared")
         if x.ndim != 2:
@@ -127,13 +126,18 @@ class SuperGATConv(AttentionLayer):
         z = self._apply(self.linear, x)
         drawn = (senders >= 0) & (receivers >= 0)
         ends = jnp.where(drawn, senders, 0), jnp.where(drawn, receivers, 0)
-        pairs, drawn = CSRGraph.from_edges(*ends, graph.num_rows, edge_data=drawn)
+        named = z
+        if isinstance(graph, LocalGraph):  # each device counts an equal part of the pairs
+            named = graph.of_all_nodes(z)
+            place = jnp.arange(drawn.shape[0]) % graph.halo.devices
+            drawn &= place == jax.lax.axis_index(graph.halo.axis)
+        pairs, drawn = CSRGraph.from_edges(*ends, named.shape[0], edge_data=drawn)
         real = graph.receivers() < graph.num_rows
         of_edges = jax.nn.softplus(-self._mean_products(graph, z))
-        of_pairs = jax.nn.softplus(self._mean_products(pairs, z))
+        of_pairs = jax.nn.softplus(self._mean_products(pairs, named))
         total = jnp.sum(jnp.where(real, of_edges, 0)) + jnp.sum(jnp.where(drawn, of_pairs, 0))
-        count = jnp.maximum(jnp.sum(real) + jnp.sum(drawn), 1)
-        return total / count.astype(total.dtype)
+        total, count = sum_over_devices(graph, (total, jnp.sum(real) + jnp.sum(drawn)))
+        return total / jnp.maximum(count, 1).astype(total.dtype)
 
     def _pairs(self, negatives: Any) -> tuple[Array, Array]:
         """The senders and the receivers of pairs, checked."""

@@ -12,7 +12,6 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import CSRGraph, distributed, nn, ops
-from jaxgnn.graph import with_one_loop_each
 from jaxgnn.models import GCNII, GraphTransformer, MaxKGNN
 from jaxgnn.nn._dropout import dropout
 from jaxgnn.ops._aggregate.edge_ends import at_ends
@@ -266,19 +265,8 @@ def test_weights_of_edges_and_their_gradients_follow_their_edges(four_devices):
     )
 
 
-def _virtual_nodes(graph, x):
-    options = {"num_layers": 1, "heads": 2, "virtual_nodes": 2, "rngs": nnx.Rngs(0)}
-    return GraphTransformer(WIDTH, 8, 3, **options)(graph, x)
-
-
 REFUSED = {
-    "GraphTransformer: graph must be a whole graph; without virtual_nodes": _virtual_nodes,
     "shard graph.transpose": lambda g, x: ops.spmm(g.transpose(), x),
-    "shard graph.with_self_loops": lambda g, x: ops.spmm(g.with_self_loops(), x),
-    "shard with_one_loop_each": lambda g, x: ops.spmm(with_one_loop_each(g).graph, x),
-    "DropEdge: graph must be a whole graph": lambda g, x: ops.spmm(
-        nn.DropEdge(0.5)(g, rngs=nnx.Rngs(0)), x
-    ),
     "halo_exchange: x must be of 8 rows": lambda g, x: ops.spmm(g, x[1:]),
 }
 
@@ -289,10 +277,3 @@ def test_what_a_part_of_a_graph_can_not_do_is_refused(message, four_devices):
     with pytest.raises(ValueError, match=message):
         over = distributed.sharded(REFUSED[message], mesh(4))
         jax.eval_shape(over, sharded, sharded.shard_rows(features()))
-
-
-def test_a_filter_of_a_graph_that_is_not_normalised_says_what_to_do(four_devices):
-    layer, sharded = nn.ChebConv(WIDTH, 4, rngs=nnx.Rngs(0)), sharded_graph(4)
-    message = "ChebConv: graph must be normalised before it is sharded .*, got one that is not"
-    with pytest.raises(ValueError, match=message):
-        distributed.sharded(layer, sharded.mesh)(sharded, sharded.shard_rows(features()))

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from jaxgnn import CSRGraph, distributed, nn, ops
 from jaxgnn.graph import Halo
+from jaxgnn.graph._edge_numbers import totals_before
 from jaxgnn.nn._draws_by_node import bernoulli_of_nodes
 from tests.distributed._graphs import NODES, features, graph, mesh, sharded_graph
 
@@ -56,6 +57,14 @@ def test_draws_are_those_of_all_nodes_beyond_32_bits_too():
     np.testing.assert_array_equal(of_batch, whole[:, ids[:2]])
 
 
+def test_edges_are_numbered_beyond_32_bits_too():
+    counts = np.array([2**32 - 1, 7, 2**32 - 1, 0, 5], np.uint32)
+    for total, given in ((2**33 + 10, counts), (2**31, counts % 1000)):
+        words = np.asarray(totals_before(jnp.asarray(given), total)).astype(np.uint64)
+        sums = np.concatenate([[0], np.cumsum(given.astype(np.uint64))[:-1]])
+        np.testing.assert_array_equal(words[:, 0] << 32 | words[:, 1], sums.astype(np.uint64))
+
+
 def test_draws_of_other_generators_are_refused():
     halo = Halo(jnp.arange(4), None, "nodes", 1, num_nodes=4)
     with pytest.raises(ValueError, match=r"dropout: rngs must be keys of threefry2x32.*got rbg"):
@@ -75,11 +84,6 @@ def test_self_loops_are_dropped_alike_on_any_number_of_devices(four_devices):
     expected = run(alone, jnp.asarray(features()))
     assert 0 < np.sum(np.any(np.asarray(expected) != 0, axis=1)) < NODES
     np.testing.assert_array_equal(whole.gather_rows(rows), expected)
-
-
-def _relational(graph, x):
-    layer = nn.RGCNConv(2, 2, num_relations=1, rngs=nnx.Rngs(0))
-    return layer([graph], x)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +157,11 @@ BAD = {
             sharded_graph(4), distributed.shard(_loops(40), mesh(4)).shard_matrix(_loops(40))
         )
     ),
+    r"sharded: argument 1 must be on the devices of the graph's nodes.*got \d+ of 23 nodes": (
+        lambda: distributed.sharded(ops.spmm, mesh(4))(
+            sharded_graph(4), sharded_graph(4, partition="random").shard_matrix(graph())
+        )
+    ),
     "gather_rows: x must be of 32 rows": lambda: sharded_graph(4).gather_rows(jnp.ones(23)),
     "shard_edges: of_edges must be of one entry for each of 120 edge slots": lambda: sharded_graph(
         4
@@ -160,9 +169,6 @@ BAD = {
     r"shard_edges: graph must be the graph that was sharded, with \[63": lambda: sharded_graph(
         4
     ).shard_edges(graph().transpose(), np.ones(120)),
-    "RelationalGraph: graph must be a whole graph; shard the relations one by one": lambda: (
-        distributed.sharded(_relational, mesh(4))(sharded_graph(4), jnp.ones((32, 2)))
-    ),
     "ShardedGraph.local: self must be read inside of jax.shard_map": lambda: sharded_graph(4).local,
     "mean_over_nodes: values must be of one entry for each of 23 nodes": lambda: (
         distributed.mean_over_nodes(graph(), jnp.ones(22))

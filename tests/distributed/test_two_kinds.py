@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from jaxgnn import CSRGraph, distributed, nn, ops
-from tests.distributed._graphs import features, graph, mesh, sharded_graph
+from jaxgnn.graph import HeteroGraph
+from tests.distributed._graphs import NODES, features, graph, mesh, sharded_graph
 
 USERS, ITEMS = 11, 30
 
@@ -112,6 +113,45 @@ def test_features_of_edges_go_where_their_edges_are(four_devices):
     np.testing.assert_allclose(sharded.gather_rows(y), expected, rtol=1e-5, atol=1e-5)
 
 
+def _messages_of_relations(received, sent, users, items):
+    """Attention over both relations, and weighted means of the ratings that are not left out."""
+    got, gave = ("item", "rates", "user"), ("user", "rates back", "item")
+    both = HeteroGraph({got: received, gave: sent})
+    types = ("item", "user"), (got, gave)
+    x = {"user": users, "item": items}
+    y = nn.HGTConv(4, 4, types, heads=2, rngs=nnx.Rngs(0))(both, x)
+    left = nn.DropEdge(0.5, undirected=True)(received, rngs=nnx.Rngs(dropout=1))
+    return y["user"] + ops.spmm(left.normalized("mean"), y["item"]), y["item"]
+
+
+@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
+def test_relations_between_two_kinds_are_read_and_dropped_as_on_one_device(exchange, four_devices):
+    whole, (users, items) = _ratings(), _users_and_items(3)
+    sharded = _spread(whole, 4, exchange=exchange)
+    back = distributed.shard(
+        whole.transpose(),
+        mesh(4),
+        partition=sharded.column_partition.part_of,
+        columns=sharded.partition.part_of,
+        exchange=exchange,
+    )
+    rows = sharded.shard_rows(users), sharded.shard_rows(items, side="columns")
+    over = distributed.sharded(_messages_of_relations, mesh(4), rows=(2, 3))
+    of_users, of_items = jax.jit(over)(sharded, back, *rows)
+    given = jnp.asarray(users), jnp.asarray(items)
+    expected = _messages_of_relations(whole, whole.transpose(), *given)
+    made = sharded.gather_rows(of_users), sharded.gather_rows(of_items, side="columns")
+    for ours, theirs in zip(made, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def _as_if_square(layer):
+    """Calls a layer on as many rows as columns, which lie on other devices."""
+    parts = np.arange(NODES) % 4
+    apart = distributed.shard(graph(), mesh(4), partition=parts, columns=parts[::-1])
+    return distributed.sharded(layer, mesh(4))(apart, apart.shard_rows(features()))
+
+
 def _on_two_partitions():
     first, other = (sharded_graph(4, partition=method) for method in ("degree", "contiguous"))
     both = distributed.sharded(lambda a, b, x: ops.spmm(a, ops.spmm(b, x)), mesh(4), rows=(2,))
@@ -158,6 +198,12 @@ BAD = {
         distributed.sharded(ops.spmm, mesh(4))(_spread(_ratings(), 4), jnp.ones(3))
     ),
     "DropNode: graph must be square": _dropped,
+    "GCNConv: graph must be square.*got rows and columns that are nodes of two kinds": lambda: (
+        _as_if_square(nn.GCNConv(8, 4, rngs=nnx.Rngs(0)))
+    ),
+    "with_one_loop_each: graph must be square; make layers .* add_self_loops=False": lambda: (
+        _as_if_square(lambda g, x: nn.GATConv((8, 8), 4, rngs=nnx.Rngs(0))(g, (x, x)))
+    ),
 }
 
 

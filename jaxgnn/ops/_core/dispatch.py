@@ -411,7 +411,7 @@ def _platform_dependent(
             rest = iter(operands)
             made = [empty_like(k, operands[0]) if 0 in k.shape else next(rest) for k in kinds]
             results = run(*jax.tree.unflatten(structure, made))
-            return jax.tree.map(lambda r: match_varying(r, operands[0])[0], results)
+            return jax.tree.map(lambda r: match_varying(r, *operands)[0], results)
 
         return whole
 
