@@ -17,6 +17,7 @@ from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.distributed import ShardedMatrix
+from jaxgnn.training import phase
 
 PLANETOID = ("cora", "citeseer", "pubmed")
 """Citation networks from Planetoid's files or from one .npz file; Cora is embedded too."""
@@ -160,6 +161,16 @@ def load(config: DataOptions, command: str = "train", *, map_features: bool = Fa
     if name in PLANETOID:
         return _load_planetoid(name, config.data, seed)
     return datasets.read(name, config.data)
+
+
+def load_for_run(config: Any) -> NodeDataset:
+    """Reads what a run is trained on, with a line of progress.
+
+    If several processes run it, features stay on the disk where their file allows it, so that each
+    process copies those of its own nodes alone.
+    """
+    with phase(f"reading {config.data_name()}", progress=config.progress):
+        return load(config, map_features=jax.process_count() > 1)
 
 
 def _load_planetoid(name: str, path: Path, seed: int) -> NodeDataset:

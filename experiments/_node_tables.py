@@ -13,7 +13,7 @@ from experiments._node_training import Outcome, mean_of
 from experiments._nodes import SCORES
 from experiments._seeds import paired, summarize
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.training import Table
+from jaxgnn.training import Table, phase
 
 
 def trivial_scores(config: Any, seeds: Sequence[int], metric: str) -> dict[str, list[float]]:
@@ -42,6 +42,15 @@ def trivial_table(dataset: NodeDataset, metric: str) -> Table:
         columns=("method", "chosen on validation", f"validation {metric}, %", f"test {metric}, %"),
         rows=tuple((*names, f"{a:.2f}", f"{b:.2f}") for *names, a, b in rows),
     )
+
+
+def tables_beside(config: Any, dataset: NodeDataset) -> list[Table]:
+    """What a run is shown beside: trivial methods, unless no process reads all features."""
+    if dataset.features_on_disk:
+        print("trivial methods are left out: no process reads the features of all nodes")
+        return []
+    with phase("trivial methods", progress=config.progress):
+        return [trivial_table(dataset, config.recipe().metric)]
 
 
 def comparison_table(

@@ -16,6 +16,7 @@ import jax
 from experiments._options import option
 from jaxgnn import distributed
 from jaxgnn._errors import bad_input
+from jaxgnn.datasets import NodeDataset
 
 # How long a process that fails waits for the others to fail too. JAX needs up to 30 s to notice
 # that a process is gone, and then names it.
@@ -114,6 +115,26 @@ def _part(error: BaseException) -> None:
     parting.start()
     parting.join(_SECONDS_TO_PART)
     os._exit(1)
+
+
+def check_same_run(config: Any, dataset: NodeDataset) -> None:
+    """Checks that all processes have the same options and data of nodes, wherever they read it.
+
+    Of features on the disk, of which no process reads all, only the shape is compared.
+
+    Args:
+      config: a dataclass with a field for each option.
+      dataset: the data.
+
+    Raises:
+      ValueError: on all processes, naming the option or the part of the data.
+    """
+    check_same_options(config, besides=("progress", "data", "labels", "features", "splits"))
+    for name in ("senders", "receivers", "features", "labels", "train", "validation", "test"):
+        value = getattr(dataset, name)
+        if name == "features" and dataset.features_on_disk:
+            value = value.shape
+        distributed.check_same(f"the {name} of the data", value)
 
 
 def check_same_options(config: Any, besides: Collection[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from experiments._processes import ALONE, ProcessOptions, connected
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.attention.compare import compare as run_compare
 from experiments.attention.config import AttentionConfig
@@ -15,17 +16,25 @@ from experiments.attention.train import train_all
 
 Config = Annotated[AttentionConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
+Processes = Annotated[ProcessOptions, tyro.conf.arg(name="")]
 
 
-def train(config: Config, repeats: Seeds = ONE_SEED, vmap: bool = False) -> None:
+def train(
+    config: Config,
+    repeats: Seeds = ONE_SEED,
+    vmap: bool = False,
+    processes: Processes = ALONE,
+) -> None:
     """Train a network with each seed, draw its curves and write a report.
 
     Args:
       config: options of the runs.
       repeats: seeds, and how many runs at once.
       vmap: train all seeds in one program, which compiles once and writes no run folders.
+      processes: where the processes of a command that runs in several find each other.
     """
-    train_all(config, repeats, vmap=vmap)
+    with connected("train", processes):
+        train_all(config, repeats, vmap=vmap)
 
 
 def compare(

@@ -122,10 +122,6 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
                 expected = f"left out for {self.model}, which has no use for it"
                 raise bad_input("train", option(name), expected, getattr(self, name))
         settings = self.recipe()
-        if self.devices > 1 and settings.virtual_nodes:
-            # They hear the nodes of their own device alone.
-            expected = f"left out with --devices {self.devices}"
-            raise bad_input("train", "--virtual-nodes", expected, settings.virtual_nodes)
         if self.model == "sage" and not 1 <= settings.k <= settings.hidden_features:
             expected = f"in 1..{settings.hidden_features}, the width"
             raise bad_input("train", "--k", expected, settings.k)

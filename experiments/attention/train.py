@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from experiments._node_data import Batch, load
-from experiments._node_tables import trivial_table
+from experiments._node_data import Batch, load_for_run
+from experiments._node_tables import tables_beside
 from experiments._node_training import (
     Epochs,
     Outcome,
@@ -24,6 +24,7 @@ from experiments._node_training import (
 )
 from experiments._nodes import Loss, Scores, predict
 from experiments._options import check_alone
+from experiments._processes import check_same_run
 from experiments._runs import discard
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
 from experiments._spread import on_host, place
@@ -68,8 +69,8 @@ def train(
     config.check_devices("train")
     settings = config.recipe()
     if dataset is None:
-        with phase(f"reading {config.data_name()}", progress=config.progress):
-            dataset = load(config)
+        dataset = load_for_run(config)
+    check_same_run(config, dataset)
     with phase("preparing the graph", progress=config.progress):
         batch = batch_of(config, dataset)
     loss, loop = Loss(settings.input_dropout), loop_of(config)
@@ -146,11 +147,8 @@ def train_all(
 
 
 def _train_beside_trivial(config: AttentionConfig) -> Outcome:
-    with phase(f"reading {config.data_name()}", progress=config.progress):
-        dataset = load(config)
-    with phase("trivial methods", progress=config.progress):
-        trivial = trivial_table(dataset, config.recipe().metric)
-    return train(config, dataset, tables=[trivial])
+    dataset = load_for_run(config)
+    return train(config, dataset, tables=tables_beside(config, dataset))
 
 
 def in_own_folder(run: AttentionConfig) -> AttentionConfig:

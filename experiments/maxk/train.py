@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from experiments._node_data import Batch, load
+from experiments._node_data import Batch, load_for_run
 from experiments._node_training import (
     Epochs,
     Outcome,
@@ -22,14 +22,14 @@ from experiments._node_training import (
     report_outcome,
 )
 from experiments._nodes import Loss, Scores, predict
-from experiments._processes import check_same_options
+from experiments._processes import check_same_run
 from experiments._runs import discard, shown
 from experiments._spread import on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.serving import export_model
 from experiments.maxk.setup import batch_of, caption_of, make_model
-from jaxgnn import CSRGraph, distributed
+from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, jit_apply, phase
 
@@ -74,9 +74,8 @@ def train(
     config.check_devices("train")
     settings, ks = config.recipe(), config.layer_ks()
     if dataset is None:
-        with phase(f"reading {config.data_name()}", progress=config.progress):
-            dataset = load(config, map_features=jax.process_count() > 1)
-    _check_same(config, dataset)
+        dataset = load_for_run(config)
+    check_same_run(config, dataset)
     with phase("preparing the graph", progress=config.progress):
         batch = batch_of(config, dataset, graph)
     loop = loop_of(config)
@@ -108,19 +107,6 @@ def train(
     parts = {"tables": tables, "pictures": pictures, "confusion": confusion}
     report_outcome(outcome, run, caption, config.report, **parts)
     return outcome
-
-
-def _check_same(config: TrainConfig, dataset: NodeDataset) -> None:
-    """Raises unless all processes, if there are several, have the same options and data.
-
-    Of features on the disk, of which no process reads all, only the shape is compared.
-    """
-    check_same_options(config, besides=("progress", "data", "labels", "features", "splits"))
-    for name in ("senders", "receivers", "features", "labels", "train", "validation", "test"):
-        value = getattr(dataset, name)
-        if name == "features" and dataset.features_on_disk:
-            value = value.shape
-        distributed.check_same(f"the {name} of the data", value)
 
 
 def _trace(config: TrainConfig, model: nnx.Module, batch: Batch) -> None:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-
-from experiments._node_data import load
-from experiments._node_tables import trivial_table
+from experiments._node_data import load_for_run
+from experiments._node_tables import tables_beside
 from experiments._node_training import Outcome
 from experiments._options import check_alone
 from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
@@ -18,7 +16,7 @@ from experiments.maxk.config import TrainConfig
 from experiments.maxk.repeat import in_own_folder, train_in_one_program
 from experiments.maxk.serving import check_export
 from experiments.maxk.train import train
-from jaxgnn.training import Table, phase
+from jaxgnn.training import Table
 
 
 def train_all(
@@ -84,12 +82,6 @@ def _train_beside_trivial(
     pictures: Sequence[Path] = (),
     export: Path | None = None,
 ) -> Outcome:
-    with phase(f"reading {config.data_name()}", progress=config.progress):
-        dataset = load(config, map_features=jax.process_count() > 1)
-    shown = list(tables)
-    if dataset.features_on_disk:
-        print("trivial methods are left out: no process reads the features of all nodes")
-    else:
-        with phase("trivial methods", progress=config.progress):
-            shown.insert(0, trivial_table(dataset, config.recipe().metric))
+    dataset = load_for_run(config)
+    shown = [*tables_beside(config, dataset), *tables]
     return train(config, dataset, tables=shown, pictures=pictures, export=export)

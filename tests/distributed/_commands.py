@@ -66,7 +66,7 @@ def run_beside_a_still_one(options, when, module=None):
         return errors.read(), code, seconds
 
 
-def run_two(options, *, others=((), ()), kill=None, when=None):
+def run_two(options, *, others=((), ()), kill=None, when=None, module=TRAINING):
     """Runs both processes to their end.
 
     Args:
@@ -74,13 +74,15 @@ def run_two(options, *, others=((), ()), kill=None, when=None):
       others: further ones of each.
       kill: the process that is killed by SIGKILL as soon as the file ``when`` is there, or None.
       when: that file.
+      module: whose command ``train`` they run.
 
     Returns:
       Standard output and error of each, their exit statuses, and the seconds from the kill to the
       end of both.
     """
     address = ["--coordinator", f"localhost:{free_port()}"]
-    processes = [start([*options, *others[i], *address], i) for i in range(2)]
+    given = ([*options, *others[i], *address] for i in range(2))
+    processes = [start(typed, i, module=module) for i, typed in enumerate(given)]
     begun = time.monotonic()
     try:
         while kill is not None and not when.exists():

@@ -45,6 +45,7 @@ ATTENTION = {
     "dataset": "synthetic",
     "model": "transformer",
     "laplacian": 2,
+    "virtual_nodes": 1,
     "num_layers": 1,
     "hidden_features": 8,
     "heads": 2,
@@ -168,20 +169,27 @@ def _write_own(folder, data):
 
 
 @pytest.mark.long
-def test_a_process_uses_no_features_but_those_of_its_own_rows(tiny, tmp_path, four_devices):
+@pytest.mark.parametrize("command", ["maxk", "attention"])
+def test_a_process_uses_no_features_but_those_of_its_own_rows(
+    command, tiny, tmp_path, four_devices
+):
     """Each process has a file in which the rows of the other one are no numbers."""
     folder = _write_own(tmp_path / "graph", tiny)
     options = {
         "dataset": str(folder),
         "num_layers": 1,
         "hidden_features": 8,
-        "k": 4,
         "epochs": 4,
         "devices": 2,
         "partition": "contiguous",
     }
-    config = MaxKConfig(**options | {"k": (4,)}, run=tmp_path / "one", progress=False)
-    wanted = train_maxk(config).history
+    one = {"run": tmp_path / "one", "progress": False}
+    if command == "maxk":
+        wanted = train_maxk(MaxKConfig(**options, k=(4,), **one)).history
+        options |= {"k": 4}
+    else:
+        options |= {"model": "transformer", "heads": 2, "virtual_nodes": 1}
+        wanted = train_attention(AttentionConfig(**options, **one)).history
     own = datasets.read_graph(folder)
     whole = CSRGraph.from_edges(own.senders, own.receivers, own.num_nodes).with_self_loops()
     part_of = distributed.partition(whole, 2, "contiguous").part_of
@@ -195,7 +203,8 @@ def test_a_process_uses_no_features_but_those_of_its_own_rows(tiny, tmp_path, fo
     values = map(str, options.values())
     shared = [part for pair in zip(typed, values, strict=True) for part in pair]
     shared += ["--no-progress", "--num-processes", "2", "--run", str(tmp_path / "two")]
-    texts, codes, _ = run_two(shared, others=[("--features", str(file)) for file in files])
+    own_files = [("--features", str(file)) for file in files]
+    texts, codes, _ = run_two(shared, others=own_files, module=f"experiments.{command}")
     assert codes == [0, 0], texts
     assert "trivial methods are left out: no process reads the features of all" in texts[0][0]
     rows = (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()
@@ -235,12 +244,6 @@ def test_devices_that_do_not_fit_are_named_as_they_are_typed(message, case, tmp_
     with pytest.raises(ValueError, match=message):
         train(config(run=tmp_path / "run", **BAD[message]))
     assert not (tmp_path / "run").exists()
-
-
-def test_virtual_nodes_are_refused_on_several_devices(tmp_path, four_devices):
-    config = AttentionConfig(devices=2, virtual_nodes=1, run=tmp_path / "run")
-    with pytest.raises(ValueError, match="--virtual-nodes must be left out with --devices 2"):
-        train_attention(config)
 
 
 def test_a_partition_whose_package_is_missing_is_named(tiny, monkeypatch, four_devices):
