@@ -13,6 +13,7 @@ from flax import nnx
 
 from ._checkpoints import Checkpoints
 from ._data_parallel import DataParallel, on_one_device
+from ._device_errors import launching, wait_for_devices
 from ._log import Row, RowLog
 from ._processes import as_first, writes_files
 from ._progress import Progress, say
@@ -200,6 +201,8 @@ def fit[M: nnx.Module](
         several axes, or the examples of a batch cannot be divided over it.
       FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
         model's, is NaN or infinite. The message names the step and the last checkpoint.
+      RuntimeError: One of several devices fails, such as one without memory; the message names it.
+        The others may wait for it, so that the interpreter then ends without waiting for them.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
@@ -329,7 +332,8 @@ class _Session:
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
         self.watch.at(f"step {step}", takes_long=compiling)
-        self.state, values = self.update(self.state, batch, static)
+        with launching(self.state):
+            self.state, values = self.update(self.state, batch, static)
         self.pending.append((step, values))
         self.compiled.add(static)
 
@@ -368,7 +372,9 @@ class _Session:
     def collect(self, *, compiling: bool = False) -> list[Row]:
         """Waits for the pending steps and returns their rows; keeps the time."""
         steps = [step for step, _ in self.pending]
-        self.watch.at(f"the losses up to step {steps[-1]}", takes_long=compiling)
+        waiting = f"the losses up to step {steps[-1]}"
+        self.watch.at(waiting, takes_long=compiling)
+        wait_for_devices(self.pending[-1][1], waiting)
         values = jax.device_get([values for _, values in self.pending])
         seconds = time.perf_counter() - self.started
         self.pending.clear()
