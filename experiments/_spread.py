@@ -116,7 +116,8 @@ def spread_features(
 
     def rows_at(index: Any) -> np.ndarray:
         members = graph.layout.members[(index[0].start or 0) // graph.rows]
-        rows = np.asarray(source[members])
+        with np.errstate(over="ignore"):  # what does not fit float32 is not finite then
+            rows = np.asarray(source[members]).astype(np.float32, copy=False)
         good = np.isfinite(rows).all(axis=1)
         if not good.all():
             node = int(members[int(np.argmin(good))])

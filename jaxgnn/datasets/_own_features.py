@@ -33,7 +33,7 @@ def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = Fals
     if on_disk is not None:
         return on_disk
     if mapped:
-        expected = "a file features.npy of float32 [nodes, features] in C order, to be mapped"
+        expected = "a file features.npy of numbers [nodes, features] in C order, to be mapped"
         raise bad_input("datasets.read_graph", "features", expected, path)
     if path is None:
         if nodes.count > _MOST_ONE_HOT:
@@ -65,7 +65,7 @@ def _mapped(path: Path | None, nodes: Nodes) -> np.ndarray | None:
     if path is None or text_suffix(path) != ".npy":
         return None
     values = map_npy(path, "the features of each node")
-    if values.dtype != np.float32 or values.ndim != 2 or not values.flags.c_contiguous:
+    if values.ndim != 2 or not values.flags.c_contiguous:
         return None
     _check_count(path, len(values), nodes)
     return values

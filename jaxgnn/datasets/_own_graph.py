@@ -74,9 +74,9 @@ def read_graph(
       labelled: whether labels are read. If not, as to predict them, the file of the labels only
         says which nodes there are, all labels are -1, and there are no classes and no parts.
       map_features: whether the features stay on the disk, so that a process which only needs some
-        rows copies only these: ``dataset.features[nodes]``. Needs a file ``features.npy`` of
-        float32, rows one behind the other. That its numbers are finite is then not checked, as it
-        would read them all. None maps them where the file allows it.
+        rows copies only these: ``dataset.features[nodes]``, in the dtype of the file. Needs a file
+        ``features.npy``, rows one behind the other. That its numbers are finite is then not
+        checked, as it would read them all. None maps them where the file allows it.
 
     Returns:
       The data set, called like the folder, or like the file if that is not called ``edges``.

@@ -6,6 +6,7 @@ import heapq
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,16 +35,31 @@ class Partition:
       part_of: part of each row, int32 [rows].
       rows: number of rows of each part, int64 [parts].
       edges: number of edges that enter the rows of each part, int64 [parts].
-      halo_rows: number of rows (columns, if the graph is not square) of other parts that the edges
-        of each part read, int64 [parts].
-      cut_edges: number of edges whose ends are in different parts.
+      between: ``halo_rows`` and ``cut_edges``, or what counts them. Those of a graph whose senders
+        are mapped from a file are counted when they are first asked for, as that reads all.
     """
 
     part_of: np.ndarray
     rows: np.ndarray
     edges: np.ndarray
-    halo_rows: np.ndarray
-    cut_edges: int
+    between: tuple[np.ndarray, int] | Callable[[], tuple[np.ndarray, int]]
+
+    @cached_property
+    def _counts(self) -> tuple[np.ndarray, int]:
+        return self.between() if callable(self.between) else self.between
+
+    @property
+    def halo_rows(self) -> np.ndarray:
+        """Number of rows of other parts that the edges of each part read, int64 [parts].
+
+        If the graph is not square these are columns.
+        """
+        return self._counts[0]
+
+    @property
+    def cut_edges(self) -> int:
+        """Number of edges whose ends are in different parts."""
+        return self._counts[1]
 
     @property
     def num_parts(self) -> int:
@@ -148,8 +164,9 @@ def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts
         raise bad_input("partition", "method", expected, f"none for part {int(rows.argmin())}")
     degrees = np.diff(np.asarray(graph.indptr))
     edges = np.bincount(part_of, degrees, parts).astype(np.int64)
-    halo_rows, cut = _boundaries(graph, part_of, rows, of_columns)
-    return Partition(part_of, rows, edges, halo_rows, cut)
+    count = partial(_boundaries, graph, part_of, rows, of_columns)
+    is_mapped = isinstance(graph.indices, np.memmap)
+    return Partition(part_of, rows, edges, count if is_mapped else count())
 
 
 def check_graph(graph: Any, *, square: bool) -> None:

@@ -290,7 +290,10 @@ def shard(
     """Spreads the rows of a graph, and its columns, over the devices along an axis of a mesh.
 
     The graph keeps its weights and a normalisation by scales. In a program of several processes all
-    call it with the same graph, and each makes the blocks of its own devices.
+    call it with the same graph, and each makes the blocks of its own devices. Senders that are
+    mapped from a file, ``CSRGraph(np.load("indptr.npy", mmap_mode="r"), np.load("indices.npy",
+    mmap_mode="r"))``, are read only for these with ``exchange="all_gather"`` and a partition that
+    is not ``"metis"``; lists, and their choice, read all of them.
 
     Args:
       graph: the graph, not traced. If it is square, rows and columns are the same nodes.
@@ -399,15 +402,17 @@ def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exch
 
     A row has as many bytes either way, so that counting rows is counting bytes.
     """
+    gathered = Cutter(graph, layout, columns, lists=False)
+    if exchange == "all_gather" or (exchange == "auto" and layout.devices == 1):
+        return gathered
+    if exchange == "all_to_all":
+        return Cutter(graph, layout, columns, lists=True)
     most = _LISTED_PART * columns.rows
     # No list is shorter than the mean over the owners.
-    least = int(layout.partition.halo_rows.max()) / max(layout.devices - 1, 1)
-    if exchange == "all_gather" or (exchange == "auto" and (layout.devices == 1 or least >= most)):
-        return Cutter(graph, layout, columns, lists=False)
+    if int(layout.partition.halo_rows.max()) / (layout.devices - 1) >= most:
+        return gathered
     listed = Cutter(graph, layout, columns, lists=True)
-    if exchange == "auto" and listed.slots >= most:
-        return Cutter(graph, layout, columns, lists=False)
-    return listed
+    return listed if listed.slots < most else gathered
 
 
 def _layouts_for(

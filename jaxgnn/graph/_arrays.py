@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from collections.abc import Callable
 from typing import Any, Concatenate
 
@@ -154,7 +155,8 @@ def _is_read_only(array: Any) -> bool:
         if array.flags.writeable:
             return False
         array = array.base
-    return array is None  # other memory may belong to anybody
+    # A file is mapped so that it is not read whole; other memory may belong to anybody.
+    return array is None or isinstance(array, mmap.mmap)
 
 
 def put_copy(array: Any) -> jax.Array:

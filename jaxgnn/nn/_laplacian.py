@@ -78,7 +78,7 @@ def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> 
     if not is_number or (is_known and not lambda_max > 0):
         raise bad_input(where, "lambda_max", "a positive number", lambda_max)
     if normalization != "sym" and graph.is_normalized:
-        expected = f"not normalised with normalization={normalization!r}"
+        expected = f"not normalised, with normalization={normalization!r}"
         raise bad_input(where, "graph", expected, "one that is normalised")
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, distributed
+from jaxgnn.distributed._blocks import Cutter, Layout
 from jaxgnn.distributed._partition import _METHODS
 from tests.distributed._graphs import NODES, graph
+from tests.distributed.two_processes import mapped_graph
 
 METHODS = ("contiguous", "random", "degree")
 
@@ -134,6 +136,26 @@ def test_a_partition_that_can_not_be_read_is_made_anew_with_a_warning(fault, tmp
         made, calls = _made_by(tmp_path, monkeypatch)
     assert calls == 1 and (made.part_of == first.part_of).all()
     assert path.read_bytes() == whole and _made_by(tmp_path, monkeypatch)[1] == 0
+
+
+def test_of_a_mapped_graph_a_block_reads_the_senders_of_its_own_rows_alone(tmp_path):
+    """All other senders are out of range: reading one would fail."""
+    right = distributed.partition(graph(), 4, "contiguous")
+    for own in range(4):
+        folder = tmp_path / str(own)
+        folder.mkdir()
+        mapped = mapped_graph(graph(), 4, [own], folder)
+        assert isinstance(mapped.indices, np.memmap)
+        for method in ("degree", "random", "contiguous"):
+            made = distributed.partition(mapped, 4, method)
+        assert made.edges.tolist() == right.edges.tolist()
+        layout = Layout.of(made)
+        whole = Layout.of(right)
+        block = Cutter(mapped, layout, layout, lists=False).cut(own)
+        expected = Cutter(graph(), whole, whole, lists=False).cut(own)
+        np.testing.assert_array_equal(block.indices, expected.indices)
+        with pytest.raises(IndexError):
+            made.halo_rows  # noqa: B018
 
 
 BAD = {

@@ -49,8 +49,9 @@ def _run(options):
 
 
 @pytest.mark.long
-def test_two_processes_have_the_losses_of_one(four_devices):
-    texts, codes = _run(["same", "same"])
+@pytest.mark.parametrize("option", ["same", "mapped"])
+def test_two_processes_have_the_losses_of_one(option, four_devices):
+    texts, codes = _run([option, option])
     assert codes == [0, 0], texts
     losses = json.loads(texts[0][0].splitlines()[-1])  # behind what gloo says
     assert losses == pytest.approx(train(jax.devices()[:1]), rel=1e-5)

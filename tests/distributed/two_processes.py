@@ -1,11 +1,14 @@
 """What each of two processes runs: ``two_processes.py ADDRESS PROCESS OPTION``.
 
 Each has two CPU devices. They train a network for two steps on one graph over all four, and process
-0 prints the losses. Another OPTION of one process is found out.
+0 prints the losses. With the OPTION mapped each reads the edges of its own rows from a file in
+which the others are wrong. Another OPTION of one process is found out.
 """
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +20,36 @@ from jaxgnn import CSRGraph, distributed
 from jaxgnn.models import MaxKGNN
 
 
-def train(devices):
-    """Losses of two steps of gradient descent."""
+def mapped_graph(graph, parts, own_parts, folder):
+    """A graph in two files, where senders of other parts than the own ones are out of range."""
+    part_of = distributed.partition(graph, parts, "contiguous").part_of
+    is_own = np.isin(part_of[np.asarray(graph.receivers())], own_parts)
+    senders = np.where(is_own, graph.indices, np.iinfo(np.int32).max)
+    np.save(folder / "indptr.npy", graph.indptr)
+    np.save(folder / "indices.npy", senders)
+    files = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices"))
+    return CSRGraph(*files)
+
+
+def train(devices, own_parts=None):
+    """Losses of two steps of gradient descent.
+
+    Args:
+      devices: what the graph is spread over.
+      own_parts: read the graph from files in which only the edges of these parts are right; None
+        for the graph in memory.
+    """
     draws = np.random.default_rng(0)
     graph = CSRGraph.from_edges(*draws.integers(0, 50, (2, 400)), 50)
     x = draws.standard_normal((50, 8)).astype(np.float32)
     mesh = Mesh(np.array(devices), ("nodes",))
-    sharded = distributed.shard(graph, mesh)
+    if own_parts is None:
+        sharded = distributed.shard(graph, mesh)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            mapped = mapped_graph(graph, len(devices), own_parts, Path(folder))
+            options = {"partition": "contiguous", "exchange": "all_gather"}
+            sharded = distributed.shard(mapped, mesh, **options)
     graphdef, params = nnx.split(MaxKGNN(8, 16, 3, k=4, num_layers=1, rngs=nnx.Rngs(0)))
 
     def loss(graph, x, params):
@@ -48,6 +74,7 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 2)
     distributed.initialize(address, 2, int(process))
     distributed.check_same("the options", option)
-    losses = train(jax.devices())
+    own = [2 * int(process), 2 * int(process) + 1] if option == "mapped" else None
+    losses = train(jax.devices(), own)
     if process == "0":
         print(json.dumps(losses))
