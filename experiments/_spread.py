@@ -20,6 +20,21 @@ from jaxgnn.datasets import NodeDataset
 from jaxgnn.distributed import ShardedGraph, ShardedMatrix
 
 _AXIS = "nodes"
+
+MAY_CHANGE = (
+    "epochs",
+    "run",
+    "fresh",
+    "progress",
+    "data",
+    "checkpoint_every",
+    "report",
+    "devices",
+    "partition",
+)
+"""Options of a training on one graph that may differ when a run is resumed: where and how far, not
+what."""
+
 PartitionMethod = Literal["degree", "contiguous", "random", "metis"]
 """Which device gets which nodes, as ``jaxgnn.distributed.partition`` says."""
 

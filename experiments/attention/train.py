@@ -27,24 +27,11 @@ from experiments._options import check_alone
 from experiments._processes import check_same_run
 from experiments._runs import discard
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
-from experiments._spread import on_host, place
+from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.attention.config import AttentionConfig
 from experiments.attention.setup import PARTS, batch_of, caption_of, make_model
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import RunFolder, Table, fit, jit_apply, phase
-
-# What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = (
-    "epochs",
-    "run",
-    "fresh",
-    "progress",
-    "data",
-    "checkpoint_every",
-    "report",
-    "devices",
-    "partition",
-)
 
 
 def train(
@@ -80,7 +67,7 @@ def train(
     folder = config.run_folder()
     if config.fresh:
         discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    run = RunFolder(folder, config, may_change=MAY_CHANGE)
     place(model, batch.graph)
     scores, scored, epochs = Scores(dataset, settings.metric), jit_apply(predict), Epochs(batch)
     result = fit(

@@ -11,26 +11,13 @@ from experiments._options import check_alone
 from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
-from experiments._spread import place
+from experiments._spread import MAY_CHANGE, place
 from experiments.links.config import TrainConfig
 from experiments.links.data import Links, links_of
 from experiments.links.setup import LinkPredictor, Loss, Scores, loop_of, make_model, optimizer_of
 from experiments.links.trivial import trivial_scores
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
-
-# What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = (
-    "epochs",
-    "run",
-    "fresh",
-    "progress",
-    "data",
-    "checkpoint_every",
-    "report",
-    "devices",
-    "partition",
-)
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
     folder = config.run_folder()
     if config.fresh:
         discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    run = RunFolder(folder, config, may_change=MAY_CHANGE)
     place(model, links.training.nodes.graph)
     result = fit(
         model,

@@ -24,7 +24,7 @@ from experiments._node_training import (
 from experiments._nodes import Loss, Scores, predict
 from experiments._processes import check_same_run
 from experiments._runs import discard, shown
-from experiments._spread import on_host, place
+from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.serving import export_model
@@ -33,19 +33,7 @@ from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, jit_apply, phase
 
-# What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = (
-    "epochs",
-    "run",
-    "fresh",
-    "progress",
-    "profile_kernels",
-    "data",
-    "checkpoint_every",
-    "report",
-    "devices",
-    "partition",
-)
+_MAY_CHANGE = (*MAY_CHANGE, "profile_kernels")
 
 
 def train(

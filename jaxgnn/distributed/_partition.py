@@ -115,7 +115,7 @@ def partition(
     Raises:
       ValueError: if the graph is traced, or not square without ``columns``; there are fewer rows
         than parts; the method is unknown; an array is not of integers from 0 to ``parts - 1``, one
-        for each row; or a part has no row.
+        for each row; a part has no row; or the cache is a file.
       ImportError: for ``"metis"`` without ``pymetis``.
 
     Example:
@@ -153,6 +153,8 @@ def _by_name(
 
     if cache is None:
         return make()
+    if Path(cache).exists() and not Path(cache).is_dir():
+        raise bad_input("partition", "cache", "a folder, which need not be there yet", str(cache))
     return cached_parts(Path(cache), graph, (parts, method, seed), make)
 
 

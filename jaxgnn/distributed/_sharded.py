@@ -61,13 +61,18 @@ def sharded[Result](
     axis = axis_of("sharded", mesh, axis)
     if outputs not in ("rows", "all"):
         raise bad_input("sharded", "outputs", "'rows' or 'all'", repr(outputs))
+    for name, places in (("rows", rows), ("edges", edges)):
+        if not isinstance(places, Sequence) or isinstance(places, str):
+            raise bad_input("sharded", name, "positions of arguments, such as (1,)", repr(places))
     spread = {*rows, *edges}
     own, everywhere = PartitionSpec(axis), PartitionSpec()
 
     def on_device(*arguments: Any) -> Result:
         return function(*(a.local if isinstance(a, _SHARDED) else a for a in arguments))
 
-    def call(*arguments: Any) -> Result:
+    def call(*arguments: Any, **named: Any) -> Result:
+        if named:
+            raise bad_input("sharded", next(iter(named)), "given by position", "it by name")
         graph = _graph_among(arguments, mesh, axis)
         of_sides = dict.fromkeys((graph.rows, graph.columns.rows))
         _check(arguments, rows, graph.devices, tuple(of_sides), "rows")
@@ -78,9 +83,21 @@ def sharded[Result](
         )
         out_specs = own if outputs == "rows" else everywhere
         mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=out_specs)
-        return mapped(*arguments)
+        try:
+            return mapped(*arguments)
+        except ValueError as error:
+            if "out_specs" not in str(error):
+                raise
+            raise bad_input("sharded", "outputs", _EXPECTED[outputs], repr(outputs)) from error
 
     return call
+
+
+_EXPECTED = {
+    "rows": "'all' for results without a row for each own node, such as a mean",
+    "all": "'rows' for results that differ between devices; mean_over_nodes and sum_over_devices "
+    "make of those what is the same on all",
+}
 
 
 def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGraph:
@@ -121,6 +138,19 @@ def _check_same_places(
         )
 
 
+def _check_spread(at: int, array: Any, devices: int) -> None:
+    """Raises ValueError for an array of the host or of one device, as far as that can be seen.
+
+    It may have as many rows as those of all devices have, in another order.
+    """
+    is_of_host = isinstance(array, np.ndarray)
+    is_known = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+    if devices > 1 and (is_of_host or (is_known and len(array.sharding.device_set) == 1)):
+        expected = "spread over the devices, as shard_rows or shard_edges of the graph does"
+        got = "a numpy array" if is_of_host else "an array on one device"
+        raise bad_input("sharded", f"argument {at}", expected, f"{got} of shape {array.shape}")
+
+
 def _check(
     arguments: tuple[Any, ...],
     places: Sequence[int],
@@ -141,3 +171,4 @@ def _check(
                     for total, length in zip(lengths, each, strict=True)
                 )
                 raise bad_input("sharded", f"argument {at}", expected, f"shape {array.shape}")
+            _check_spread(at, array, devices)

@@ -138,13 +138,19 @@ class ShardedGraph:
           [devices * rows, ...], of which each device has its own ``rows``.
 
         Raises:
-          ValueError: if ``x`` has not one row for each node, or there is no such side.
+          ValueError: if ``x`` has not one row of numbers for each node or is spread already, or
+            there is no such side.
         """
+        where, layout = "ShardedGraph.shard_rows", self._layout_of("shard_rows", side)
+        if self.devices > 1 and self._is_spread(x):
+            expected = "in the order of the nodes, and not spread yet"
+            raise bad_input(where, "x", expected, f"rows of devices, {np.shape(x)}")
         array: np.ndarray = np.asarray(x)
-        layout = self._layout_of("shard_rows", side)
+        if array.dtype.kind not in "biufcV":
+            raise bad_input(where, "x", "of numbers", f"an array of {array.dtype}")
         if array.ndim < 1 or array.shape[0] != layout.num_nodes:
             expected = f"of one row for each of {layout.num_nodes} nodes"
-            raise bad_input("ShardedGraph.shard_rows", "x", expected, f"shape {array.shape}")
+            raise bad_input(where, "x", expected, f"shape {array.shape}")
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         shape = (self.devices * layout.rows, *array.shape[1:])
 
@@ -156,6 +162,11 @@ class ShardedGraph:
             return made
 
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
+
+    def _is_spread(self, x: Any) -> bool:
+        """Whether an array lies on the devices as rows do."""
+        is_array = isinstance(x, jax.Array) and x.ndim > 0
+        return is_array and x.sharding.is_equivalent_to(self.row_sharding, x.ndim)
 
     def _layout_of(self, method: str, side: Side) -> Layout:
         if side not in ("rows", "columns"):
@@ -182,7 +193,7 @@ class ShardedGraph:
         if getattr(x, "ndim", 0) < 1 or x.shape[0] != rows:
             expected = f"of {rows} rows, {layout.rows} for each of {self.devices} devices"
             raise bad_input("ShardedGraph.gather_rows", "x", expected, f"shape {np.shape(x)}")
-        if not x.is_fully_addressable:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
             x = multihost_utils.process_allgather(x, tiled=True)
         return np.asarray(x)[layout.place_of]
 
@@ -327,6 +338,8 @@ def shard(
       ShardedGraph(nodes=4, devices=1, rows=4, edges=4, exchange='all_gather')
     """
     axis = axis_of("shard", mesh, axis)
+    if isinstance(ops, str):
+        raise bad_input("shard", "ops", "a tuple of names of ops", repr(ops))
     check_graph(graph, square=columns is None)
     if exchange not in ("auto", "all_gather", "all_to_all"):
         expected = "'auto', 'all_gather' or 'all_to_all'"
@@ -453,4 +466,8 @@ def _partition_for(
         expected = f"of {graph.num_rows} rows over {devices} devices"
         got = f"{len(made.part_of)} rows over {made.num_parts} parts"
         raise bad_input("shard", "partition", expected, got)
-    return made
+    edges = np.bincount(made.part_of, np.diff(np.asarray(graph.indptr)), devices)
+    if np.array_equal(edges, made.edges):
+        return made
+    # It is that of another graph of these nodes, such as the same one without self loops.
+    return partition(graph, devices, made.part_of, columns=columns)

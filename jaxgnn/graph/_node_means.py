@@ -28,8 +28,12 @@ def mean_over_nodes(
       weights, and float32 if neither is floating. Sums are accumulated in float32 or wider.
 
     Raises:
-      ValueError: if there is another number of values or weights than of nodes.
+      ValueError: if ``graph`` is none of these, or there is another number of values or weights
+        than of nodes.
     """
+    if not isinstance(graph, CSRGraph):
+        expected = "a CSRGraph, or inside of sharded the graph of the device"
+        raise bad_input("mean_over_nodes", "graph", expected, type(graph).__name__)
     values = jnp.asarray(values)
     counted = jnp.ones(graph.num_rows, bool) if weight is None else jnp.asarray(weight)
     for name, array in (("values", values), ("weight", counted)):

@@ -102,6 +102,22 @@ def test_means_count_fractions_and_do_not_overflow(values, weight, expected):
     assert jnp.issubdtype(mean.dtype, jnp.floating) and float(mean) == expected
 
 
+def _with_outputs(function, outputs):
+    over = distributed.sharded(function, mesh(4), outputs=outputs)
+    return over(sharded_graph(4), sharded_graph(4).shard_rows(features()))
+
+
+def test_a_partition_of_another_graph_of_these_nodes_deals_out_the_same_rows(four_devices):
+    bare = CSRGraph.from_edges([0, 1], [1, 2], NODES)
+    made = distributed.partition(bare, 4, "random")
+    sharded, x = distributed.shard(graph(), mesh(4), partition=made), features()
+    np.testing.assert_array_equal(sharded.partition.part_of, made.part_of)
+    assert sharded.partition.edges.sum() == graph().num_edges
+    y = jax.jit(distributed.sharded(ops.spmm, mesh(4)))(sharded, sharded.shard_rows(x))
+    expected = ops.spmm(graph(), jnp.asarray(x))
+    np.testing.assert_allclose(sharded.gather_rows(np.asarray(y)), expected, rtol=1e-5, atol=1e-5)
+
+
 def _loops(nodes):
     return CSRGraph.from_edges(np.arange(nodes), np.arange(nodes), nodes)
 
@@ -161,6 +177,36 @@ BAD = {
         lambda: distributed.sharded(ops.spmm, mesh(4))(
             sharded_graph(4), sharded_graph(4, partition="random").shard_matrix(graph())
         )
+    ),
+    "argument 1 must be spread over the devices.*got a numpy array of shape": lambda: (
+        distributed.sharded(ops.spmm, mesh(4))(sharded_graph(4), np.ones((32, 2)))
+    ),
+    "argument 1 must be spread over the devices.*got an array on one device": lambda: (
+        distributed.sharded(ops.spmm, mesh(4))(sharded_graph(4), jnp.ones((32, 2)))
+    ),
+    r"sharded: rows must be positions of arguments, such as \(1,\), got 1": lambda: (
+        distributed.sharded(ops.spmm, mesh(4), rows=1)
+    ),
+    "sharded: x must be given by position, got it by name": lambda: distributed.sharded(
+        ops.spmm, mesh(4)
+    )(sharded_graph(4), x=1),
+    "sharded: outputs must be 'rows' for results that differ.*got 'all'": lambda: _with_outputs(
+        lambda graph, x: jnp.mean(x), "all"
+    ),
+    "sharded: outputs must be 'all' for results without a row.*got 'rows'": lambda: _with_outputs(
+        lambda graph, x: jnp.mean(x), "rows"
+    ),
+    "shard: ops must be a tuple of names of ops, got 'spmm'": lambda: distributed.shard(
+        graph(), mesh(4), ops="spmm"
+    ),
+    "shard_rows: x must be of numbers, got an array of <U1": lambda: sharded_graph(4).shard_rows(
+        ["a"] * NODES
+    ),
+    "shard_rows: x must be in the order of the nodes, and not spread yet": lambda: sharded_graph(
+        4
+    ).shard_rows(sharded_graph(4).shard_rows(features())),
+    "mean_over_nodes: graph must be a CSRGraph, or inside of sharded.*got ShardedGraph": lambda: (
+        distributed.mean_over_nodes(sharded_graph(4), features())
     ),
     "gather_rows: x must be of 32 rows": lambda: sharded_graph(4).gather_rows(jnp.ones(23)),
     "shard_edges: of_edges must be of one entry for each of 120 edge slots": lambda: sharded_graph(
