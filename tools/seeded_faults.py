@@ -1305,6 +1305,27 @@ RELATIONS = (
 
 DISTRIBUTED = (
     Fault(
+        "edges of a device: numbers behind dropped edges count the own device alone",
+        "jaxgnn/graph/_local_edges.py",
+        "lax.all_gather(part, axis, tiled=True) for part",
+        "part for part",
+        ("tests/distributed/test_every_layer.py",),
+    ),
+    Fault(
+        "normalisation on devices: senders have the degrees of the device's own nodes",
+        "jaxgnn/graph/_local_graph.py",
+        "return self.halo.exchange(of_nodes)",
+        "return jnp.resize(of_nodes, (self.halo.table_rows, *of_nodes.shape[1:]))",
+        ("tests/distributed/test_every_layer.py",),
+    ),
+    Fault(
+        "virtual nodes: the largest score is that of the own nodes",
+        "jaxgnn/models/_virtual_nodes.py",
+        "max_over_devices(self.graph, jax.lax.stop_gradient(jnp.max(scores, axis=-1)))",
+        "jax.lax.stop_gradient(jnp.max(scores, axis=-1))",
+        ("tests/distributed/test_every_layer.py",),
+    ),
+    Fault(
         "halo exchange: a row that several devices read gets the gradient of the last one alone",
         "jaxgnn/graph/_halo.py",
         'total.at[rows].add(values, mode="drop")',

@@ -184,7 +184,7 @@ def test_bad_input_is_named_with_numbers(message):
 
 
 def test_graphs_that_can_not_be_divided_are_refused():
-    with pytest.raises(ValueError, match="cache must be a folder, .* got .*test_partition"):
+    with pytest.raises(ValueError, match=r"cache must be a folder, .* got .*test_partition"):
         distributed.partition(graph(), 2, cache=__file__)
     with pytest.raises(ValueError, match=r"graph must be a .*CSRGraph, got list"):
         distributed.partition([1], 2)
