@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from jaxgnn.graph._arrays import match_varying
+from jaxgnn.graph._arrays import match_varying, offset_dtype
 from jaxgnn.graph._edge_numbers import EdgeNumbers, totals_before
 
 if TYPE_CHECKING:
@@ -49,15 +49,16 @@ def with_edges(
     """
     edges, rows = graph.num_edges, graph.num_rows
     indptr, indices, kept = match_varying(jnp.asarray(graph.indptr), graph.indices, kept)
-    before = jnp.pad(jnp.cumsum(kept, dtype=indptr.dtype), (1, 0))
+    dtype = offset_dtype(edges if loops is None else edges + rows)
+    before = jnp.pad(jnp.cumsum(kept, dtype=dtype), (1, 0))
     places, offsets = before[:-1], before[indptr]
-    slots, total = jnp.arange(edges, dtype=indptr.dtype), graph.numbers.total
+    slots, total = jnp.arange(edges, dtype=dtype), graph.numbers.total
     if loops is not None:
-        loops_before = jnp.pad(jnp.cumsum(loops, dtype=indptr.dtype), (1, 0))
+        loops_before = jnp.pad(jnp.cumsum(loops, dtype=dtype), (1, 0))
         places = places + loops_before[graph.receivers()]
         offsets = offsets + loops_before
         kept, places = _behind(kept, loops), _behind(places, offsets[1:] - 1)
-        slots = jnp.arange(edges + rows, dtype=indptr.dtype)
+        slots = jnp.arange(edges + rows, dtype=dtype)
         indices = _behind(indices, graph.own_columns().astype(indices.dtype))
         total += graph.halo.num_nodes
     sources = jnp.zeros_like(slots).at[jnp.where(kept, places, len(slots))].set(slots, mode="drop")
