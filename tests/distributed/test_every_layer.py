@@ -139,7 +139,7 @@ CASES = {
         _model(
             models.GraphTransformer,
             **{"num_layers": 1, "heads": 2, "virtual_nodes": 2, "dropout": 0.3},
-            **{"attention_dropout": 0.3, "edge_features": EDGE_WIDTH, "hyper_connections": 2},
+            **{"attention_dropout": 0.3, "edge_features": EDGE_WIDTH},
         ),
         lambda net, g, rngs: net(g.graph, g.x, edge_features=g.edges, rngs=rngs),
     ),

@@ -124,6 +124,7 @@ def _messages_of_relations(received, sent, users, items):
     return y["user"] + ops.spmm(left.normalized("mean"), y["item"]), y["item"]
 
 
+@pytest.mark.costly(1)
 @pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
 def test_relations_between_two_kinds_are_read_and_dropped_as_on_one_device(exchange, four_devices):
     whole, (users, items) = _ratings(), _users_and_items(3)
