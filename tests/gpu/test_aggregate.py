@@ -90,11 +90,11 @@ def test_segments_by_the_kernels_are_those_of_jax_ops(name, is_sorted):
     x = random_array((5_000, 24), "float32", seed=4)
 
     def run(function):
-        def total(x):
+        def total(x, ids):
             y = function(x, ids, 200, indices_are_sorted=is_sorted)
             return jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2)
 
-        return jax.jit(jax.value_and_grad(total))(x)
+        return jax.jit(jax.value_and_grad(total))(x, ids)
 
     with jaxgnn.default_implementation("pallas"):
         made = run(getattr(jaxgnn, name))
@@ -120,11 +120,19 @@ def test_the_op_runs_the_kernels_under_vmap_and_gradients(by_edge):
     assert jnp.allclose(slope, plain, rtol=1e-4, atol=1e-5)
 
 
-def test_negative_ids_on_a_gpu_are_dropped_and_not_read():
+def test_negative_ids_on_a_gpu_are_refused_where_they_are_known_and_dropped_where_they_are_not():
     x, ids = jnp.arange(4.0), jnp.array([-1, 0, 5, 0])
-    jaxgnn.segment_sum(x, ids, 2)  # what is compiled may read anything
+    with pytest.raises(ValueError, match="got 1 negative, the first at 0: -1"):
+        jaxgnn.segment_sum(x, ids, 2)
+    with pytest.raises(ValueError, match="got 1 negative, the first at 0: -1"):
+        jaxgnn.segment_sum(x, ids)  # the number of segments is read from them
+    made = jax.jit(lambda x, ids: jaxgnn.segment_sum(x, ids, 2))(x, ids)
+    assert made.tolist() == [4.0, 0.0]
+
+
+def test_ids_on_a_gpu_are_looked_at_once():
+    x, ids = jnp.arange(4.0), jnp.array([1, 0, 5, 0])
+    jaxgnn.segment_sum(x, ids, 2)
     with jax.transfer_guard_device_to_host("disallow"):
         made = jaxgnn.segment_sum(x, ids, 2)
     assert made.tolist() == [4.0, 0.0]
-    with pytest.raises(ValueError, match="got 1 negative, the first at 0: -1"):
-        jaxgnn.segment_sum(x, ids)  # the number of segments is read from them

@@ -112,7 +112,7 @@ def _gatv2_piece(form, slots, shared, features):
     return (), gatv2_attention.of_sums(sums, features, attention, kernel, form.slope)
 
 
-_GATV2_SCORES = dispatch.Kernel("gatv2_attention.scores", {"xla": dispatch.xla(_gatv2_scores)})
+_GATV2_SCORES = dispatch.Kernel("gatv2_attention", {"xla": dispatch.xla(_gatv2_scores)})
 
 
 def _softmax(
