@@ -66,7 +66,7 @@ def test_seed_draws_other_random_parts(tmp_path):
         ("edges.tsv", "# a comment\n\n" + lines(PAIRS, "\t") + "% another\n\n"),
         ("edges.txt", "\ufeff" + lines(PAIRS, "  ")),
         ("edges.txt", lines([*PAIRS, (5, 0), (0, 1)], " ")),
-        ("edges.csv.gz", gzip.compress(lines(PAIRS).encode())),
+        ("edges.csv.gz", gzip.compress(lines(PAIRS).encode(), mtime=0)),
         ("edges.npy", np.array(PAIRS)),
         ("edges.npy", np.array(PAIRS, np.uint8).T),
     ],
