@@ -4,7 +4,8 @@ Run ``python -m experiments.benchmarks.attention_second_order``. Each line is a 
 with vectors, for all arrays of an op, reverse over reverse: by the kernels, and by ``"xla"``, the
 plain formula, which has arrays of edges times heads times width. 4 heads of 64 columns, float32.
 ``temporary`` is what XLA says a program has at most beside its arguments and results. A program
-that needs more than ``--most-gib`` is not run.
+that needs more than ``--most-gib`` is not run. The rows are appended to
+``attention_second_order.jsonl``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 
 from experiments.benchmarks._attention import ARRAYS
 from experiments.benchmarks._command import command
+from experiments.benchmarks._report import Output, Row, append_rows
 from experiments.benchmarks._workloads import Workload, like
 from jaxgnn import CSRGraph, ops
 from jaxgnn._errors import bad_input
@@ -29,7 +31,7 @@ WAYS: dict[str, ops.Name | None] = {"kernels": None, "xla": "xla"}
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Output):
     """The options of this command.
 
     Attributes:
@@ -46,6 +48,7 @@ class Options:
     most_gib: float = 6.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("nodes", "edges", "most_gib"):
             if not getattr(self, name) > 0:
                 option, got = f"--{name.replace('_', '-')}", getattr(self, name)
@@ -105,15 +108,24 @@ def measure(op: str, graph: CSRGraph, most_bytes: float) -> dict[str, Measured]:
     return {way: Measured(temporary[way], times.get(way)) for way in runs}
 
 
-def main(options: Options) -> None:
-    """Prints a line for each op."""
-    print(device_description())
+def main(options: Options) -> list[Row]:
+    """Prints a line for each op, and keeps a row of it."""
+    device = device_description()
+    print(device)
     graph = options.workload.graph()
     print(f"{graph.num_rows:,} nodes, {graph.num_edges:,} edges, {HEADS} heads of {WIDTH} columns")
+    rows = []
     for op in ARRAYS:
         made = measure(op, graph, options.most_gib * 2**30)
         shown = "; ".join(f"{way} {_text(one)}" for way, one in made.items())
         print(f"{op}: {shown}", flush=True)
+        row: Row = {"op": op, "workload": options.workload.name, "edges": graph.num_edges}
+        for way, one in made.items():
+            row[f"{way}_ms"] = one.timing and one.timing.median_ms
+            row[f"{way}_temporary_bytes"] = one.temporary
+        rows.append({**row, **device})
+    append_rows(options.rows / "attention_second_order.jsonl", rows)
+    return rows
 
 
 def _text(measured: Measured) -> str:

@@ -21,14 +21,18 @@ def test_options_that_make_no_sense_are_named(options, message):
         Options(**options)
 
 
-def test_it_tells_the_memory_and_does_not_run_what_needs_more(capsys, monkeypatch):
+def test_it_tells_the_memory_and_does_not_run_what_needs_more(capsys, monkeypatch, tmp_path):
     of_gat = {"gat_attention": attention_second_order.ARRAYS["gat_attention"]}
     monkeypatch.setattr(attention_second_order, "ARRAYS", of_gat)
     full = 20_000 * HEADS * WIDTH * 4 / 2**30  # an array of edges times heads times width
-    attention_second_order.main(Options(nodes=50, edges=20_000, most_gib=full))
+    options = Options(nodes=50, edges=20_000, most_gib=full, out=tmp_path)
+    (row,) = attention_second_order.main(options)
     (line,) = capsys.readouterr().out.splitlines()[2:]
     parts = r"kernels [\d,.]+ ms, temporary ([\d.]+) GiB; xla not run, temporary ([\d.]+) GiB"
     found = re.fullmatch(f"gat_attention: {parts}", line)
     assert found is not None, line
     kernels, xla = map(float, found.groups())
     assert kernels < full / 2 < full < xla
+    assert row["kernels_temporary_bytes"] < 2**30 * full < row["xla_temporary_bytes"]
+    assert row["kernels_ms"] > 0 and row["xla_ms"] is None
+    assert (tmp_path / "attention_second_order.jsonl").is_file()
