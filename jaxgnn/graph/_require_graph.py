@@ -27,6 +27,7 @@ def _way_to_make_one(given: Any) -> str:
         return " (CSRGraph.from_graphs_tuple makes one)"
     if hasattr(given, "graph") and isinstance(given.graph, CSRGraph):
         return " (pass batch.graph)"
-    if getattr(given, "ndim", 0) == 2 and given.shape[0] == 2 and given.dtype.kind in "iu":
+    dtype = str(getattr(given, "dtype", None))  # of torch too, whose dtypes have no kind
+    if getattr(given, "ndim", 0) == 2 and given.shape[0] == 2 and "int" in dtype:
         return " (CSRGraph.from_edge_index(edge_index, num_nodes) makes one)"
     return ""

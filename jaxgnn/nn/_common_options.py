@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -48,11 +48,16 @@ _RAISES = """Raises:
 
 
 def with_common_options(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of an ``__init__`` with the common options in the place of ``**common``."""
+    """The signature of an ``__init__`` with the common options in the place of ``**common``.
+
+    Other options by keyword, such as ``**kwargs`` of a class of a user, stay as they are, and an
+    option that the ``__init__`` names itself stays in its place.
+    """
     parameters = list(signature.parameters.values())
-    others = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    others = [p for p in parameters if not _are_common(p)]
     if others == parameters:
         return signature
+    names = [p.name for p in others]
     common = [
         inspect.Parameter(
             name,
@@ -61,10 +66,18 @@ def with_common_options(signature: inspect.Signature) -> inspect.Signature:
             annotation=Settings.__annotations__[name].__forward_arg__,
         )
         for name, default in Settings._field_defaults.items()
+        if name not in names
     ]
-    names = [p.name for p in others]
     place = names.index("rngs") if "rngs" in names else len(others)
+    if place < len(others) and others[place].kind is not inspect.Parameter.KEYWORD_ONLY:
+        place = len(others)
     return signature.replace(parameters=[*others[:place], *common, *others[place:]])
+
+
+def _are_common(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter is ``**common: Unpack[CommonOptions]``."""
+    annotations = "Unpack[CommonOptions]", Unpack[CommonOptions]
+    return parameter.kind is parameter.VAR_KEYWORD and parameter.annotation in annotations
 
 
 def with_common_lines(docstring: str, options: Iterable[str]) -> str:

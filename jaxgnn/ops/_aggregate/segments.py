@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -319,7 +320,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     Raises:
       ValueError: if they do not fit each other, or one of them is not as described.
     """
-    data, ids = jnp.asarray(data), ids if hasattr(ids, "dtype") else np.asarray(ids)
+    data, ids = jnp.asarray(data), _as_array(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
     if data.ndim == 0 and ids.ndim == 1:  # one number for all entries
@@ -341,6 +342,14 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     return _Entries(data, ids, count, bool(is_sorted))
 
 
+def _as_array(ids: Any) -> Any:
+    """The ids as an array of numpy, which keeps int64, or of JAX if anything of them is traced."""
+    if isinstance(ids, np.ndarray | jax.Array):
+        return ids
+    is_jax = hasattr(ids, "__jax_array__") or not is_concrete(*jax.tree.leaves(ids))
+    return jnp.asarray(ids) if is_jax else np.asarray(ids)
+
+
 def _checked_count(op: str, ids: Any, count: Any, are_negative_fine: bool) -> int:
     """The number of segments, of ids none of which is negative as far as their values are known.
 
@@ -351,18 +360,28 @@ def _checked_count(op: str, ids: Any, count: Any, are_negative_fine: bool) -> in
     is_known = is_concrete(ids)
     if count is None and not is_known:
         raise bad_input(op, "num_segments", "given under jit", None)
-    if count is not None and (not hasattr(count, "__index__") or not is_concrete(count)):
-        raise bad_input(op, "num_segments", "None or an int, not traced", repr(count))
+    if count is not None:
+        count = _as_int(op, count)
     is_read = is_known and (count is None or not are_negative_fine)
     least, most = _range(ids) if is_read and ids.size else (0, -1)
     if least < 0 and not are_negative_fine:
         raise bad_input(
             op, "segment_ids", "at least zero, and num_segments or more for padding", _shown(ids)
         )
-    count = max(most, -1) + 1 if count is None else int(count)
+    count = max(most, -1) + 1 if count is None else count
     if count < 0:
         raise bad_input(op, "num_segments", "at least zero", count)
     return count
+
+
+def _as_int(op: str, count: Any) -> int:
+    """The number of segments that the caller gave; ValueError unless it is a known integer."""
+    try:
+        if is_concrete(count):
+            return operator.index(count)
+    except TypeError:
+        pass
+    raise bad_input(op, "num_segments", "None or an int, not traced", repr(count))
 
 
 def _range(ids: Any) -> tuple[int, int]:
@@ -449,12 +468,23 @@ def _sum(segments, ids, x):
 
 
 def _mean_of_jax(data, ids, count, is_sorted):
-    """The mean of integers, of whose sums nothing is rounded, or of complex numbers."""
-    is_short = data.dtype.itemsize < 4 and not jnp.issubdtype(data.dtype, jnp.inexact)
-    total = jax.ops.segment_sum(data.astype(jnp.int32) if is_short else data, ids, count, is_sorted)
-    members = jax.ops.segment_sum(jnp.ones(ids.shape, jnp.int32), ids, count, is_sorted)
+    """The mean of integers or complex numbers.
+
+    Sums of integers are not rounded, but where these do not hold them sums of floats are taken.
+    """
+    sums = functools.partial(
+        jax.ops.segment_sum, segment_ids=ids, num_segments=count, indices_are_sorted=is_sorted
+    )
+    is_whole = not jnp.issubdtype(data.dtype, jnp.inexact)
+    total = sums(data.astype(jnp.int32) if is_whole and data.dtype.itemsize < 4 else data)
+    members = sums(jnp.ones(ids.shape, jnp.int32))
     divisors = jnp.maximum(members, 1).reshape(-1, *[1] * (total.ndim - 1))
-    return total / divisors.astype(total.dtype)
+    mean = total / divisors.astype(total.dtype)
+    if not is_whole:
+        return mean
+    rounded = sums(data.astype(mean.dtype))
+    is_held = jnp.abs(rounded) < jnp.iinfo(total.dtype).max / 2  # far from both ends
+    return jnp.where(is_held, mean, rounded / divisors.astype(mean.dtype))
 
 
 def _mean(segments, ids, x):

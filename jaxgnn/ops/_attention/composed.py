@@ -54,7 +54,8 @@ def attended(
     if operands.edge_values is not None:
         of_edges = partial(sums_of_edges, request, graph)
         y = y + by_group(of_edges, weights, operands.edge_values.astype(weights.dtype))
-    return y, lse, weights
+    # What comes back for padding slots, which may be NaN, goes no further.
+    return y, lse, of_real_edges(graph, weights)
 
 
 def gat_scores(
