@@ -1,6 +1,7 @@
 """Layers of attention against the formulae of PyTorch Geometric, written in float64 numpy."""
 
 import functools
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -412,6 +413,12 @@ BAD_CALLS = {
         (np.array([[0, 1], [1, 0]]), X),
         r"\(CSRGraph.from_edge_index\(edge_index, num_nodes\) makes one\), got ndarray",
     ),
+    "an edge_index of torch": (
+        PLAIN,
+        (types.SimpleNamespace(ndim=2, shape=(2, 9), dtype="torch.int64"), X),
+        r"\(CSRGraph.from_edge_index\(edge_index, num_nodes\) makes one\), got SimpleNamespace",
+    ),
+    "a table": (PLAIN, (types.SimpleNamespace(ndim=2, shape=(2, 9)), X), "CSRGraph.*SimpleName"),
     "a graph of jraph": (PLAIN, (GRAPH.to_graphs_tuple(), X), "CSRGraph.from_graphs_tuple makes"),
     "a batch": (PLAIN, (GraphBatch.from_graphs([GRAPH]), X), r"\(pass batch.graph\), got GraphB"),
     "words": (PLAIN, (GRAPH, np.full(X.shape, "a")), "x must be an array of real.*got dtype <U1"),

@@ -2,12 +2,13 @@
 
 import inspect
 import re
+from typing import Unpack
 
 import pytest
 from flax import nnx
 
 from jaxgnn import nn
-from jaxgnn.nn._common_options import Settings, with_common_lines
+from jaxgnn.nn._common_options import CommonOptions, Settings, with_common_lines
 from jaxgnn.nn._layer import Layer
 
 LAYERS = {
@@ -75,3 +76,25 @@ def test_a_class_of_a_user_shows_its_own_signature():
     assert Mine.__doc__ is None
     with pytest.raises(TypeError, match=r"SAGEConv: no option is called 'aggr'; did you mean"):
         nn.SAGEConv(2, 2, aggr="max", rngs=nnx.Rngs(0))
+
+
+def test_classes_of_users_may_have_any_options_by_keyword():
+    class Passing(nn.SAGEConv):
+        def __init__(self, width, rngs, **options):
+            super().__init__(width, width, rngs=rngs, **options)
+
+    class First(nn.SAGEConv):
+        def __init__(self, rngs, width=2, *, dtype=None, **options):
+            super().__init__(width, width, rngs=rngs, dtype=dtype, **options)
+
+    class Common(nn.SAGEConv):
+        def __init__(self, rngs, width=2, *, dtype=None, **common: Unpack[CommonOptions]):
+            super().__init__(width, width, rngs=rngs, dtype=dtype, **common)
+
+    assert list(inspect.signature(Passing).parameters) == ["width", "rngs", "options"]
+    assert list(inspect.signature(First).parameters) == ["rngs", "width", "dtype", "options"]
+    common = ["rngs", "width", "dtype", "implementation", "param_dtype"]
+    assert list(inspect.signature(Common).parameters) == common
+    assert Passing(2, nnx.Rngs(0), dropout=0.5, dtype="bfloat16").dtype == "bfloat16"
+    assert First(nnx.Rngs(0), dtype="float16", implementation="xla").implementation == "xla"
+    assert Common(nnx.Rngs(0), param_dtype="bfloat16").param_dtype == "bfloat16"

@@ -702,7 +702,8 @@ ffi::Error BackwardRows(ffi::ThreadPool pool, ffi::RemainingArgs args, Result ro
                         Result edge_kernel, Result attention, float scale, float slope,
                         uint32_t dropped, float kept_scale) {
   const Given given(args);
-  const Batch batch(given.lse().dimensions(), 2);
+  // The batch is that of the results: a row's logarithm may be shared where its gradient is not.
+  const Batch batch(rows->dimensions(), ScoreOf<float>::kHasVectors ? 3 : 2);
   const Constants constants{scale, slope, kept_scale, dropped};
   return WithProblem<ScoreOf>(given, batch, Along::kRows, constants, [&](const auto& problem) {
     auto pass = RowsPass(problem, given, rows);

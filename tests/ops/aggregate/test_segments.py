@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxgnn
 from jaxgnn import _ffi
@@ -196,6 +197,22 @@ def test_means_of_integers_and_complex_numbers_are_exact():
         assert jaxgnn.segment_mean(numbers, ids, 2).tolist() == [1, expected]
 
 
+def test_means_of_integers_whose_sums_int32_does_not_hold_are_right():
+    ids = np.array([0, 0, 0, 1])
+    for numbers in (np.full(4, 2**30, np.int32), np.full(4, -(2**30)), np.full(4, 2**31, "uint32")):
+        made = jaxgnn.segment_mean(numbers, ids, 2)
+        np.testing.assert_allclose(made, np.float32(numbers[:2]), rtol=1e-6)
+
+
+def test_ids_may_be_lists_of_traced_numbers_and_variables_of_flax():
+    x = jnp.array([1.0, 2.0, 4.0])
+    listed = jax.jit(lambda i: jaxgnn.segment_sum(x, [i, 0, i], 3))
+    assert listed(2).tolist() == [2.0, 0.0, 5.0]
+    of_variable = nnx.jit(lambda ids: jaxgnn.segment_sum(x, ids, 3))
+    ids = nnx.Variable(jnp.array([2, 0, 2]))
+    assert of_variable(ids).tolist() == jaxgnn.segment_sum(x, ids).tolist() == [2.0, 0.0, 5.0]
+
+
 def test_gradients_of_any_order_are_right_and_no_scatters():
     ids, x = jnp.zeros(5, jnp.int32), random_array((5, 1), "float32", seed=4)
 
@@ -270,6 +287,12 @@ BAD = {
     ),
     "segment_max: num_segments must be None or an int, not traced, got 2.5": lambda: (
         jaxgnn.segment_max(jnp.ones(3), jnp.ones(3, int), 2.5)
+    ),
+    r"segment_max: num_segments must be None or an int, not traced, got array\(2.5\)": (
+        lambda: jaxgnn.segment_max(jnp.ones(3), jnp.ones(3, int), np.array(2.5))
+    ),
+    r"segment_max: num_segments must be None or an int, not traced, got array\(\[2\]\)": (
+        lambda: jaxgnn.segment_max(jnp.ones(3), jnp.ones(3, int), np.array([2]))
     ),
     "segment_sum: mode must be None, 'drop'.*'wrap'": lambda: jaxgnn.segment_sum(
         jnp.ones(3), jnp.ones(3, int), 2, mode="wrap"

@@ -175,6 +175,23 @@ def test_vmap_over_some_arrays_gives_each_member_its_own_gradients(op, implement
 
 @pytest.mark.costly
 @every_op
+@every_compiled
+def test_jacobians_are_those_of_the_plain_formula(op, implementation):
+    # Only the gradients of the result are mapped here, neither the arrays nor the result.
+    arrays = TABLE[op].arrays(SMALL, full=op == "dot_attention")
+
+    def jacobian(name):
+        def attended(arrays):
+            y, weights = TABLE[op](SMALL, arrays, return_weights=True, implementation=name)
+            return jnp.sum(y**2, axis=(1, 2)), jnp.sum(weights**2, axis=0)
+
+        return jax.jit(jax.jacrev(attended))(arrays)
+
+    _close(jacobian(implementation), jacobian("xla"))
+
+
+@pytest.mark.costly
+@every_op
 def test_forward_mode_of_the_reference_agrees_with_its_reverse_mode(op):
     arrays = TABLE[op].arrays(BUILT["isolated_nodes"])
     check_forward_mode(

@@ -79,6 +79,30 @@ def test_first_and_second_derivatives_equal_float64(op, implementation):
     )
 
 
+@pytest.mark.costly(1)
+@every_op
+def test_what_comes_back_for_padding_slots_of_the_weights_has_no_part(op):
+    ends = [0, 1, 2, 0], [1, 1, 0, 0], 3
+    graph = CSRGraph.from_edges(*ends, edge_mask=np.array([True, True, True, False]))
+    arrays = TABLE[op].arrays(graph, full=False)
+    real = (graph.receivers() < graph.num_rows)[:, None]
+
+    def second(real):
+        def loss(arrays):
+            _, weights = TABLE[op](graph, arrays, return_weights=True)
+            return jnp.sum(jnp.sqrt(jnp.where(real, weights, 1.0)))  # of slope inf at zero
+
+        def slope(arrays):
+            return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(loss)(arrays)))
+
+        return jax.jit(jax.grad(slope))(arrays)
+
+    made, expected = second(jnp.ones_like(real)), second(real)
+    for name, wanted in expected.items():
+        assert np.isfinite(wanted).all()
+        np.testing.assert_allclose(made[name], wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def _second(case, implementation, *, k_sparse=False, product=False):
     """The gradient of the norm of the gradients, or of their product with vectors, traced."""
     op, shapes, named = CASES[case]
