@@ -1224,7 +1224,7 @@ RELATIONS = (
     Fault(
         "propagation: eigenvalues of a Laplacian that is not normalised are bounded by 2",
         "jaxgnn/nn/_laplacian.py",
-        "bound = 2 * jnp.max(own)",
+        "bound = 2 * max_over_devices(graph, jnp.max(own))",
         "bound = 2 * jnp.max(jnp.ones(()))",
         _tests(
             "nn/test_propagation",
