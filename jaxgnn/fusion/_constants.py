@@ -109,11 +109,48 @@ class Jitted:
             positions += range(start, start + size) if i in self._donated else ()
             start += size
         run = jax.jit(parts.run, donate_argnums=tuple(positions))
+        constants = _Placed(parts.constants)
+        closed_over = {id(c) for c in parts.constants}
 
         def call(*arrays: Any) -> Any:
-            return jax.tree.unflatten(parts.structure, run(parts.constants, *arrays))
+            given = list(arrays)
+            for i in (position - 1 for position in positions):
+                if id(given[i]) in closed_over:  # which the next call reads, too
+                    given[i] = given[i].copy()
+            return jax.tree.unflatten(parts.structure, run(constants.beside(given), *given))
 
         return call
+
+
+class _Placed:
+    """Constants, on the devices where the other arguments of a call are.
+
+    JAX refuses arguments that were put on different devices. Constants in the text of a program are
+    wherever it runs.
+    """
+
+    def __init__(self, constants: list[jax.Array]):
+        self._constants = constants
+        self._committed = [c for c in constants if c.committed]
+        self._moved: dict[jax.sharding.Sharding, list[jax.Array]] = {}
+
+    def beside(self, arrays: Sequence[Any]) -> list[jax.Array]:
+        """The constants, moved if they were put on other devices than these arrays."""
+        if not self._committed:
+            return self._constants
+        given = (a for a in arrays if isinstance(a, jax.Array) and a.committed)
+        sharding = next(given, self._committed[0]).sharding
+        if all(c.sharding.device_set == sharding.device_set for c in self._committed):
+            return self._constants
+        if isinstance(sharding, jax.NamedSharding):
+            sharding = jax.NamedSharding(sharding.mesh, jax.P())
+        elif len(sharding.device_set) > 1:
+            return self._constants  # JAX says what is wrong
+        if sharding not in self._moved:
+            self._moved[sharding] = [
+                jax.device_put(c, sharding) if c.committed else c for c in self._constants
+            ]
+        return self._moved[sharding]
 
 
 def _closes_over_traced(traced: jax.stages.Traced, count: int) -> bool:
@@ -142,7 +179,8 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
       A function of the same positional arguments.
 
     Raises:
-      ValueError: if ``fn`` can not be called, or a position is negative or no integer.
+      ValueError: if ``fn`` can not be called, or a position is negative, no integer, or that of no
+        argument.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -156,9 +194,15 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
     """
     if not callable(fn):
         raise bad_input("fuse.jit", "fn", "a function of JAX arrays", type(fn).__name__)
-    positions = (donate_argnums,) if isinstance(donate_argnums, int) else tuple(donate_argnums)
+    is_list = isinstance(donate_argnums, Sequence)
+    positions = tuple(donate_argnums) if is_list else (donate_argnums,)
     for position in positions:
         if not isinstance(position, int) or position < 0:
             expected = "positions of arguments, 0 or more"
             raise bad_input("fuse.jit", "donate_argnums", expected, repr(position))
+    try:
+        jax.jit(fn, donate_argnums=positions)
+    except ValueError:
+        expected = "positions of arguments that the function has"
+        raise bad_input("fuse.jit", "donate_argnums", expected, repr(donate_argnums)) from None
     return Jitted(fn, donate_argnums=positions)

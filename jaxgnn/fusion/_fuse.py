@@ -17,7 +17,7 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion._constants import Jitted, has_large_constants, jit, opened
 from jaxgnn.fusion._cost import measured_speeds
-from jaxgnn.fusion._graphs import digest
+from jaxgnn.fusion._graphs import digest_of_argument
 from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
 from jaxgnn.fusion._program import Program
 from jaxgnn.fusion._report import Explanation, Measured
@@ -199,7 +199,7 @@ class Fused:
         if not candidates:
             return call
         known = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
-        digests = tuple((i, digest(ids)) for i, ids in known.items())
+        digests = tuple((i, digest_of_argument(ids)) for i, ids in known.items())
         return dataclasses.replace(call, digests=digests, known=known)
 
     def _indices(self, call: _Call, arrays: list[Any]) -> set[int]:

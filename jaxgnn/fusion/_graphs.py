@@ -109,10 +109,14 @@ class _Cache:
                 self._made.popitem(last=False)
         return made
 
-    def with_rows(self, rows: Any) -> Any:
-        """The key of the graph that was used last of those with these rows, or None."""
+    def with_rows(self, rows: Any) -> StaticGraph | None:
+        """The graph that was used last of those with these rows, or None."""
         with self._lock:
-            return next((key for key in reversed(self._made) if key[0] == rows), None)
+            key = next((key for key in reversed(self._made) if key[0] == rows), None)
+            if key is None:
+                return None
+            self._made.move_to_end(key)
+            return self._made[key]
 
 
 _CACHE = _Cache(_MOST_GRAPHS)
@@ -144,8 +148,19 @@ def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
       num_rows: number of rows.
     """
     of_rows = digest(rows), num_rows
-    key = _CACHE.with_rows(of_rows) or (of_rows, b"", 1)
+    made = _CACHE.with_rows(of_rows)
+    if made is not None:
+        return made
+    key = of_rows, b"", 1
     return _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
+
+
+def digest_of_argument(ids: Any) -> bytes:
+    """A short key of the content of a caller's array, which of numpy may change at any time.
+
+    A numpy array that is read-only can be made writable again, and views of it may be writable.
+    """
+    return digest(ids) if isinstance(ids, jax.Array) else _digest(np.asarray(ids))
 
 
 def digest(ids: Any) -> bytes:

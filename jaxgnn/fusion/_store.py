@@ -94,24 +94,31 @@ class Store:
             found = self._kept.get(key)
             # Another array may have got the identity of one that is gone.
             if found is not None and all(leaf() is not None for leaf in found[0]):
-                self._kept.move_to_end(key)
+                if key in self._kept:
+                    self._kept.move_to_end(key)
                 return found[1]
         made = answer()
         if isinstance(made, np.ndarray):
-            leaves = [weakref.ref(leaf) for content in contents for leaf in content.leaves]
+            of_answers = self._kept
+
+            def forget(_: Any) -> None:
+                # No lock: this may run while the thread holds it.
+                of_answers.pop(key, None)
+
+            leaves = [weakref.ref(leaf, forget) for one in contents for leaf in one.leaves]
             with self._lock:
                 self._kept[key] = leaves, made
                 self._drop_the_oldest()
         return made
 
     def _drop_the_oldest(self) -> None:
-        gone = [
-            k for k, (leaves, _) in self._kept.items() if any(leaf() is None for leaf in leaves)
-        ]
-        for key in gone:
-            del self._kept[key]
-        while sum(array.nbytes for _, array in self._kept.values()) > self._most_bytes:
-            self._kept.popitem(last=False)
+        kept = list(self._kept.items())
+        size = sum(array.nbytes for _, (_, array) in kept)
+        for key, (_, array) in kept:
+            if size <= self._most_bytes:
+                break
+            self._kept.pop(key, None)
+            size -= array.nbytes
 
 
 STORE = Store()

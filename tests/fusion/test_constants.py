@@ -1,5 +1,6 @@
 """Arrays that functions close over: arguments of the programs, and looked at once."""
 
+import weakref
 from typing import Any
 
 import jax
@@ -129,6 +130,15 @@ def test_jit_hands_over_the_memory_of_what_is_donated_and_of_nothing_else():
             (_loss, -1),
             r"fuse.jit: donate_argnums must be positions of arguments, 0 or more, got -1",
         ),
+        (
+            (_loss, 1.5),
+            r"fuse.jit: donate_argnums must be positions of arguments, 0 or more, got 1.5",
+        ),
+        (
+            (_loss, (0, 1)),
+            r"fuse.jit: donate_argnums must be positions of arguments that the function has, "
+            r"got \(0, 1\)",
+        ),
     ],
 )
 def test_bad_arguments_of_jit_are_named(arguments, message):
@@ -176,6 +186,61 @@ def test_another_list_at_the_place_of_one_that_is_gone_is_looked_at():
         del ids, layer
 
 
+def test_an_array_that_is_donated_and_closed_over_is_there_in_the_next_call():
+    start = jnp.ones((NODES, 100))
+    step = jaxgnn.fuse.jit(lambda x: x + start, donate_argnums=0)
+    x = step(step(start))
+    np.testing.assert_array_equal(x, 3 * np.ones((NODES, 100)))
+    np.testing.assert_array_equal(start, np.ones((NODES, 100)))
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
+@pytest.mark.parametrize("of_lists", ["first", "second", "both"])
+@pytest.mark.parametrize("of_features", ["first", "second", "both", "by columns"])
+def test_closed_over_lists_follow_arguments_to_their_devices(of_lists, of_features):
+    devices = jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("a",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
+    places = {
+        "first": devices[0],
+        "second": devices[1],
+        "both": jax.NamedSharding(mesh, jax.P()),
+        "by columns": jax.NamedSharding(mesh, jax.P(None, "a")),
+    }
+    senders, receivers = (jax.device_put(a, places[of_lists]) for a in (SENDERS, RECEIVERS))
+    run = jaxgnn.fuse.jit(lambda x: jax.ops.segment_sum(x[senders], receivers, NODES))
+    x = jax.device_put(X, places[of_features])
+    for scale in (1, 2):
+        made = run(scale * x)
+        assert made.sharding.device_set == x.sharding.device_set
+        expected = jax.ops.segment_sum(scale * X[SENDERS], RECEIVERS, NODES)
+        np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_list_of_numpy_that_only_looks_read_only_is_looked_at_in_each_call():
+    ids = np.arange(40, dtype=np.int32) % 5
+    writable = ids[:]
+    ids.flags.writeable = False
+
+    def layer(x, ids):
+        return jax.ops.segment_sum(x[ids], ids[::-1], 5)
+
+    fused: Any = fuse(layer, static_graph="ids")
+    x = jnp.arange(10.0).reshape(5, 2)
+    np.testing.assert_allclose(fused(x, ids), layer(x, ids))
+    writable[:] = 3
+    np.testing.assert_allclose(fused(x, ids), layer(x, ids))
+
+
+def test_the_store_lets_answers_go_with_the_arrays_that_they_are_about():
+    store = Store()
+    leaf = jnp.arange(3)
+    content = content_of_constant(leaf)
+    answer = weakref.ref(store.get("ones", [content], lambda: np.ones(2)))
+    assert answer() is not None
+    del leaf, content
+    assert answer() is None
+
+
 def test_the_store_forgets_what_is_gone_and_the_oldest():
     store = Store(most_bytes=24)
     leaf = jnp.arange(3)
@@ -217,3 +282,22 @@ def test_a_graph_of_rows_is_one_that_was_made_with_columns():
     np.testing.assert_array_equal(made.live_rows, alone.live_rows)
     np.testing.assert_array_equal(made.live_columns, columns[made.order][: made.num_live])
     assert made.num_live == (rows >= 0).sum()
+
+
+def test_a_graph_of_rows_is_never_kept_as_one_with_columns(monkeypatch):
+    """Another thread may drop a graph between the moments at which it is found and asked for."""
+    cache = _graphs._Cache(1)
+    monkeypatch.setattr(_graphs, "_CACHE", cache)
+    rows, columns = np.array([1, 0, 1], np.int32), np.array([2, 0, 1], np.int32)
+    _graphs.static_graph(rows, columns, 2, 3)
+    get = cache.get
+
+    def dropped_first(key, make):
+        cache._made.clear()
+        return get(key, make)
+
+    monkeypatch.setattr(cache, "get", dropped_first)
+    _graphs.graph_of_rows(rows, 2)
+    monkeypatch.setattr(cache, "get", get)
+    made = _graphs.static_graph(rows, columns, 2, 3)
+    np.testing.assert_array_equal(made.live_columns, [0, 2, 1])
