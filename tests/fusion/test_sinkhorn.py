@@ -94,6 +94,27 @@ def test_masked_entries_and_lines_and_what_is_not_finite_are_as_in_the_code(name
     assert jnp.isfinite(expected[0]).all()
 
 
+@pytest.mark.costly(2)
+@pytest.mark.parametrize(
+    ("run", "dtype"),
+    [(_with_one_more, jnp.float32), (_in_logarithms, jnp.float32), (_in_logarithms, jnp.float16)],
+)
+def test_infinities_beside_the_lowest_numbers_have_no_part_in_the_sums(run, dtype):
+    lowest = jnp.finfo(dtype).min
+    logits = np.array(LOGITS.astype(dtype))
+    logits[0, 1] = [lowest, lowest, lowest, -np.inf]
+    logits[2, 3] = [-lowest, lowest, 0.0, -np.inf]
+    if dtype == jnp.float16:  # along the second axis, too
+        logits[1, :, 2] = [-6e4, -6e4, -6e4, -np.inf]
+
+    def loss(run):
+        return lambda logits: jnp.sum(run(logits).astype(jnp.float32) * LOGITS)
+
+    for f, g in ((run, fuse(run)), (jax.grad(loss(run)), jax.grad(loss(fuse(run))))):
+        made, expected = g(jnp.asarray(logits)), f(jnp.asarray(logits).astype(jnp.float32))
+        np.testing.assert_allclose(made, expected, atol=4 * float(jnp.finfo(dtype).eps))
+
+
 @pytest.mark.costly(3)
 @pytest.mark.parametrize("name", WAYS)
 def test_numbers_of_16_bits_are_rounded_once_and_so_nearer_than_by_the_code(name):

@@ -18,7 +18,8 @@ Sound where
   once what the code rounds after each step;
 * -inf among the logits gives zeros in the code, and NaN in the op. A large negative number, whose
   exponential is zero, stands there for it, but where a whole line is -inf, which is NaN in both:
-  a line along the first axis, and in logarithms along either.
+  a line along the first axis, and in logarithms along either. Beside it the other numbers of a line
+  along the second axis must not all be lower in logarithms, below half of the lowest number.
 
 Divisions without ``eps`` that are not in logarithms are left alone: what underflows in them stays
 zero, and in the op it does not. It pays only where the op has a kernel that it would choose.
@@ -34,6 +35,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxgnn import ops
 from jaxgnn.fusion._nested import carries_of_scan
@@ -217,16 +219,18 @@ def _rewrite(equation: Equation, output: Atom, found: _Chain) -> Rewrite:
     iterations, is_one_more = iterations_of(len(found.axes) - 1)
     last = "columns" if first == -1 else "rows"
     options: dict[str, Any] = {"iterations": iterations, "eps": found.eps, "last": last}
+    # No number of float16 is far below all that its masks have.
+    dtype = jnp.float32 if output.aval.dtype == jnp.float16 else output.aval.dtype
 
     def function(logits: Any) -> list[Any]:
-        safe = _without_infinities(logits, first, both=found.eps == 0)
+        safe = _without_infinities(logits.astype(dtype), first, both=found.eps == 0)
         h = ops.sinkhorn(safe, **options)
         if is_one_more:
             h = h / (h.sum(first, keepdims=True) + found.eps)
-        return [h]
+        return [h.astype(output.aval.dtype)]
 
     size = nbytes(output)
-    like = jax.ShapeDtypeStruct(output.aval.shape, output.aval.dtype)
+    like = jax.ShapeDtypeStruct(output.aval.shape, dtype)
     choice = SINKHORN.choose(current_platform(), like, **options)
     note = f"{len(found.axes)} divisions of {output.aval.str_short()} -> sinkhorn"
     sizes = (2 * len(found.axes) + 2) * size, 2 * size
@@ -237,13 +241,20 @@ def _rewrite(equation: Equation, output: Atom, found: _Chain) -> Rewrite:
 
 
 def _without_infinities(logits: Any, first: int, *, both: bool) -> Any:
-    """The logits with a number whose exponential is zero for -inf, but in lines of -inf alone."""
+    """The logits with a number whose exponential is zero for -inf, but in lines of -inf alone.
+
+    Lines that have one are moved to a largest number of zero, which no division along them tells:
+    beside large negative numbers, which masks have too, no number's exponential would be zero.
+    """
     is_masked = logits == -jnp.inf
     is_whole = is_masked.all(first, keepdims=True)
+    has_one = is_masked.any(first, keepdims=True) & ~is_whole
+    top = jnp.where(has_one, lax.stop_gradient(logits.max(first, keepdims=True)), 0)
     if both:
         is_whole = is_whole | is_masked.all(-3 - first, keepdims=True)
     lowest = jnp.finfo(logits.dtype).min / 2
-    return jnp.where(is_masked & ~is_whole, lowest, logits)
+    moved = jnp.where(has_one & ~is_masked, jnp.maximum(logits - top, lowest), logits)
+    return jnp.where(is_masked & ~is_whole, lowest, moved)
 
 
 RULE = Rule("sinkhorn", frozenset(("div", "scan", "exp")), _propose, is_outermost_first=True)
