@@ -507,6 +507,28 @@ def test_weights_that_are_known_are_put_in_order_ahead():
     assert_same(run, fuse(run), X)
 
 
+@pytest.mark.parametrize("heads", [2, 4, 8])
+def test_numbers_of_heads_alone_are_weights_of_all_edges(heads):
+    """Also where there are as many heads as edges, and for lists of other lengths."""
+    of_heads, of_edges, x = arrays((heads,), (8,), (5, heads, 3))
+    for edges in (4, 8):
+        senders, receivers = SENDERS[:edges] % 5, RECEIVERS[:edges] % 5
+
+        def run(x, given=None, edges=edges, senders=senders, receivers=receivers):
+            w = (of_heads if given is None else given)[None, :, None]
+            alpha = jraph.segment_softmax(of_edges[:edges, None] * x[senders, :, 0], receivers, 5)
+            return [
+                jax.ops.segment_sum(x[senders] * w, receivers, 5),
+                jax.ops.segment_sum(x[senders] * w * of_edges[:edges, None, None], receivers, 5),
+                jax.ops.segment_sum(x[senders] * w * alpha[:, :, None], receivers, 5),
+            ]
+
+        for args in ((x,), (x, of_heads)):
+            assert applied(fuse(run), *args).count("spmm") >= 2
+            for made, expected in zip(fuse(run)(*args), run(*args), strict=True):
+                np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_each_layer_of_a_chain_is_asked_about_as_often_in_a_longer_one(monkeypatch):
     counts = []
 

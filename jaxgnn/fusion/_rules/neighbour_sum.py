@@ -125,9 +125,9 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
     def made() -> np.ndarray:
         with jax.ensure_compile_time_eval():
             values = values_of(factors, [view.value(atom) for atom in atoms])
-            return own(np.array(_by_head(values, heads, product.edges)))
+            return own(np.array(_weights_of(values, heads, product.edges)))
 
-    question = f"weights {forms} {heads}"
+    question = f"weights {forms} {heads} {product.edges}"
     return view.derived((question, *atoms), made, of=atoms)
 
 
@@ -288,7 +288,7 @@ def _weights(
             values = values[1:]
         if parts.scalars:
             made = values_of(parts.scalars, list(values)).astype(table.dtype)
-            weights.append(graph.to_slots(_by_head(made, heads, edges)))
+            weights.append(graph.to_slots(_weights_of(made, heads, edges)))
         if parts.known is not None:
             weights.append(graph.weights(parts.known).astype(table.dtype))
         weighted = graph.graph.with_weights(functools.reduce(operator.mul, weights))
@@ -305,6 +305,13 @@ def _by_head(values: Any, heads: int | None, edges: int) -> Any:
     if heads is None:
         return values.reshape(edges)
     return jnp.broadcast_to(values.reshape(edges, -1), (edges, heads))
+
+
+def _weights_of(values: Any, heads: int | None, edges: int) -> Any:
+    """The same of a product of factors, which may vary along heads alone: [1, heads, 1]."""
+    if heads is None:
+        return values.reshape(edges)
+    return jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))
 
 
 def _where_edges(graph: StaticGraph, rows: Any, axis: int) -> Any:
