@@ -48,6 +48,7 @@ class View:
         self.program = program
         self.known = known
         self._producers = {v: e for e in program.equations for v in e.outvars}
+        self._positions = {v: i for i, e in enumerate(program.equations) for v in e.outvars}
         self._users: dict[Any, list[Equation]] = {}
         for equation in program.equations:
             for atom in equation.invars:
@@ -94,7 +95,7 @@ class View:
         """What an atom is in terms of arrays that the program closes over, if it is that."""
         if not is_variable(atom):
             return content_of_literal(atom.val)
-        return self.remembered("content", atom, lambda: self._content_of(atom))
+        return self._worked_out("content", atom, self._content_of)
 
     def _content_of(self, variable: Any) -> Content | None:
         if variable in self.program.constants:
@@ -104,6 +105,30 @@ class View:
             return None
         reads = [self._content(atom) for atom in equation.invars]
         return content_of_result(equation, equation.outvars.index(variable), reads)
+
+    def _worked_out(self, question: str, variable: Any, answer: Callable[[Any], Any]) -> Any:
+        """The answer about a variable, after those about what it is made of.
+
+        In this order no answer asks about more than one equation, however long the program is.
+        """
+        if (question, variable) not in self._remembered:
+            done = self._remembered
+            for this in self._leading_to(variable, lambda v: (question, v) in done):
+                done[question, this] = answer(this)
+        return self._remembered[question, variable]
+
+    def _leading_to(self, variable: Any, is_done: Callable[[Any], bool]) -> list[Any]:
+        """A variable and all of which it is made by what is evaluated ahead, in their order."""
+        found, waiting = set(), [variable]
+        while waiting:
+            this = waiting.pop()
+            if not is_variable(this) or this in found or is_done(this):
+                continue
+            found.add(this)
+            equation = self._producers.get(this)
+            if equation is not None and equation.primitive.name in _EVALUATED:
+                waiting.extend(equation.invars)
+        return sorted(found, key=lambda v: self._positions.get(v, -1))
 
     def producer(self, atom: Atom) -> Equation | None:
         """The equation that makes a variable; None for inputs, constants and literals."""
@@ -131,7 +156,11 @@ class View:
         if not is_variable(atom):
             return np.asarray(atom.val)
         if atom not in self.known:
-            self.known[atom] = self._evaluated(atom)
+            is_known = self.is_known(atom)
+            for variable in self._leading_to(atom, self.known.__contains__) if is_known else ():
+                if variable not in self.known:
+                    self.known[variable] = self._evaluated(variable)
+            self.known.setdefault(atom, None)
         return self.known[atom]
 
     def is_known(self, atom: Atom) -> bool:
@@ -140,7 +169,7 @@ class View:
             return True
         if atom in self.known:
             return self.known[atom] is not None
-        return self.remembered("is known", atom, lambda: self._is_known(atom))
+        return self._worked_out("is known", atom, self._is_known)
 
     def _is_known(self, variable: Any) -> bool:
         if variable in self.program.constants:
@@ -153,9 +182,7 @@ class View:
             return False
         return all(map(self.is_known, equation.invars))
 
-    def _evaluated(self, variable: Any) -> np.ndarray | None:
-        if not self.is_known(variable):
-            return None
+    def _evaluated(self, variable: Any) -> np.ndarray:
         if variable in self.program.constants:
             return np.asarray(self.program.constants[variable])
         equation = self._producers[variable]

@@ -507,6 +507,17 @@ def test_weights_that_are_known_are_put_in_order_ahead():
     assert_same(run, fuse(run), X)
 
 
+def test_ids_and_weights_may_be_made_in_more_steps_than_python_calls_may_be_deep():
+    def run(x, weights):
+        senders = SENDERS
+        for i in range(1200):
+            senders, weights = (senders + i) % NODES, weights * 1.5
+        return jax.ops.segment_sum(x[senders] * weights[:, None], RECEIVERS, NODES)
+
+    x, weights = arrays((NODES, 2), (EDGES,))
+    assert applied(fuse(run), x, weights) == ["spmm"]
+
+
 @pytest.mark.parametrize("heads", [2, 4, 8])
 def test_numbers_of_heads_alone_are_weights_of_all_edges(heads):
     """Also where there are as many heads as edges, and for lists of other lengths."""
