@@ -1439,11 +1439,21 @@ FUSION = (
         ),
     ),
     Fault(
-        "fusion: an array at the place of one that is gone is taken for it",
+        "fusion: answers about arrays that are gone are kept",
         "jaxgnn/fusion/_store.py",
-        "if found is not None and all(leaf() is not None for leaf in found[0]):",
-        "if found is not None:",
-        _tests("fusion/test_constants", "test_the_store_forgets_what_is_gone_and_the_oldest"),
+        "weakref.ref(leaf, forget)",
+        "weakref.ref(leaf)",
+        _tests(
+            "fusion/test_constants",
+            "test_the_store_lets_answers_go_with_the_arrays_that_they_are_about",
+        ),
+    ),
+    Fault(
+        "fusion: numbers of heads alone are reshaped to edges",
+        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))",
+        "jnp.broadcast_to(values.reshape(edges, -1), (edges, heads))",
+        _tests("fusion/test_rules", "test_numbers_of_heads_alone_are_weights_of_all_edges"),
     ),
 )
 
