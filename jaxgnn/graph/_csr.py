@@ -267,6 +267,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """The row that is the same node as the sender of each edge slot of a square graph."""
         return jnp.asarray(self.indices)
 
+    @of_one
     def sender_table(self, of_nodes: Array) -> Array:
         """What ``indices`` point into, of an array with a row for each node: the array itself."""
         return of_nodes
