@@ -16,6 +16,7 @@ from experiments._options import check_alone
 from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
+from experiments._spread import MAY_CHANGE
 from experiments.hgnn.columns import spread_columns
 from experiments.hgnn.config import NodesConfig
 from experiments.hgnn.data import load
@@ -34,18 +35,6 @@ from jaxgnn.training import (
     jit_apply,
     phase,
     plot_curves,
-)
-
-# What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = (
-    "epochs",
-    "run",
-    "fresh",
-    "progress",
-    "data",
-    "checkpoint_every",
-    "report",
-    "devices",
 )
 
 
@@ -124,7 +113,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
     folder = config.run_folder()
     if config.fresh:
         discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    run = RunFolder(folder, config, may_change=MAY_CHANGE)
     result = fit(
         model,
         optax.chain(

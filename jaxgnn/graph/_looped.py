@@ -156,7 +156,7 @@ def _traced(graph: CSRGraph) -> LoopedGraph:
 
 
 def _on_device(graph: LocalGraph) -> LoopedGraph:
-    """Of the rows of one device, whose padding rows get no loop."""
+    """The graph of one device's rows with its loops; padding rows get none."""
     if not graph.is_square:
         expected = "square; make layers between nodes of two kinds with add_self_loops=False"
         raise bad_input("with_one_loop_each", "graph", expected, shown_sides(graph))

@@ -22,7 +22,7 @@ class Towers(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((towers, widths[1]), param_dtype))
 
     def parameters(self) -> tuple[Array, Array]:
-        """Kernel and bias."""
+        """The kernel [towers, in, out] and the bias [towers, out], as arrays."""
         return self.kernel[...], self.bias[...]
 
     def __call__(
