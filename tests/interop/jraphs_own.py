@@ -2,9 +2,7 @@
 
 ``python -m tests.interop.jraphs_own`` runs them both ways on the default device, and prints which
 of them fail. Some compare float32 to 1e-7, relative, which may be less than one unit in the last
-place. For NVIDIA GPUs XLA asks for ``div.full``, whose quotients may be two units off. Whether
-tests fail for that reason shows a process with
-``XLA_FLAGS=--xla_backend_extra_options=-nvptx-prec-divf32=2``, which asks for the nearest quotient.
+place.
 """
 
 from __future__ import annotations
