@@ -22,6 +22,7 @@ from jaxgnn.ops._aggregate import segment_parts as parts
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops._core.rounding import exponential, quotient
 
 _MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
 
@@ -489,11 +490,12 @@ def _mean_of_jax(data, ids, count, is_sorted):
 
 def _mean(segments, ids, x):
     total, members = parts.total(segments, ids, x.astype(accumulation_dtype(x.dtype)))
-    return (total / _at_least_one(members, total.dtype)).astype(x.dtype)
+    return quotient(total, _at_least_one(members, total)).astype(x.dtype)
 
 
-def _at_least_one(members, dtype):
-    return jnp.maximum(members, 1)[:, None].astype(dtype)
+def _at_least_one(members, like):
+    """The numbers of entries as divisors, in the shape and dtype of ``like``."""
+    return jnp.broadcast_to(jnp.maximum(members, 1)[:, None], like.shape).astype(like.dtype)
 
 
 def _max(segments, ids, x, empty=-math.inf):
@@ -518,19 +520,19 @@ def _softmax(segments, ids, x):
     # The shift does not change the result, so it need not be differentiated.
     peaks, _ = parts.extreme(segments, "max", ids, jax.lax.stop_gradient(wide))
     shifted = jnp.where(real, wide - parts.spread(segments, ids, peaks), 0)
-    exponentials = jnp.exp(shifted)
+    exponentials = exponential(shifted)
     sums, _ = parts.total(segments, ids, exponentials)
     divisors = jnp.where(real, parts.spread(segments, ids, sums), 1)
-    return jnp.where(real, exponentials / divisors, 0).astype(x.dtype)
+    return jnp.where(real, quotient(exponentials, divisors), 0).astype(x.dtype)
 
 
 def _moments(segments, ids, x):
     """Distances of the entries from the means of their segments, and variances."""
     wide = x.astype(accumulation_dtype(x.dtype))
     total, members = parts.total(segments, ids, wide)
-    count = _at_least_one(members, wide.dtype)
-    distances = wide - parts.spread(segments, ids, total / count)
-    return distances, parts.total(segments, ids, distances**2)[0] / count
+    count = _at_least_one(members, total)
+    distances = wide - parts.spread(segments, ids, quotient(total, count))
+    return distances, quotient(parts.total(segments, ids, distances**2)[0], count)
 
 
 def _variance(segments, ids, x):
