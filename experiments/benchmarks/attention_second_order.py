@@ -24,7 +24,13 @@ from experiments.benchmarks._workloads import Workload, like
 from jaxgnn import CSRGraph, ops
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import SCALES
-from jaxgnn.testing.timing import Candidate, Timing, device_description, measure_in_turns
+from jaxgnn.testing.timing import (
+    Candidate,
+    Timing,
+    device_description,
+    is_out_of_memory,
+    measure_in_turns,
+)
 
 HEADS, WIDTH = 4, 64
 WAYS: dict[str, ops.Name | None] = {"kernels": None, "xla": "xla"}
@@ -70,11 +76,11 @@ class Measured:
     """One way to make a second derivative.
 
     Attributes:
-      temporary: bytes beside arguments and results.
+      temporary: bytes beside arguments and results; None if it ran out of memory while it compiled.
       timing: how long it took, or None if it was not run.
     """
 
-    temporary: int
+    temporary: int | None
     timing: Timing | None
 
 
@@ -97,15 +103,26 @@ def measure(op: str, graph: CSRGraph, most_bytes: float) -> dict[str, Measured]:
     arrays = [jax.random.normal(k, s) for k, s in zip(keys, 2 * shapes, strict=True)]
     inputs = graph, tuple(arrays[: len(shapes)]), tuple(arrays[len(shapes) :])
     runs = {way: functools.partial(hessian_product, op, name) for way, name in WAYS.items()}
-    temporary = {}
-    for way, run in runs.items():
-        made: Any = jax.jit(run).lower(*inputs).compile().memory_analysis()
-        temporary[way] = made.temp_size_in_bytes
+    temporary = {way: _temporary(run, inputs) for way, run in runs.items()}
     candidates = {
-        way: Candidate(run, [inputs]) for way, run in runs.items() if temporary[way] <= most_bytes
+        way: Candidate(run, [inputs])
+        for way, run in runs.items()
+        if (planned := temporary[way]) is not None and planned <= most_bytes
     }
     times = measure_in_turns(candidates)
     return {way: Measured(temporary[way], times.get(way)) for way in runs}
+
+
+def _temporary(run: Any, inputs: Any) -> int | None:
+    """The temporary bytes that XLA plans; None where it ran out of memory while it compiled."""
+    lowered = jax.jit(run).lower(*inputs)
+    try:
+        made: Any = lowered.compile().memory_analysis()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    return made.temp_size_in_bytes
 
 
 def main(options: Options) -> list[Row]:
@@ -129,6 +146,8 @@ def main(options: Options) -> list[Row]:
 
 
 def _text(measured: Measured) -> str:
+    if measured.temporary is None:
+        return "out of memory while it compiled"
     timing, gib = measured.timing, measured.temporary / 2**30
     time = "not run" if timing is None else f"{timing.median_ms:,.1f} ms"
     return f"{time}, temporary {gib:.3f} GiB"
