@@ -138,23 +138,27 @@ class ManyGPUsOptions(Output):
     repeats: int = 7
     budget_s: float = 10.0
 
-    def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+    def check(self, command: str = "many_gpus") -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed.
+
+        Args:
+          command: the name of the command whose options these are.
+        """
         there = jax.device_count()
         for count in self.devices:
             if not 1 <= count <= there:
                 expected = f"in 1..{there}, the devices that there are"
-                raise bad_input("many_gpus", "--devices", expected, count)
+                raise bad_input(command, "--devices", expected, count)
         for name in self.only:
             if name not in SCALES:
-                raise bad_input("many_gpus", "--only", f"of {', '.join(SCALES)}", name)
+                raise bad_input(command, "--only", f"of {', '.join(SCALES)}", name)
         at_least_one = ("--layers", self.layers), ("--hidden", self.hidden), ("--steps", self.steps)
         for name, value in (*at_least_one, ("--repeats", self.repeats), ("--times", self.times)):
             if value < 1:
-                raise bad_input("many_gpus", name, "at least 1", value)
+                raise bad_input(command, name, "at least 1", value)
         for k in self.ks:
             if not 1 <= k <= self.hidden:
-                raise bad_input("many_gpus", "--ks", f"in 1..{self.hidden} (--hidden)", k)
+                raise bad_input(command, "--ks", f"in 1..{self.hidden} (--hidden)", k)
 
     def counts(self) -> tuple[int, ...]:
         """The numbers of devices, ascending."""
@@ -280,7 +284,7 @@ def _of_counts(
 ) -> dict[Key, tuple[Row, Timing | None]]:
     """What is measured of one graph on some numbers of devices, which are in memory together."""
     times = options.times * (counts[0] if options.weak else 1)
-    with _told(f"{name}: making the graph" + f", {times} times" * (times > 1)):
+    with told(f"{name}: making the graph" + f", {times} times" * (times > 1)):
         data = load(name, times)
     keys = [Key(k, count) for k in options.all_ks() for count in counts]
     try:
@@ -298,7 +302,7 @@ def _of_counts(
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Says what is done, and afterwards how long it took."""
     print(f"{what} ...", flush=True)
     start = time.perf_counter()
@@ -341,10 +345,8 @@ def _compile(options: ManyGPUsOptions, data: Data, spread: dict[int, Spread]) ->
     return {key: Step(run.result(), arguments[key], key.k) for key, run in running.items()}
 
 
-def make_step(
-    options: ManyGPUsOptions, data: Data, k: int | None
-) -> tuple[tuple[Any, ...], Callable]:
-    """The first state, and the step ``(graph, features, labels, state) -> (state, loss)``."""
+def make_network(options: ManyGPUsOptions, data: Data, k: int | None) -> tuple[Any, Any, Any]:
+    """The network with its first parameters: graphdef, parameters and the rest of its state."""
     model = MaxKGNN(
         data.features.shape[1],
         options.hidden,
@@ -356,23 +358,38 @@ def make_step(
         rngs=nnx.Rngs(0),
     )
     graphdef, params, other = nnx.split(model, nnx.Param, ...)
-    params = _with_random_biases(params)
+    return graphdef, _with_random_biases(params), other
+
+
+def loss_of(
+    network: nnx.Module, graph: Any, features: jax.Array, labels: jax.Array, count: jax.Array | int
+) -> jax.Array:
+    """The mean loss over the nodes of all devices, with the dropout of step ``count`` from 0."""
+    key = jax.random.fold_in(jax.random.key(0), count)
+    logits = network(graph, features, rngs=nnx.Rngs(dropout=key))
+    if labels.ndim == 2:
+        losses = jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels), axis=-1)
+    else:
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return distributed.mean_over_nodes(graph, losses)
+
+
+def make_step(
+    options: ManyGPUsOptions, data: Data, k: int | None
+) -> tuple[tuple[Any, ...], Callable]:
+    """The first state, and the step ``(graph, features, labels, state) -> (state, loss)``."""
+    graphdef, params, other = make_network(options, data, k)
     optimizer = optax.adam(0.01, b1=_MEAN_KEPT)
 
-    def loss_of(params, other, graph, features, labels, count):
-        key = jax.random.fold_in(jax.random.key(0), count)
-        network = nnx.merge(graphdef, params, other)
-        logits = network(graph, features, rngs=nnx.Rngs(dropout=key))
-        if labels.ndim == 2:
-            losses = jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels), axis=-1)
-        else:
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return distributed.mean_over_nodes(graph, losses)
+    def of_params(params, other, *given):
+        return loss_of(nnx.merge(graphdef, params, other), *given)
 
     def step(graph, features, labels, state):
         params, other, optimizer_state, count = state
         graph = graph.normalized("mean")
-        loss, gradient = jax.value_and_grad(loss_of)(params, other, graph, features, labels, count)
+        loss, gradient = jax.value_and_grad(of_params)(
+            params, other, graph, features, labels, count
+        )
         # Optax mixes dtypes, which JAX refuses under strict promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
@@ -502,14 +519,14 @@ def _measure(
     """What a row of each step has beside its labels, and the time of the step."""
     spread = {}
     for count in counts:
-        with _told(f"{name}: dealing it out to {count}"):
+        with told(f"{name}: dealing it out to {count}"):
             spread[count] = spread_out(options, data, count)
             print(f"  {spread[count].graph.partition!r}")
-    with _told(f"{name}: compiling"):
+    with told(f"{name}: compiling"):
         steps = _compile(options, data, spread)
-    with _told(f"{name}: first steps"):
+    with told(f"{name}: first steps"):
         firsts = _first_steps(steps, options.steps)
-    with _told(f"{name}: timing"):
+    with told(f"{name}: timing"):
         timings = _time(options, steps)
     measured = {}
     for key, step in steps.items():
