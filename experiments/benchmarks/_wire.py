@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 
+import jax.numpy as jnp
+
 from jaxgnn.distributed import ShardedGraph
 from jaxgnn.graph import column_dtype
 
@@ -24,25 +26,28 @@ def predicted_bytes(graph: ShardedGraph, layers: int, width: int, k: int | None)
     """Bytes of the rows that a device receives: each layer's features, and their gradients.
 
     Args:
-      graph: the graph, whose exchange receives a number of rows.
+      graph: the graph, whose exchange receives a number of rows, in some dtype.
       layers: number of convolutions, each with one exchange forward and one back.
       width: width of the features, in float32.
       k: entries kept of each row; None for dense rows.
     """
-    return layers * graph.rows_received * bytes_of_row(width, k)
+    wire = graph.blocks.halo.wire_dtype or "float32"
+    return layers * graph.rows_received * bytes_of_row(width, k, wire)
 
 
-def bytes_of_row(width: int, k: int | None) -> int:
-    """Bytes that a row of features in float32 takes in a layer, forward and back together.
+def bytes_of_row(width: int, k: int | None, wire: str = "float32") -> int:
+    """Bytes that a row of features takes in a layer, forward and back together.
 
     Args:
       width: width of the features.
       k: entries kept of each row, of which values and columns travel forward and values back; None
         for dense rows.
+      wire: name of the dtype in which values travel.
     """
+    value = jnp.dtype(wire).itemsize
     if k is None:
-        return 2 * 4 * width
-    return (4 + column_dtype(width).itemsize + 4) * k
+        return 2 * value * width
+    return (value + column_dtype(width).itemsize + value) * k
 
 
 def counted_bytes(program: str, devices: int) -> dict[str, int]:

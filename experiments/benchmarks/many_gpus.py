@@ -21,6 +21,8 @@ there are. The steps of all numbers of devices take turns, in one process.
 
 ``--overlap`` sums over the edges of a device's own nodes while the rows of others travel;
 ``--records`` sends values and columns of a row by one collective in the place of two.
+``--wire-dtype bfloat16`` halves the bytes of values, and rounds them, so that losses differ; where
+the compiler widens them again, as XLA does for CPUs, the bytes that are counted say so.
 ``--times 8`` takes a graph of eight times the nodes and edges, and ``--weak`` one that grows with
 the number of devices, so that 1 is the perfect ratio of times. Both have one number of devices
 after the other in memory, so that losses are not compared; where memory runs out, a row says so.

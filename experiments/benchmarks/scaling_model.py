@@ -236,7 +236,7 @@ def _curve(
     step = Step(
         ms=one["ms"],
         layers=one["layers"],
-        row_bytes=bytes_of_row(width, k),
+        row_bytes=bytes_of_row(width, k, one["wire_dtype"] or "float32"),
         collectives=2 if k is None or one.get("records") else 3,
         parameter_bytes=1e6 * one["parameter_mb"],
         whole_us=options.whole_us,

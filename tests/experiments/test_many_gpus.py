@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from experiments.benchmarks import _many_graphs, many_gpus
 from experiments.benchmarks._many_graphs import load, repeated
 from experiments.benchmarks._report import append_rows, read_rows
-from experiments.benchmarks._wire import counted_bytes
+from experiments.benchmarks._wire import counted_bytes, predicted_bytes
 from experiments.benchmarks.many_gpus import ManyGPUsOptions, main
 from experiments.benchmarks.scaling_model import Link, ScalingModelOptions, Step, rows_read, step_ms
 from experiments.benchmarks.scaling_model import main as scaling_model
@@ -95,6 +95,26 @@ def test_bytes_are_counted_in_all_forms_that_xla_writes_collectives_in():
         "all-reduce": 2 * 3 * (16 + 1 + 16) * 4 // 4,
         "all-to-all": 3 * 2 * 4 * 2,
     }
+
+
+@pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
+def test_a_narrow_wire_has_the_predicted_bytes_before_a_compiler_widens_it(exchange, four_devices):
+    """XLA for CPUs has no collectives of bfloat16, so that these are the bytes it is asked for."""
+    small, data = {"layers": 2, "hidden": 16, "exchange": exchange}, load("tiny")
+    predicted = {}
+    for wire in (None, "bfloat16"):
+        options = ManyGPUsOptions(wire_dtype=wire, **small)
+        there = many_gpus.spread_out(options, data, 2)
+        for k in (None, 4):
+            state, step = many_gpus.make_step(options, data, k)
+            run = distributed.sharded(step, there.graph.mesh, rows=(1, 2), outputs="all")
+            lowered = jax.jit(run).lower(there.graph, there.features, there.labels, state)
+            counted = counted_bytes(lowered.as_text("hlo"), 2)
+            assert counted.pop("all-reduce") > 0
+            predicted[wire, k] = predicted_bytes(there.graph, 2, 16, k)
+            assert sum(counted.values()) == predicted[wire, k]
+    assert predicted["bfloat16", None] / predicted[None, None] == 1 / 2
+    assert predicted["bfloat16", 4] / predicted[None, 4] == (2 + 1 + 2) / (4 + 1 + 4)
 
 
 BAD = {
