@@ -201,8 +201,9 @@ def fit[M: nnx.Module](
         several axes, or the examples of a batch cannot be divided over it.
       FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
         model's, is NaN or infinite. The message names the step and the last checkpoint.
-      RuntimeError: One of several devices fails, such as one without memory; the message names it.
-        The others may wait for it, so that the interpreter then ends without waiting for them.
+      RuntimeError: One of several devices fails, such as one without memory; the message names it,
+        or the free memory of each if that is not known. The others may wait for it, so that the
+        interpreter then ends without waiting for them.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
@@ -332,7 +333,7 @@ class _Session:
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
         self.watch.at(f"step {step}", takes_long=compiling)
-        with launching(self.state):
+        with launching(self.state, f"step {step}"):
             self.state, values = self.update(self.state, batch, static)
         self.pending.append((step, values))
         self.compiled.add(static)
