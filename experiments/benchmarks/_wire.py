@@ -26,7 +26,7 @@ def predicted_bytes(graph: ShardedGraph, layers: int, width: int, k: int | None)
     """Bytes of the rows that a device receives: each layer's features, and their gradients.
 
     Args:
-      graph: the graph, whose exchange receives a number of rows, in some dtype.
+      graph: the graph: how many rows its exchange receives, and in which dtype.
       layers: number of convolutions, each with one exchange forward and one back.
       width: width of the features, in float32.
       k: entries kept of each row; None for dense rows.

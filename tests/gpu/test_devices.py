@@ -55,7 +55,7 @@ def test_bits_repeat_on_two_gpus(name, exchange):
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-# Not all of a GPU, on which other tests run too; the two steps before the third need 3 GiB.
+# A part of each GPU, on which other tests run too: a step of ``full_gpu`` has arrays of a GiB.
 _PART_OF_A_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.08"}
 
 
@@ -67,7 +67,7 @@ class _Ended(NamedTuple):
 
 
 def _run(*arguments):
-    """Runs processes of ``full_gpu``, each with its arguments; several have one GPU each.
+    """Runs processes of ``full_gpu``, each with its arguments: one on two GPUs, or two on one each.
 
     Standard error goes to files, since what XLA writes of a full memory does not fit into a pipe.
     """
@@ -76,11 +76,11 @@ def _run(*arguments):
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in arguments]
         processes = []
         for place, (file, given) in enumerate(zip(files, arguments, strict=True)):
-            own = {"CUDA_VISIBLE_DEVICES": visible[place]} if len(arguments) > 1 else {}
+            gpus = visible[:2] if len(arguments) == 1 else visible[place : place + 1]
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.gpu.full_gpu", *given],
                 cwd=Path(__file__).parents[2],
-                env=os.environ | _PART_OF_A_GPU | own,
+                env=os.environ | _PART_OF_A_GPU | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)},
                 stderr=file,
             )
             stack.callback(process.kill)
