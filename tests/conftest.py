@@ -25,13 +25,14 @@ def compilation_cache_folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def share_compiled_programs(compilation_cache_folder):
+def share_compiled_programs(request, compilation_cache_folder):
     """Compiles the same large program once, instead of for every function that happens to be it.
 
-    On a CPU; what a GPU runs is always compiled. Few small programs are met again, and to write
-    each of them takes a fifth of the time that it compiles.
+    On a CPU and with all cases; what a GPU runs is always compiled. Few small programs are met
+    again, and to write each of them takes a fifth of the time that it compiles. Programs that are
+    compiled quickly are read no faster than they are compiled, and few of them are met again.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or request.config.getoption("--cases") != "all":
         yield
         return
     settings = {
@@ -102,9 +103,12 @@ def pytest_collection_finish():
     """Hides what has been imported and collected from the garbage collector: it stays to the end.
 
     It is hundreds of thousands of objects, through all of which each full collection would walk.
+    The collector looks for garbage a thirtieth as often as usual: programs that are traced are many
+    objects which stay, and to walk through them was a twentieth of the time of the tests.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 100)
 
 
 @pytest.hookimpl(trylast=True)  # behind -m

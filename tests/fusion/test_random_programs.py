@@ -204,6 +204,7 @@ def _random_programs(count, block):
     return decorate
 
 
+@pytest.mark.costly(5)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
     seen, count = set(), 0
