@@ -188,7 +188,7 @@ def test_a_loss_beyond_what_a_perplexity_can_be_is_told_so():
 
 
 def test_nodes_classifies_digits(tmp_path, capsys):
-    config = NodesConfig(hidden_features=32, epochs=60, run=tmp_path / "run", progress=False)
+    config = NodesConfig(hidden_features=32, epochs=30, run=tmp_path / "run", progress=False)
     outcome = nodes(config)
     assert outcome.test > 0.95
     assert (tmp_path / "run/curves.png").stat().st_size > 5000

@@ -117,6 +117,7 @@ def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build
         _assert_has_every_edge_once(blocks, graph)
 
 
+@pytest.mark.costly(8)
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
 def test_rows_are_in_order_of_the_bits_of_their_degrees_then_communities_then_as_given(
     by_degree, build

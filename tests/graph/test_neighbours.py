@@ -121,6 +121,7 @@ def dtype(request):
         yield request.param
 
 
+@pytest.mark.costly(len(CLOUDS))
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("name", CLOUDS)
 def test_the_nearest_neighbours_are_those_of_all_pairs(name, loop, dtype):
@@ -141,6 +142,7 @@ def test_the_nearest_neighbours_are_those_of_all_pairs(name, loop, dtype):
         assert edges.most_neighbours == max(map(len, expected), default=0)
 
 
+@pytest.mark.costly(len(CLOUDS))
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize("name", CLOUDS)
 def test_the_neighbours_within_a_radius_are_those_of_all_pairs(name, loop, dtype):

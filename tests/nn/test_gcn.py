@@ -87,6 +87,7 @@ def _expected(layer: nn.GCNConv, matrix: np.ndarray, x: jax.Array = X) -> np.nda
 _traced = jax.jit(lambda layer, graph, x: layer(graph, x))
 
 
+@pytest.mark.costly(len(EDGES))
 @pytest.mark.parametrize("add_self_loops", [True, False])
 @pytest.mark.parametrize("name", EDGES)
 def test_gcn_is_that_of_pytorch_geometric(name, add_self_loops):

@@ -58,6 +58,7 @@ def _assert_same(actual, expected):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_parameters_names_and_values_are_those_of_nnx_linear(kind, options):

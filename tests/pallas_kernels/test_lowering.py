@@ -81,6 +81,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_products_lower_with_their_gradients(name, dtype):
@@ -152,6 +153,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim, k", [(256, 16), (256, 32), (256, 5), (300, 96), (796, 129)])
 @pytest.mark.parametrize("name", BLOCKS)
@@ -172,6 +174,7 @@ def test_the_gradient_by_blocks_lowers(name, dim, k, dtype):
     assert ("maxk_spmm_grad_values_blocks" in text) == fits
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("dim", [1, 16, 255, 256, 600, 1024])
 def test_maxk_lowers_with_its_gradient(dim, dtype):

@@ -133,6 +133,7 @@ def _most(case):
     return max(*map(math.prod, shapes), EDGES * HEADS, EDGES * FEATURES, CHUNK)
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("product", [False, True], ids=["norm", "product with a vector"])
 @pytest.mark.parametrize("case", CASES)
 @every_compiled

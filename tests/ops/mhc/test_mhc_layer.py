@@ -126,6 +126,7 @@ def _check(shape, dtype="float32", transposed=False, scale=1.0):
     )
 
 
+@pytest.mark.costly(3)
 @pytest.mark.usefixtures("either")
 @pytest.mark.parametrize(("scale", "transposed"), SCALES)
 def test_value_and_every_gradient_equal_float64_at_every_scale_of_x(scale, transposed):

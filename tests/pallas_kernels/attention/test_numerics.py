@@ -119,6 +119,7 @@ def _check(op, case, **options):
     check(op, graph, operands, form, tile, **options)
 
 
+@pytest.mark.costly(8)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("op", OPS)
 def test_values_and_gradients_agree_with_float64(op, case):

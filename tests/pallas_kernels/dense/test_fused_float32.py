@@ -77,6 +77,7 @@ def test_tf32_products_of_short_numbers_are_exact(rows, widths, activation):
     assert_close(y, _exactly(*inputs, activations), reduction_length=max(widths))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, activation", CASES)
 def test_three_products_of_parts_have_their_precision(rows, widths, activation):
     inputs = features((rows, widths[0])), *layers(widths)

@@ -150,6 +150,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, dtype, tile", PAIRS)
 def test_two_blocks_have_a_layer_each(rows, widths, dtype, tile):
     x, kernels, biases = _inputs(rows, widths, dtype)
@@ -181,6 +182,7 @@ def test_wide_layers_are_kernels_of_pairs(widths):
     assert fused_mlp.forward_groups(_stack(widths)) == GROUPS[widths]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("widths", [(256,) * 2, (256,) * 3, (256,) * 4])
 def test_kernels_of_wide_layers_lower(widths):
     call = functools.partial(fused_mlp.fused_mlp, activation="gelu")

@@ -62,7 +62,7 @@ def as_on_a_gpu(monkeypatch):
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges():
     graph, width = sudoku(), 256
-    h, params = op_structs((256,), 81, width, 4)
+    h, params = op_structs((256,), 81, width, 3)
 
     def run(h, params, implementation=None):
         return ops.edge_mlp_aggregate(graph, h, params, implementation=implementation)

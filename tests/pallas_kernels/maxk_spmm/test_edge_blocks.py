@@ -187,6 +187,7 @@ def traffic(monkeypatch):
     return note
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("held", [None, 5])
 @pytest.mark.parametrize(
     "name, shape, dim, k",

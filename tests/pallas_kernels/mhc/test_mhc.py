@@ -333,6 +333,7 @@ def _with_gradients(function):
     return both
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -346,6 +347,7 @@ def test_post_lowers_with_its_gradients(tokens, dim, n, dtype):
     assert len(_kernels(_with_gradients(post), *inputs, inputs[0])) == 2
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("n", [2, 4, 8])
