@@ -283,6 +283,7 @@ def assert_uncut_as_on_one_device(devices: int, options: dict[str, Any]) -> None
 
         over = distributed.sharded(loss, sharded.mesh, outputs="all")
         value, dx = jax.jit(jax.value_and_grad(over, argnums=1))(sharded, sharded.shard_rows(x))
-        expected, of_one = jax.value_and_grad(loss, argnums=1)(whole, jnp.asarray(x))
+        of_one_device = jax.jit(jax.value_and_grad(loss, argnums=1))
+        expected, of_one = of_one_device(whole, jnp.asarray(x))
         np.testing.assert_allclose(value, expected, rtol=1e-5)
         np.testing.assert_allclose(sharded.gather_rows(dx), of_one, rtol=1e-5, atol=1e-6)

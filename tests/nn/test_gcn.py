@@ -175,9 +175,9 @@ def test_weights_get_the_gradient_of_the_formula():
         return jnp.sum(_layer()(prepared, X))
 
     assert jax.jit(jax.grad(by_layer_of_normalized))(graph.with_self_loops().weights).any()
-    actual = jax.grad(by_layer)(graph.weights)
+    actual = jax.jit(jax.grad(by_layer))(graph.weights)
     with jax.enable_x64(True):
-        expected = jax.grad(by_formula)(graph.weights.astype(jnp.float64))
+        expected = jax.jit(jax.grad(by_formula))(graph.weights.astype(jnp.float64))
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
 
 
