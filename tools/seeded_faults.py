@@ -787,11 +787,14 @@ GRAPHS = (
         _tests("nn/test_attention_layers", "test_gradients_are_slopes_of_the_formula"),
     ),
     Fault(
-        "layers of attention: what padding holds is read",
+        "messages of edges: what padding holds is read",
         "jaxgnn/nn/_graph_layer.py",
         "return without_padding(graph, features.astype(x.dtype))",
         "return features.astype(x.dtype)",
-        _tests("nn/test_attention_layers", "test_gradients_are_slopes_of_the_formula"),
+        _tests(
+            "nn/test_edge_convolutions",
+            "test_values_and_gradients_are_those_of_the_formula_for_a_pair_on_a_padded_graph",
+        ),
     ),
     Fault(
         "graph transformer: the gate is the other way round",
