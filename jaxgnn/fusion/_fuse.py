@@ -330,7 +330,8 @@ def fuse(
         at. With another list the function is compiled again.
       verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
         arrays of each combination of shapes, and warns of a difference beyond rounding;
-        ``"strict"`` also runs ``fn`` as it is from then on. ``"off"`` compares nothing.
+        ``"strict"`` also runs ``fn`` as it is from then on where they differ. ``"off"`` compares
+        nothing.
       only_if_faster: leave out what is sound but too small to be faster on this platform.
       search: how rewrites are chosen that exclude each other. ``"matcher"`` takes the first one in
         the order of the rules. ``"egglog"`` takes those whose sum costs least, which the package of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxgnn.fusion._program import Atom, Equation, Program
+
+_LIBRARY = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,11 @@ class Body:
 
 
 def bodies_of(equation: Equation) -> Iterator[Body]:
-    """The bodies of a loop, a conditional or a checkpoint, whose results are those of the equation.
+    """The bodies of a loop, a conditional, a checkpoint, or a function with its own derivative.
 
-    Bodies of ``custom_jvp`` and ``custom_vjp`` are not among them: their derivatives are given, and
-    belong to the code as it is.
+    Their results are those of the equation. Of ``custom_jvp`` and ``custom_vjp`` that is the
+    function itself; its derivative is given, and stays the code that it is. Ops of this library are
+    such functions, too: what is in them is left alone.
     """
     name, params, reads = equation.primitive.name, equation.params, list(equation.invars)
     if name == "scan":
@@ -49,6 +53,14 @@ def bodies_of(equation: Equation) -> Iterator[Body]:
             yield Body(f"{name} branch {i}", branch, reads[1:], functools.partial(_with_branch, i))
     elif name in ("remat", "remat2", "checkpoint"):
         yield Body(name, jex.ClosedJaxpr(params["jaxpr"], []), reads, _with_operands)
+    elif name in ("custom_jvp_call", "custom_vjp_call") and not _is_ours(params["call_jaxpr"]):
+        yield _body(name.removesuffix("_call"), params, "call_jaxpr", reads)
+
+
+def _is_ours(closed: Any) -> bool:
+    """Whether a function stands in this library, or JAX does not tell where it stands."""
+    source = getattr(getattr(closed.jaxpr, "debug_info", None), "func_src_info", None)
+    return source is None or _LIBRARY in source
 
 
 def _body(name: str, params: Any, key: str, fixed: Sequence[Atom]) -> Body:

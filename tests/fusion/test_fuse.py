@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jaxgnn
+from jaxgnn import CSRGraph, ops
 from tests.fusion._cases import (
     NODES,
     RECEIVERS,
@@ -61,14 +62,29 @@ def test_a_rewritten_function_is_the_same_under_shard_map(four_devices):
         jax.checkpoint,
         jax.jit,
         lambda f: jax.checkpoint(jax.jit(lambda x: f(f(x)))),
+        lambda f: _with_given_tangents(f),
+        lambda f: _with_given_gradients(f),
     ],
-    ids=["scan", "cond", "loop", "checkpoint", "jit", "nested"],
+    ids=["scan", "cond", "loop", "checkpoint", "jit", "nested", "custom_jvp", "custom_vjp"],
 )
-def test_bodies_of_control_flow_are_rewritten(around):
+def test_bodies_of_control_flow_and_of_given_derivatives_are_rewritten(around):
     (x,) = arrays((NODES, 3))
     run = around(_layer)
     assert set(applied(fuse(run), x)) == {"spmm"}
     assert_same(run, fuse(run), x)
+
+
+def _with_given_tangents(f):
+    """The function with a derivative that JAX would find, too."""
+    made = jax.custom_jvp(f)
+    made.defjvp(lambda primals, tangents: jax.jvp(f, primals, tangents))
+    return made
+
+
+def _with_given_gradients(f):
+    made = jax.custom_vjp(f)
+    made.defvjp(lambda x: jax.vjp(f, x), lambda pull_back, g: pull_back(g))
+    return made
 
 
 def test_a_while_loop_is_rewritten():
@@ -92,7 +108,15 @@ def test_given_derivatives_are_kept():
     (x,) = arrays((NODES, 3))
     run = fuse(lambda x: doubled(x).sum())
     np.testing.assert_array_equal(jax.grad(run)(x), jnp.full_like(x, 2))
-    assert applied(run, x) == []
+    np.testing.assert_array_equal(jax.grad(jax.jit(run))(x), jnp.full_like(x, 2))
+    assert applied(run, x) == ["spmm"]
+
+
+def test_what_is_in_ops_of_this_library_is_left_alone():
+    graph = CSRGraph.from_edges(SENDERS, RECEIVERS, NODES)
+    (x,) = arrays((NODES, 3))
+    assert applied(fuse(lambda x: ops.spmm(graph, x, implementation="xla")), x) == []
+    assert applied(fuse(lambda x: ops.dot_attention(graph, *[x[:, None]] * 3)), x) == []
 
 
 def test_ids_of_arguments_are_known_if_they_are_named():
