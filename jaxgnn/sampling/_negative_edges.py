@@ -243,6 +243,8 @@ def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -
     lost_total = np.append(lost_before, lost.sum())[edges.indptr]
     lost_before -= np.repeat(lost_total[:-1], np.diff(edges.indptr))
     allowed = ends[-1] - np.diff(lost_total) if ends.size else np.zeros(0, np.int64)
+    if weights == "degree" and not (of_senders.any() and of_receivers.any()):
+        raise bad_input(where, "graph", "with an edge, by which weights='degree' draws", "none")
     chances = np.cumsum(allowed * of_senders.astype(np.float64))
     if not chances.size or not chances[-1]:
         expected = "with some pair of nodes that no edge joins"
