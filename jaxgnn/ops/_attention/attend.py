@@ -66,6 +66,7 @@ def _by_formula(call, graph, operands, numbers):
     operands = operands.replace(values=expanded(operands.values, "xla"))
     if _adds_edges_to_ends(operands):
         operands = with_edge_terms(graph, operands, call.form)
+    call = call._replace(kernels=call.kernels.of_formula())
     return numbered_dropout.attended(computed, call, graph, operands, numbers)
 
 

@@ -47,7 +47,8 @@ def attended(
       form: constants of the call.
     """
     probabilities, lse = _softmax(request, graph, scores(request, graph, operands, form))
-    factors = softmax_sum.dropout_factors(graph, operands, form, probabilities.dtype)
+    slots = jnp.arange(graph.num_edges)
+    factors = softmax_sum.dropout_factors(slots, operands, form, probabilities.dtype)
     weights = probabilities * factors
     values = _by_head(operands.summed, operands.heads, weights.dtype)
     y = spmm_of_request(request, graph, weights, values)

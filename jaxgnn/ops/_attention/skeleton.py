@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention import composed
+from jaxgnn.ops._attention import composed, in_pieces
 from jaxgnn.ops._attention.pallas import Calls
 from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core import dispatch
@@ -62,9 +62,13 @@ class Computation(NamedTuple):
     weights: dispatch.Kernel
     backward: dispatch.Kernel
 
+    def of_formula(self) -> Computation:
+        """The same with the plain formula alone, which JAX differentiates, by the name "xla"."""
+        return Computation(*(kernel.of_formula() for kernel in self))
+
 
 def computation(op: str, scores: softmax_sum.Scores, compiled: Any) -> Computation:
-    """The tables of an op's kernels.
+    """The tables of an op's kernels; where none of them can run, there are pieces in plain JAX.
 
     Args:
       op: name of the op.
@@ -77,12 +81,13 @@ def computation(op: str, scores: softmax_sum.Scores, compiled: Any) -> Computati
         return dispatch.Kernel(
             op if name == "forward" else f"{op}.{name}",
             {
-                "xla": dispatch.xla(partial(getattr(softmax_sum, name), scores)),
+                "xla": dispatch.xla(partial(getattr(in_pieces, name), scores)),
                 "pallas": dispatch.pallas(
                     getattr(calls, name), dtypes=KERNEL_DTYPES, limits=calls.limits
                 ),
                 "ffi": dispatch.ffi(dtypes=KERNEL_DTYPES, cpu=getattr(compiled, name)),
             },
+            formula=partial(getattr(softmax_sum, name), scores),
         )
 
     return Computation(*map(kernel, Computation._fields))

@@ -262,11 +262,19 @@ class Kernel:
       name: name of the kernel in error messages, for example ``"spmm"``.
       implementations: the implementations by name; ``"xla"`` is always present.
       preference: the order in which ``None`` tries them on each platform.
+      formula: the reference, with which verification compares, where ``"xla"`` is plain JAX of
+        another kind; None where ``"xla"`` is the reference itself.
     """
 
     name: str
     implementations: Mapping[Name, Implementation]
     preference: Mapping[Platform, tuple[Name, ...]] = field(default_factory=lambda: _PREFERENCE)
+    formula: Callable[..., Any] | None = None
+
+    def of_formula(self) -> Kernel:
+        """The kernel with the reference as its only implementation, ``"xla"``."""
+        assert self.formula is not None
+        return Kernel(self.name, {"xla": xla(self.formula)})
 
     def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
         """Runs the named implementation, or for None the first suitable one."""
@@ -344,11 +352,15 @@ class Kernel:
     def _verified(
         self, name: Name, run: Callable[..., Any], options: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        if name == "xla" or verification.setting().mode == "off":
+        is_reference = name == "xla" and self.formula is None
+        if is_reference or verification.setting().mode == "off":
             return run
         # The reference in full precision, on every platform.
         exact = {**options, "precision": "highest"} if "precision" in options else options
-        reference = _compiled_once(_Choice(self._call("xla", "cpu", exact)))
+        call = self._call("xla", "cpu", exact)
+        if self.formula is not None:
+            call = call._replace(run=self.formula)
+        reference = _compiled_once(_Choice(call))
         known = functools.partial(self.implementations[name].tolerance, **options)
         return verification.checked(f"{self.name}[{name}]", run, reference, known, _most_edges)
 

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.reference.ends import (
+    Edges,
     at_columns,
     at_rows,
     of_real_edges,
@@ -15,7 +16,7 @@ from jaxgnn.ops._attention.reference.ends import (
 from pallas_kernels.attention.arguments import Form, Operands
 
 
-def scores(graph: CSRGraph, operands: Operands, form: Form) -> Float[Array, "edges heads"]:
+def scores(graph: Edges, operands: Operands, form: Form) -> Float[Array, "edges heads"]:
     """``s_ij = scale ⟨q_i, k_j⟩ + b_ij``."""
     queries = at_rows(graph, operands.rows)
     keys = at_columns(graph, operands.columns, operands.heads)

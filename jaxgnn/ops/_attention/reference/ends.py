@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from typing import Protocol
 
-from jaxgnn.graph import CSRGraph
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
+class Edges(Protocol):
+    """The edges of a graph, or some of them: what scores read of either."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of receivers."""
+        ...
+
+    @property
+    def indices(self) -> Int[Array, " edges"]:
+        """The sender of each edge slot."""
+        ...
+
+    def receivers(self) -> Int[Array, " edges"]:
+        """The receiver of each edge slot, ascending; ``num_rows`` in padding slots."""
+        ...
+
+
 def at_rows(
-    graph: CSRGraph, values: Float[Array, "rows *rest"], padding: float = 0.0
+    graph: Edges, values: Float[Array, "rows *rest"], padding: float = 0.0
 ) -> Float[Array, "edges *rest"]:
     """The values of each edge's receiver; ``padding`` in padding slots."""
     # Rows ascend, so that the gradient is a sorted sum.
@@ -19,7 +38,7 @@ def at_rows(
 
 
 def at_columns(
-    graph: CSRGraph, values: Float[Array, "cols groups *rest"], heads: int
+    graph: Edges, values: Float[Array, "cols groups *rest"], heads: int
 ) -> Float[Array, "edges heads *rest"]:
     """The values of each edge's sender, those of a group once for each of its heads."""
     found = values.astype(accumulation_dtype(values.dtype))[graph.indices]
@@ -31,7 +50,7 @@ def repeat_groups(values: Float[Array, "edges groups *rest"], heads: int) -> Arr
     return jnp.repeat(values, heads // values.shape[1], axis=1)
 
 
-def of_real_edges(graph: CSRGraph, values: Float[Array, "edges *rest"]) -> Array:
+def of_real_edges(graph: Edges, values: Float[Array, "edges *rest"]) -> Array:
     """The values of edges, and zeros in padding slots, whose contents may be anything."""
     real = graph.receivers() < graph.num_rows
     found = values.astype(accumulation_dtype(values.dtype))

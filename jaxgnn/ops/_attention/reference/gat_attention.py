@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention.reference.ends import at_columns, at_rows, leaky_relu, of_real_edges
+from jaxgnn.ops._attention.reference.ends import (
+    Edges,
+    at_columns,
+    at_rows,
+    leaky_relu,
+    of_real_edges,
+)
 from pallas_kernels.attention.arguments import Form, Operands
 
 
-def scores(graph: CSRGraph, operands: Operands, form: Form) -> Float[Array, "edges heads"]:
+def scores(graph: Edges, operands: Operands, form: Form) -> Float[Array, "edges heads"]:
     """``s_ij = leaky_relu(a_i + c_j + b_ij)``."""
     sums = at_rows(graph, operands.rows) + at_columns(graph, operands.columns, operands.heads)
     if operands.edge_logits is not None:

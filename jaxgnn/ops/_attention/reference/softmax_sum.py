@@ -11,13 +11,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import match_varying
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import (
+    Edges,
     at_columns,
     at_rows,
     of_real_edges,
@@ -25,7 +26,7 @@ from jaxgnn.ops._attention.reference.ends import (
 )
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
-Scores = Callable[[CSRGraph, Operands, Form], Float[Array, "edges heads"]]
+Scores = Callable[[Edges, Operands, Form], Float[Array, "edges heads"]]
 
 
 def forward(
@@ -37,9 +38,20 @@ def forward(
     with. Rows without edges, and rows whose scores are all -inf, give ``y_i = 0`` and
     ``lse_i = -inf``. Results are in the accumulation dtype.
     """
+    probabilities, lse = softmax(graph, scores(graph, operands, form))
+    slots = jnp.arange(graph.num_edges)
+    factors = probabilities * dropout_factors(slots, operands, form, probabilities.dtype)
+    messages = factors[:, :, None] * edge_values(graph, operands)
+    return sum_rows(messages, graph.indptr), lse
+
+
+def softmax(
+    graph: CSRGraph, scores: Float[Array, "edges heads"]
+) -> tuple[Float[Array, "edges heads"], Float[Array, "rows heads"]]:
+    """The softmax over the edges of each row, and the logarithms of the sums of exponentials."""
     rows, num_rows = graph.receivers(), graph.num_rows
     real = (rows < num_rows)[:, None]
-    values = jnp.where(real, scores(graph, operands, form), -jnp.inf)
+    values = jnp.where(real, scores, -jnp.inf)
     # The shift does not change the result, so it need not be differentiated.
     peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
@@ -47,11 +59,8 @@ def forward(
     sums = sum_rows(exponentials, graph.indptr)
     empty = sums == 0
     divisors = jnp.where(empty, 1, sums)
-    probabilities = exponentials / at_rows(graph, divisors, padding=1)
-    factors = probabilities * dropout_factors(graph, operands, form, probabilities.dtype)
-    messages = factors[:, :, None] * _edge_values(graph, operands)
     lse = jnp.where(empty, -jnp.inf, peaks + jnp.log(divisors))
-    return sum_rows(messages, graph.indptr), lse
+    return exponentials / at_rows(graph, divisors, padding=1), lse
 
 
 def weights(
@@ -63,8 +72,8 @@ def weights(
     form: Form,
 ) -> Float[Array, "edges heads"]:
     """``p_ij m_ij``, which the values of the senders are multiplied with; zero in padding slots."""
-    probabilities = _probabilities(graph, scores(graph, operands, form), lse)
-    return probabilities * dropout_factors(graph, operands, form, probabilities.dtype)
+    made = probabilities(graph, scores(graph, operands, form), lse)
+    return made * dropout_factors(jnp.arange(graph.num_edges), operands, form, made.dtype)
 
 
 def backward(
@@ -76,18 +85,18 @@ def backward(
     With ``p`` the softmax and ``m`` dropout's factor,
     ``ds = p (m (⟨dy_i, v_j + u_ij⟩ + dw) - δ_i)``.
     """
-    probabilities = _probabilities(graph, scores(graph, operands, form), cotangents.lse)
-    dtype = probabilities.dtype
-    factors = dropout_factors(graph, operands, form, dtype)
+    shares = probabilities(graph, scores(graph, operands, form), cotangents.lse)
+    dtype = shares.dtype
+    factors = dropout_factors(jnp.arange(graph.num_edges), operands, form, dtype)
     dy = cotangents.dy.astype(dtype)
-    dweights = jnp.sum(at_rows(graph, dy) * _edge_values(graph, operands), axis=-1)
+    dweights = jnp.sum(at_rows(graph, dy) * edge_values(graph, operands), axis=-1)
     if cotangents.dweights is not None:
         dweights = dweights + of_real_edges(graph, cotangents.dweights).astype(dtype)
-    dscores = probabilities * (factors * dweights - at_rows(graph, cotangents.delta.astype(dtype)))
+    dscores = shares * (factors * dweights - at_rows(graph, cotangents.delta.astype(dtype)))
     dscores, dy = match_varying(of_real_edges(graph, dscores), dy)
 
     def scores_and_sums(changed):
-        messages = (probabilities * factors)[:, :, None] * _edge_values(graph, changed)
+        messages = (shares * factors)[:, :, None] * edge_values(graph, changed)
         made = scores(graph, changed, form), sum_rows(messages, graph.indptr)
         # Inside shard_map the sums over no edges would not vary over the mesh, as their gradients.
         return match_varying(*made, dy)[:2]
@@ -97,7 +106,7 @@ def backward(
     return gradients
 
 
-def _edge_values(graph, operands):
+def edge_values(graph: Edges, operands: Operands) -> Float[Array, "edges heads dim"]:
     """What is summed: the values of the sender, and those that the edge adds, [E, H, Dv]."""
     values = at_columns(graph, operands.summed, operands.heads)
     if operands.edge_values is None:
@@ -106,17 +115,21 @@ def _edge_values(graph, operands):
     return values + repeat_groups(added, operands.heads).astype(values.dtype)
 
 
-def _probabilities(graph, values, lse):
+def probabilities(
+    graph: Edges, values: Float[Array, "edges heads"], lse: Float[Array, "rows heads"]
+) -> Float[Array, "edges heads"]:
+    """The softmax of scores whose sums of exponentials are known; zero in padding slots."""
     real = (graph.receivers() < graph.num_rows)[:, None]
     # A row of only -inf has the logarithm -inf: shifted by zero it is exp(-inf) = 0.
     shifts = at_rows(graph, jnp.where(lse == -jnp.inf, 0, lse).astype(values.dtype))
     return jnp.exp(jnp.where(real, values, -jnp.inf) - shifts)
 
 
-def dropout_factors(graph, operands, form, dtype):
+def dropout_factors(
+    slots: Int[Array, " edges"], operands: Operands, form: Form, dtype
+) -> Float[Array, "..."]:
     """Zero where dropout leaves an edge out for a head, else what the others are scaled with."""
     if operands.seed is None:
         return jnp.ones((), dtype)
-    slots = jnp.arange(graph.num_edges)
     kept = dropout.kept(operands.seed, slots, operands.heads, form.dropped)
     return jnp.where(kept, jnp.asarray(form.kept_scale, dtype), 0)
