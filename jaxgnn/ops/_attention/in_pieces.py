@@ -133,15 +133,21 @@ class _Piece:
 
     @property
     def num_edges(self) -> int:
+        """Number of edges."""
         return self.ids.shape[0]
 
-    num_rows = num_edges
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, one for each edge."""
+        return self.num_edges
 
     @property
     def indices(self) -> Int[Array, " size"]:
+        """The column of each edge, which is its own."""
         return jnp.arange(self.num_edges)
 
     def receivers(self) -> Int[Array, " size"]:
+        """The row of each edge, which is its own; the number of rows in padding slots."""
         return jnp.where(self.real, self.indices, self.num_edges)
 
     def at_receivers(self, array: Array) -> Array:
@@ -185,8 +191,8 @@ class _Piece:
         """Adds numbers of edges to the sums of their receivers, first those of a row together."""
         is_first = jnp.concatenate([jnp.ones(1, bool), self.ids[1:] != self.ids[:-1]])
         of_row = jnp.cumsum(is_first, dtype=jnp.int32) - 1
-        ends = jnp.arange(self.num_edges + 1, dtype=jnp.int32)
-        offsets = jnp.searchsorted(of_row, ends).astype(jnp.int32)
+        counts = jnp.zeros(self.num_edges, jnp.int32).at[of_row].add(1, indices_are_sorted=True)
+        offsets = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(counts, dtype=jnp.int32)])
         rows = self.ids.at[offsets[:-1]].get(mode="fill", fill_value=sums.shape[0])
         return sums.at[rows].add(sum_rows(values, offsets), mode="drop")
 
