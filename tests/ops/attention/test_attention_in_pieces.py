@@ -1,7 +1,6 @@
 """Attention where no kernel can run: in pieces of the edges, equal to the plain formula."""
 
 import math
-import re
 
 import jax
 import jax.export
@@ -11,7 +10,6 @@ import pytest
 
 from jaxgnn import CSRGraph
 from jaxgnn.ops._attention import pieces
-from jaxgnn.testing import random_array
 from tests.ops._table import BUILT
 from tests.ops.attention._attention import FEATURES, HEADS, TABLE, cotangents_of, kernels
 from tests.ops.attention.test_attention_memory import _arrays
@@ -138,5 +136,5 @@ def _entries(shape, nodes, edges):
     """The number of entries of a shape, for these numbers in the place of its symbols."""
     known = {"nodes": nodes, "edges": edges, "min": min, "max": max}
     known |= {"floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b}
-    sizes = [s if isinstance(s, int) else eval(str(s), known) for s in shape]  # noqa: S307
+    sizes = [s if isinstance(s, int) else eval(str(s), known) for s in shape]
     return math.prod(sizes)
