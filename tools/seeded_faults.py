@@ -238,10 +238,17 @@ ATTENTION = (
     ),
     Fault(
         "second derivatives of attention: of the pieces of the edges the last one alone counts",
-        "jaxgnn/ops/_attention/pieces.py",
-        "return jax.tree.map(jnp.add, sums, summed), made",
-        "return summed, made",
+        "jaxgnn/ops/_graph/pieces.py",
+        "return jax.tree.map(jnp.add, sums, summed), jax.tree",
+        "return summed, jax.tree",
         _attention("attention_second_order", "test_first_and_second_derivatives_equal_float64"),
+    ),
+    Fault(
+        "second derivatives of attention in pieces: products read the other end",
+        "jaxgnn/ops/_graph/sums_in_pieces.py",
+        "to_weights = products(targets, sources, dy, values)",
+        "to_weights = products(sources, targets, dy, values)",
+        _attention("attention_in_pieces", "test_a_program_for_any_size_has_no_array_of"),
     ),
     Fault(
         "second derivatives of attention: the products are not scaled",

@@ -20,14 +20,18 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention import pieces
 from jaxgnn.ops._attention.by_group import by_group
 from jaxgnn.ops._attention.reference import gatv2_attention, softmax_sum
 from jaxgnn.ops._attention.reference.ends import leaky_relu, of_real_edges
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
-from jaxgnn.ops._graph.edge_products import products_with_edges, sums_of_edges
-from jaxgnn.ops._graph.spmm import sddmm_of_request, spmm_of_request
+from jaxgnn.ops._graph import pieces
+from jaxgnn.ops._graph.edge_products import (
+    inner_products,
+    products_with_edges,
+    sums_of_edges,
+    weighted_sums,
+)
 from pallas_kernels.attention.arguments import Form, Operands
 
 Scores = Callable[[dispatch.Request, CSRGraph, Operands, Form], Float[Array, "edges heads"]]
@@ -51,7 +55,7 @@ def attended(
     factors = softmax_sum.dropout_factors(slots, operands, form, probabilities.dtype)
     weights = probabilities * factors
     values = _by_head(operands.summed, operands.heads, weights.dtype)
-    y = spmm_of_request(request, graph, weights, values)
+    y = weighted_sums(request, graph, weights, values)
     if operands.edge_values is not None:
         of_edges = partial(sums_of_edges, request, graph)
         y = y + by_group(of_edges, weights, operands.edge_values.astype(weights.dtype))
@@ -66,7 +70,7 @@ def gat_scores(
     rows, columns = (_wide(array) for array in (operands.rows, operands.columns))
     left = jnp.stack([rows, jnp.ones_like(rows)], axis=-1)
     right = jnp.stack([jnp.ones_like(columns), columns], axis=-1)
-    sums = sddmm_of_request(request, graph, left, right)
+    sums = inner_products(request, graph, left, right)
     return leaky_relu(_with_logits(graph, sums, operands), form.slope)
 
 
@@ -76,7 +80,7 @@ def dot_scores(
     """``s_ij = scale ⟨q_i, k_j⟩ + b_ij``."""
     queries = form.scale * _wide(operands.rows)
     keys = _by_head(operands.columns, operands.heads, queries.dtype)
-    return _with_logits(graph, sddmm_of_request(request, graph, queries, keys), operands)
+    return _with_logits(graph, inner_products(request, graph, queries, keys), operands)
 
 
 def gatv2_scores(
@@ -96,13 +100,14 @@ def _gatv2_scores(graph, operands, *, form):
     ends = operands.rows, operands.columns
     _, heads, dim = operands.rows.shape
     size = pieces.edges_of_piece(graph.num_edges, heads * dim, graph.shape)
-    slots = pieces.cut(graph.receivers(), size, graph.num_rows), pieces.cut(graph.indices, size)
+    cut = pieces.Cut(size, graph.num_edges)
+    slots = cut.padded(graph.receivers(), graph.num_rows), cut.padded(graph.indices)
     features = operands.edge_features
     if features is not None:
-        features = pieces.cut(_wide(of_real_edges(graph, features)), size)
+        features = cut.padded(_wide(of_real_edges(graph, features)))
     shared = jax.tree.map(_wide, (*ends, operands.attention, operands.edge_kernel))
-    _, made = pieces.in_turn(partial(_gatv2_piece, form), slots, shared, features)
-    return made.reshape(made.shape[0] * size, heads)[: graph.num_edges]
+    _, made = pieces.in_turn(partial(_gatv2_piece, form), cut, slots, shared, features)
+    return made[: graph.num_edges]
 
 
 def _gatv2_piece(form, slots, shared, features):

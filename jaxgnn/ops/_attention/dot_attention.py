@@ -65,10 +65,9 @@ def dot_attention(
     and head for the backward pass, which makes the scores again. Features of edges are multiplied
     with what receivers have of W, ``⟨q_i, W e⟩ = ⟨Wᵀ q_i, e⟩``, and summed before W is applied.
 
-    Differentiable in every floating array, as often as one likes, and with kernels no derivative
-    holds an array of edges times heads times width. Where no kernel can run, None makes sums and
-    first derivatives in pieces of the edges. (``"xla"`` is the plain formula, which makes such
-    arrays.)
+    Differentiable in every floating array, as often as one likes, and no derivative holds an array
+    of edges times heads times width. Where no kernel can run, None works in pieces of the edges.
+    (``"xla"`` is the plain formula, which makes such arrays.)
 
     Args:
       graph: rows are receivers, columns are senders.

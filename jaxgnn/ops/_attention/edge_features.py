@@ -15,7 +15,7 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention import pieces
+from jaxgnn.ops._graph import pieces
 from pallas_kernels.attention.arguments import Form, Operands
 
 

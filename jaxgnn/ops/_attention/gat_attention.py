@@ -49,10 +49,9 @@ def gat_attention(
     The kernels hold no array of edges times heads times width. They keep one number for each row
     and head for the backward pass, which makes the scores again.
 
-    Differentiable in every floating array, as often as one likes, and with kernels no derivative
-    holds an array of edges times heads times width. Where no kernel can run, None makes sums and
-    first derivatives in pieces of the edges. (``"xla"`` is the plain formula, which makes such
-    arrays.)
+    Differentiable in every floating array, as often as one likes, and no derivative holds an array
+    of edges times heads times width. Where no kernel can run, None works in pieces of the edges.
+    (``"xla"`` is the plain formula, which makes such arrays.)
 
     Args:
       graph: rows are receivers, columns are senders.

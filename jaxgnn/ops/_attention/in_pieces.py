@@ -25,9 +25,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import match_varying
 from jaxgnn.graph._row_sums import sum_rows
-from jaxgnn.ops._attention import pieces
 from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._graph import pieces
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
 # Edges of a piece where the number of heads or columns is known only when the program is called.

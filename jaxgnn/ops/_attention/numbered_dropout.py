@@ -20,6 +20,8 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import at_rows
 from jaxgnn.ops._attention.skeleton import Call
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._graph.edge_products import products_with_edges
 from pallas_kernels.attention.arguments import Operands
 
 
@@ -54,5 +56,18 @@ def attended(
     share = jnp.exp(jnp.where(empty, 0, lse) - jnp.where(empty, 0, of_all))
     share = jnp.where(empty, 0, share * call.form.kept_scale)
     if weights is not None:
-        weights = weights * at_rows(graph, share)
+        weights = weights * _at_rows(call, graph, share)
     return y * share[:, :, None], weights
+
+
+def _at_rows(call: Call, graph: CSRGraph, share: Float[Array, "rows heads"]) -> Array:
+    """What belongs to the receiver of each edge; zero in padding slots.
+
+    The gradient of reading it is a scatter, whose order is open on a GPU. So it is read as a
+    product with ones, whose gradient has a kernel, but for ``"xla"``, of which JAX makes forward
+    derivatives too.
+    """
+    if call.request.name == "xla":
+        return at_rows(graph, share)
+    ones, _ = dispatch.match_varying(jnp.ones((graph.num_edges, 1), share.dtype), share)
+    return products_with_edges(call.request, graph, share[:, :, None], ones)

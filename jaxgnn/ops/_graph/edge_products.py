@@ -1,9 +1,14 @@
-"""Products of numbers of edges and heads, rows of receivers by heads, and features of edges.
+"""Sums over edges and products along them of several heads, of which derivatives are made.
 
-All three functions are parts of one sum, ``T(w, a, e) = Σ_ij Σ_h w_ijh ⟨a_ih, e_ij⟩``, with ``w``
-[E, H], ``a`` [N, H, F] and ``e`` [E, F], which all heads share: each function is the gradient of
-``T`` to one of the arrays, and its own gradients are the other two. So derivatives of any order
-stay among them, and none makes an array of edges times heads times features.
+``weighted_sums`` and ``inner_products`` are ``spmm`` and ``sddmm``. ``sums_of_edges`` and
+``products_with_edges`` have numbers of edges and heads, rows of receivers by heads, and features of
+edges. All of them run a kernel; where a call that names no implementation would find none, they
+work in pieces of the edges, so that there is never an array of edges times heads times columns.
+
+The last two and ``sums_of_heads`` are parts of one sum,
+``T(w, a, e) = Σ_ij Σ_h w_ijh ⟨a_ih, e_ij⟩``, with ``w`` [E, H], ``a`` [N, H, F] and ``e`` [E, F],
+which all heads share: each function is the gradient of ``T`` to one of the arrays, and its own
+gradients are the other two. So derivatives of any order stay among them.
 
 An edge slot takes the place of a sender: the graph whose column ``s`` is edge slot ``s`` has the
 rows, and the schedule of the rows, of the graph itself, and ``spmm`` and ``sddmm`` run on it, for
@@ -23,13 +28,63 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._plan import GraphPlan
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._graph.spmm import SDDMM, SPMM
+from jaxgnn.ops._graph import sums_in_pieces
+from jaxgnn.ops._graph.spmm import (
+    SDDMM,
+    SDDMM_OF_HEADS,
+    SPMM,
+    SPMM_OF_HEADS,
+    sddmm_of_request,
+    spmm_of_request,
+)
 
 # Heads whose terms are written out one after the other, which XLA adds up in one pass.
 _WRITTEN_OUT = 8
 
 
-@partial(custom_vjp, nondiff_argnums=(0,))
+def weighted_sums(
+    request: dispatch.Request,
+    graph: CSRGraph,
+    weights: Float[Array, "edges heads"],
+    values: Float[Array, "cols heads dim"],
+) -> Float[Array, "rows heads dim"]:
+    """``Σ_j w_ijh v_jh`` for each receiver and head.
+
+    Args:
+      request: which implementation to run.
+      graph: its weights and scales must be None.
+      weights: w, one number for each edge slot and head.
+      values: v, one row for each sender and head.
+    """
+    if not sums_in_pieces.are_needed(SPMM_OF_HEADS, request, graph.with_weights(weights), values):
+        return spmm_of_request(request, graph, weights, values)
+    ends, result = (
+        sums_in_pieces.Ends.of(graph),
+        sums_in_pieces.Result(graph.num_rows, values.shape[1]),
+    )
+    return sums_in_pieces.sums(result, ends.senders, ends.receivers, weights, values)
+
+
+def inner_products(
+    request: dispatch.Request,
+    graph: CSRGraph,
+    of_rows: Float[Array, "rows heads dim"],
+    of_columns: Float[Array, "cols heads dim"],
+) -> Float[Array, "edges heads"]:
+    """``⟨a_ih, b_jh⟩`` for each edge slot and head; zero in padding slots.
+
+    Args:
+      request: which implementation to run.
+      graph: its weights and scales must be None.
+      of_rows: a, one row for each receiver and head.
+      of_columns: b, one row for each sender and head.
+    """
+    if not sums_in_pieces.are_needed(SDDMM_OF_HEADS, request, graph, of_rows, of_columns):
+        return sddmm_of_request(request, graph, of_rows, of_columns)
+    ends = sums_in_pieces.Ends.of(graph)
+    return sums_in_pieces.products(ends.receivers, ends.senders, of_rows, of_columns)
+
+
 def products_with_edges(
     request: dispatch.Request,
     graph: CSRGraph,
@@ -44,13 +99,22 @@ def products_with_edges(
       of_rows: a, one row for each receiver and head.
       of_edges: e, one row for each edge slot.
     """
+    if not sums_in_pieces.are_needed(
+        SDDMM, request, _slots_as_columns(graph), of_rows[:, 0], of_edges
+    ):
+        return _products_with_edges(request, graph, of_rows, of_edges)
+    ends = sums_in_pieces.Ends.of(graph)
+    return sums_in_pieces.products(ends.receivers, ends.slots, of_rows, of_edges[:, None])
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _products_with_edges(request, graph, of_rows, of_edges):
     if 0 in of_edges.shape:
         return jnp.zeros((graph.num_edges, of_rows.shape[1]), of_rows.dtype)
     products = partial(SDDMM, request, _slots_as_columns(graph))
     return jax.vmap(lambda a: products(a, of_edges), in_axes=1, out_axes=1)(of_rows)
 
 
-@partial(custom_vjp, nondiff_argnums=(0,))
 def sums_of_edges(
     request: dispatch.Request,
     graph: CSRGraph,
@@ -65,6 +129,18 @@ def sums_of_edges(
       weights: w, one number for each edge slot and head.
       of_edges: e, one row for each edge slot.
     """
+    of_head = _slots_as_columns(graph).with_weights(weights[:, 0])
+    if not sums_in_pieces.are_needed(SPMM, request, of_head, of_edges):
+        return _sums_of_edges(request, graph, weights, of_edges)
+    ends, result = (
+        sums_in_pieces.Ends.of(graph),
+        sums_in_pieces.Result(graph.num_rows, weights.shape[1]),
+    )
+    return sums_in_pieces.sums(result, ends.slots, ends.receivers, weights, of_edges[:, None])
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _sums_of_edges(request, graph, weights, of_edges):
     if 0 in of_edges.shape:
         shape = graph.num_rows, weights.shape[1], of_edges.shape[1]
         return jnp.zeros(shape, of_edges.dtype)
@@ -127,7 +203,7 @@ def _slots_as_columns(graph: CSRGraph) -> CSRGraph:
 
 
 def _products_forward(request, graph, of_rows, of_edges):
-    made = products_with_edges(request, graph, of_rows, of_edges)
+    made = _products_with_edges(request, graph, of_rows, of_edges)
     return made, (graph, of_rows, of_edges)
 
 
@@ -138,7 +214,7 @@ def _products_backward(request, residuals, slopes):
 
 
 def _sums_of_edges_forward(request, graph, weights, of_edges):
-    return sums_of_edges(request, graph, weights, of_edges), (graph, weights, of_edges)
+    return _sums_of_edges(request, graph, weights, of_edges), (graph, weights, of_edges)
 
 
 def _sums_of_edges_backward(request, residuals, slopes):
@@ -157,6 +233,6 @@ def _sums_of_heads_backward(request, residuals, slopes):
     return None, to_weights, sums_of_edges(request, graph, weights, slopes)
 
 
-products_with_edges.defvjp(_products_forward, _products_backward)
-sums_of_edges.defvjp(_sums_of_edges_forward, _sums_of_edges_backward)
+_products_with_edges.defvjp(_products_forward, _products_backward)
+_sums_of_edges.defvjp(_sums_of_edges_forward, _sums_of_edges_backward)
 sums_of_heads.defvjp(_sums_of_heads_forward, _sums_of_heads_backward)

@@ -12,9 +12,10 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout, pieces
+from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout
 from jaxgnn.ops._attention.skeleton import Call, attention, computed
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import check_against_float64
 from pallas_kernels.attention.arguments import Form, Operands
 from tests.ops._table import BUILT, longest_row
