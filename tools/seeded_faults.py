@@ -248,7 +248,10 @@ ATTENTION = (
         "jaxgnn/ops/_graph/sums_in_pieces.py",
         "to_weights = products(targets, sources, dy, values)",
         "to_weights = products(sources, targets, dy, values)",
-        _attention("attention_in_pieces", "test_a_program_for_any_size_has_no_array_of"),
+        _attention(
+            "attention_in_pieces",
+            "test_a_program_for_any_size_has_no_array_of_edges_heads_and_columns",
+        ),
     ),
     Fault(
         "second derivatives of attention: the products are not scaled",
