@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxgnn._errors import bad_input
+
+# One call launches a step on all GPUs of a process, in milliseconds.
+_LAUNCH_S = 60
+_LAUNCH_FLAG = "--xla_gpu_nccl_termination_timeout_seconds"
 
 
 def option(name: str) -> str:
@@ -44,13 +49,33 @@ def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> Non
 
 
 def check_devices(command: str, devices: int) -> None:
-    """Raises ValueError unless there are as many devices, and all processes have some of them."""
+    """Raises ValueError unless there are as many devices, and all processes have some of them.
+
+    JAX begins here, if it has not: so that is where XLA is told to end waits that have no end.
+    """
+    limit_launches()
     there, processes = jax.device_count(), jax.process_count()
     if processes > 1 and devices != there:
         expected = f"{there}, the devices of all {processes} processes"
         raise bad_input(command, "--devices", expected, devices)
     if not 1 <= devices <= there:
         raise bad_input(command, "--devices", f"in 1..{there}, the devices that there are", devices)
+
+
+def limit_launches(seconds: int = _LAUNCH_S) -> None:
+    """Has XLA end the process when a GPU waits so long for the launch on another one.
+
+    XLA reads that from the environment when JAX begins, and not from the options of a program. What
+    the user has set stays. In several processes a GPU may rightly wait for another process that
+    still compiles; these are watched by JAX and by ``fit``.
+
+    Args:
+      seconds: how long.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    on_cpu = jax.config.jax_platforms == "cpu"
+    if not (_LAUNCH_FLAG in flags or on_cpu or jax.distributed.is_initialized()):
+        os.environ["XLA_FLAGS"] = f"{flags} {_LAUNCH_FLAG}={seconds}".strip()
 
 
 def check_alone(config: Any, command: str, given: Mapping[str, bool]) -> None:

@@ -49,6 +49,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments._options import limit_launches
 from experiments.benchmarks._command import command
 from experiments.benchmarks._many_graphs import Data, load
 from experiments.benchmarks._ratios import (
@@ -253,6 +254,7 @@ def main(options: ManyGPUsOptions) -> list[Row]:
     Raises:
       ValueError: if an option is at fault.
     """
+    limit_launches()
     options.check()
     device = device_description()
     print(", ".join(f"{key} {value}" for key, value in device.items()))

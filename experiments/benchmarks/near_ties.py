@@ -42,6 +42,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments._options import limit_launches
 from experiments.benchmarks._command import command
 from experiments.benchmarks._many_graphs import Data, load
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
@@ -320,6 +321,7 @@ def main(options: NearTiesOptions) -> list[Row]:
     Raises:
       ValueError: if an option is at fault.
     """
+    limit_launches()
     options.check()
     about: Row = {
         **device_description(),

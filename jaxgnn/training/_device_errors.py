@@ -6,10 +6,22 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import jax
+
+from ._progress import say
+
+LAUNCH_S = 60.0
+"""Seconds after which the launch of a compiled program on several devices is taken for a fault: one
+call launches it on all devices of a process, which takes milliseconds. A launch may wait for the
+work of earlier steps, and so longer steps have longer: ``STEPS_A_LAUNCH`` times their time."""
+STEPS_A_LAUNCH = 10
+
+THREAD = "jaxgnn launches"
+_INTERVAL_S = 1.0
 
 
 def wait_for_devices(values: Any, where: str) -> None:
@@ -75,6 +87,106 @@ def launching(arrays: Any, what: str) -> Iterator[None]:
         names, free = ", ".join(map(str, devices)), _free_memory(devices)
         where = f"one of the devices {names} failed at the launch of {what}{free}"
         raise RuntimeError(f"fit: {where}: {error}") from error
+
+
+class _Launch(NamedTuple):
+    """A launch that lasts.
+
+    Attributes:
+      what: the program, in words.
+      since: when it began, by ``time.monotonic``.
+      thread: the thread that launches.
+      frame: ``id`` of its frame that does. The frame itself would keep its arrays alive.
+    """
+
+    what: str
+    since: float
+    thread: int
+    frame: int
+
+
+class LaunchWatch:
+    """Tells of launches on several devices that do not end, and ends the process.
+
+    A thread of XLA launches a program on each device, and the call waits for all of them. If one
+    fails, such as for want of memory, the others may wait for it in XLA without a limit, and
+    nothing can be raised in the thread that called. So another thread looks at the time. It
+    prints once what is not launched, and where, when half of ``LAUNCH_S`` is over; and it ends the
+    process with status 1 after the time that ``LAUNCH_S`` tells, or after ``longest_s`` if the
+    program may still be traced or compiled. On one device it does nothing.
+
+    Args:
+      arrays: a pytree of arrays, the first of which is on all devices that are launched.
+      longest_s: seconds that a launch with its compilation may take.
+    """
+
+    def __init__(self, arrays: Any, longest_s: float):
+        self.devices = [shard.device for shard in _shards(arrays)]
+        self.longest_s = longest_s
+        self._longest_steps_s = 0.0
+        self._launch: _Launch | None = None
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if len(self.devices) > 1:
+            self._thread = threading.Thread(target=self._look, name=THREAD, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    @contextlib.contextmanager
+    def launch(self, what: str) -> Iterator[None]:
+        """The launch of a program, in words, by the code in the ``with`` block itself."""
+        # Below this generator is contextlib's ``__enter__`` and then who has the block.
+        frame = id(sys._getframe(2))
+        self._launch = _Launch(what, time.monotonic(), threading.get_ident(), frame)
+        try:
+            yield
+        finally:
+            self._launch = None
+
+    def steps_took(self, seconds: float) -> None:
+        """Says how long the devices had for some steps."""
+        self._longest_steps_s = max(self._longest_steps_s, seconds)
+
+    def _look(self) -> None:
+        told = None
+        while not self._closed.wait(_INTERVAL_S):
+            launch = self._launch
+            if launch is None:
+                continue
+            seconds = time.monotonic() - launch.since
+            # A call of what is compiled is C++ alone, so that its caller's frame stays the
+            # innermost one of Python. JAX traces and compiles in frames of its own.
+            compiled = id(sys._current_frames().get(launch.thread)) == launch.frame
+            limit = max(LAUNCH_S, STEPS_A_LAUNCH * self._longest_steps_s)
+            if seconds > LAUNCH_S / 2 and launch is not told:
+                told = launch
+                say(f"fit: {self._fault(launch, seconds, compiled)}")
+            if seconds > min(self.longest_s, limit if compiled else self.longest_s):
+                self._end(launch, seconds, compiled)
+
+    def _fault(self, launch: _Launch, seconds: float, compiled: bool) -> str:
+        names, free = ", ".join(map(str, self.devices)), _free_memory(self.devices)
+        failed = "one of them has failed and the others wait for it"
+        if compiled:
+            why = f"earlier steps take long, or {failed}"
+        else:
+            why = f"it is still compiled, or {failed}"
+        late = f"{launch.what} has not been launched on the devices {names} after {seconds:.0f} s"
+        return f"{late}: {why}{free}"
+
+    def _end(self, launch: _Launch, seconds: float, compiled: bool) -> None:
+        """Ends the process, if the launch lasts."""
+        fault = self._fault(launch, seconds, compiled)
+        if self._launch is launch:
+            say(f"error: fit: {fault}")
+            _leave()
 
 
 def _others_may_wait(shards: list[Any]) -> bool:

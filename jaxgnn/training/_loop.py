@@ -13,7 +13,7 @@ from flax import nnx
 
 from ._checkpoints import Checkpoints
 from ._data_parallel import DataParallel, on_one_device
-from ._device_errors import launching, wait_for_devices
+from ._device_errors import LaunchWatch, launching, wait_for_devices
 from ._log import Row, RowLog
 from ._processes import as_first, writes_files
 from ._progress import Progress, say
@@ -54,7 +54,8 @@ class LoopConfig:
       longest_wait_s: Of several processes: how many seconds one may be at one place of the
         training, such as a compilation, an evaluation or a checkpoint, before it ends with an error
         that names the place and, where it can, the process that it has waited for. Where a process
-        only hands steps to its devices, the others wait for it for 40 seconds.
+        only hands steps to its devices, the others wait for it for 40 seconds. Of one process with
+        several devices: how many seconds the launch of a step with its compilation may take.
       examples_per_step: For the progress report, which then shows how many a second.
       examples: Name of the examples in the progress report.
     """
@@ -203,7 +204,11 @@ def fit[M: nnx.Module](
         model's, is NaN or infinite. The message names the step and the last checkpoint.
       RuntimeError: One of several devices fails, such as one without memory; the message names it,
         or the free memory of each if that is not known. The others may wait for it, so that the
-        interpreter then ends without waiting for them.
+        interpreter then ends without waiting for them. Where they wait in the launch of a step,
+        nothing can be raised: a line on stderr tells of it after half a minute, with the memory,
+        and after a minute, or ten times the longest time between two reads of the device, or
+        ``config.longest_wait_s`` if the step may still be compiled, the process ends with
+        status 1.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
@@ -230,6 +235,7 @@ def fit[M: nnx.Module](
             batches=batches,
             parallel=parallel,
             watch=watch,
+            launches=stack.enter_context(LaunchWatch(arrays, config.longest_wait_s)),
             evaluate=evaluate,
             static=static,
             checkpoints=checkpoints,
@@ -270,6 +276,7 @@ class _Session:
     batches: Callable[[int], PyTree]
     parallel: DataParallel | None
     watch: Watch
+    launches: LaunchWatch
     evaluate: Callable[..., Mapping[str, float]] | None
     static: Callable[[int], Hashable] | None
     checkpoints: Checkpoints | None
@@ -333,7 +340,8 @@ class _Session:
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
         self.watch.at(f"step {step}", takes_long=compiling)
-        with launching(self.state, f"step {step}"):
+        name = f"step {step}"
+        with launching(self.state, name), self.launches.launch(name):
             self.state, values = self.update(self.state, batch, static)
         self.pending.append((step, values))
         self.compiled.add(static)
@@ -378,6 +386,7 @@ class _Session:
         wait_for_devices(self.pending[-1][1], waiting)
         values = jax.device_get([values for _, values in self.pending])
         seconds = time.perf_counter() - self.started
+        self.launches.steps_took(seconds)
         self.pending.clear()
         self.watch.at(f"the log of step {steps[-1]}")
         if compiling:

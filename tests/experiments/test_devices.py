@@ -1,11 +1,14 @@
 """Experiments that train in batches have, on several devices, the losses of one."""
 
 import dataclasses
+import os
 import re
 
+import jax
 import numpy as np
 import pytest
 
+from experiments._options import limit_launches
 from experiments.graphs.config import GraphsConfig
 from experiments.graphs.data import Batches
 from experiments.graphs.train import train as train_graphs
@@ -19,6 +22,7 @@ from experiments.sudoku.config import TrainConfig as SudokuConfig
 from experiments.sudoku.data import make_data
 from experiments.sudoku.train import train as train_sudoku
 from jaxgnn.datasets import TextDataset, mutag
+from tests._settings import jax_settings
 
 _TEXT = {
     "num_layers": 1,
@@ -132,3 +136,35 @@ def test_a_batch_has_a_graph_for_each_device():
 def test_devices_that_are_not_there_are_named(config, devices):
     with pytest.raises(ValueError, match=rf"--devices must be in 1\.\.\d+, .*, got {devices}"):
         dataclasses.replace(config, devices=devices).check()
+
+
+_LIMIT = "--xla_gpu_nccl_termination_timeout_seconds"
+
+
+@pytest.mark.parametrize(
+    ("given", "platforms", "several_processes", "expected"),
+    [
+        (None, None, False, f"{_LIMIT}=60"),
+        ("--xla_a=1", "cuda", False, f"--xla_a=1 {_LIMIT}=60"),
+        (f"{_LIMIT}=7", None, False, f"{_LIMIT}=7"),
+        ("--xla_a=1", "cpu", False, "--xla_a=1"),
+        ("--xla_a=1", "cuda", True, "--xla_a=1"),
+    ],
+)
+def test_launches_on_gpus_of_one_process_are_limited_unless_the_user_has_said(
+    given, platforms, several_processes, expected, monkeypatch
+):
+    monkeypatch.setenv("XLA_FLAGS", given or "")
+    if given is None:
+        monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: several_processes)
+    with jax_settings({"jax_platforms": platforms}):
+        limit_launches()
+    assert os.environ["XLA_FLAGS"] == expected
+
+
+def test_xla_knows_the_option_that_limits_launches():
+    doubled = jax.jit(lambda x: 2 * x, compiler_options={_LIMIT.removeprefix("--"): 60})
+    assert doubled(np.float32(3)) == 6
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(lambda x: 2 * x, compiler_options={"xla_gpu_no_such": 60})(np.float32(3))

@@ -3,6 +3,8 @@
 ``python -m tests.gpu.full_gpu STEP``, or as one of two processes with a GPU each
 ``python -m tests.gpu.full_gpu STEP ADDRESS PROCESS FOLDER``. Before STEP, arrays that stay take all
 but 256 MiB of the last device, and the step needs a GiB on each. STEP 0 leaves the memory as it is.
+
+``fit`` waits less long for a launch than for users, and XLA, who knows nothing of memory, longer.
 """
 
 import sys
@@ -15,10 +17,12 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from experiments._options import limit_launches
 from experiments._processes import ProcessOptions, connected
-from jaxgnn.training import LoopConfig, RunFolder, fit
+from jaxgnn.training import LoopConfig, RunFolder, _device_errors, fit
 
 MIB = 2**20
+LAUNCH_S = 15
 # Hidden units of 8,192 examples a device have a GiB.
 EXAMPLES, HIDDEN = 8192, 32_768
 
@@ -80,5 +84,7 @@ if __name__ == "__main__":
     if processes:
         address, process, folder = processes
         options, folder = ProcessOptions(address, int(process), 2), Path(folder)
+    _device_errors.LAUNCH_S, _device_errors.STEPS_A_LAUNCH = LAUNCH_S, 1
     with connected("full_gpu", options):
+        limit_launches(3 * LAUNCH_S)
         train(int(full_at), folder)

@@ -1,18 +1,24 @@
 """A device that fails ends a training with its error, though the others wait for it."""
 
 import os
+import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxgnn.training import _device_errors
-from jaxgnn.training._device_errors import wait_for_devices
+from jaxgnn.training import LoopConfig, _device_errors, fit
+from jaxgnn.training._device_errors import LaunchWatch, wait_for_devices
 
 
 @pytest.mark.long
@@ -41,20 +47,25 @@ def _fail_to_launch(arrays):
         raise jax.errors.JaxRuntimeError("no room")
 
 
-def test_a_launch_that_fails_tells_the_memory_of_each_device(monkeypatch, four_devices):
-    two = jax.device_put(jnp.zeros(4), NamedSharding(Mesh(four_devices[:2], ("d",)), P("d")))
-    in_use = {two.addressable_shards[0].device: 3 << 30, two.addressable_shards[1].device: 1 << 28}
+@pytest.fixture
+def on_two(four_devices):
+    return jax.device_put(jnp.zeros(4), NamedSharding(Mesh(four_devices[:2], ("d",)), P("d")))
+
+
+def test_a_launch_that_fails_tells_the_memory_of_each_device(monkeypatch, on_two):
+    first, second = (shard.device for shard in on_two.addressable_shards)
+    in_use = {first: 3 << 30, second: 1 << 28}
     ended = []
     monkeypatch.setattr(_device_errors.atexit, "register", ended.append)
     failed = r"fit: one of the devices \S+:0, \S+:1 failed at the launch of step 3"
     with pytest.raises(RuntimeError, match=f"^{failed}: no room$"):
-        _fail_to_launch(two)
+        _fail_to_launch(on_two)
     monkeypatch.setattr(
         _device_errors, "_stats", lambda d: {"bytes_limit": 1 << 32, "bytes_in_use": in_use[d]}
     )
     memory = r"\(free memory: \S+:0 1.00 GiB, \S+:1 3.75 GiB\)"
     with pytest.raises(RuntimeError, match=f"^{failed} {memory}: no room$"):
-        _fail_to_launch(two)
+        _fail_to_launch(on_two)
     assert ended == [_device_errors._leave] * 2
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"^no room$"):
         _fail_to_launch(jnp.zeros(4))
@@ -75,3 +86,74 @@ def test_a_device_is_named_where_other_processes_wait_for_it(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="fit: device cuda:7 failed at step 3: no room"):
         wait_for_devices(None, "step 3")
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """A watch that looks often and gives up after 0.2 s; the process is not ended, but this set."""
+    ended = threading.Event()
+    for name, value in {"LAUNCH_S": 0.2, "_INTERVAL_S": 0.01, "_leave": ended.set}.items():
+        monkeypatch.setattr(_device_errors, name, value)
+    stats = {"bytes_limit": 3 << 30, "bytes_in_use": 1 << 30}
+    monkeypatch.setattr(_device_errors, "_stats", lambda device: stats)
+    return ended
+
+
+def _launch(watch, ended, at_most, *, compiling=False):
+    """Stands in a launch until the watch would have ended the process, or for some seconds."""
+    called = threading.Lock()
+    called.acquire()
+    until = time.monotonic() + at_most
+    with watch, watch.launch("step 3"):
+        while not ended.is_set() and time.monotonic() < until:
+            # JAX compiles below frames of Python of its own, and calls what is compiled in C alone.
+            ended.wait(0.01) if compiling else called.acquire(timeout=0.01)
+
+
+_LATE = (
+    r"fit: step 3 has not been launched on the devices \S+:0, \S+:1 after \d+ s: {}, or one of "
+    r"them has failed and the others wait for it \(free memory: \S+:0 2.00 GiB, \S+:1 2.00 GiB\)\n"
+)
+
+
+def test_a_launch_that_does_not_end_is_told_once_and_then_ends_the_process(on_two, ended, capsys):
+    _launch(LaunchWatch(on_two, longest_s=100.0), ended, 20.0)
+    late = _LATE.format("earlier steps take long")
+    assert re.fullmatch(f"{late}(error: {late})+", capsys.readouterr().err)
+    assert ended.is_set()
+
+
+def test_a_launch_that_may_still_be_compiled_has_its_own_time(on_two, ended, capsys):
+    _launch(LaunchWatch(on_two, longest_s=0.3), ended, 20.0, compiling=True)
+    late = _LATE.format("it is still compiled")
+    assert re.fullmatch(f"{late}(error: {late})+", capsys.readouterr().err)
+    ended.clear()
+    _launch(LaunchWatch(on_two, longest_s=100.0), ended, 0.4, compiling=True)
+    assert not ended.is_set()
+
+
+def test_longer_steps_have_longer_to_be_launched(on_two, ended):
+    watch = LaunchWatch(on_two, longest_s=100.0)
+    watch.steps_took(10.0)
+    watch.steps_took(1.0)
+    _launch(watch, ended, 0.4)
+    assert not ended.is_set()
+
+
+def test_a_training_on_two_devices_is_watched_and_leaves_no_thread(four_devices, capsys):
+    seen = []
+
+    def loss(model, batch, rngs):
+        seen.extend(t for t in threading.enumerate() if t.name == _device_errors.THREAD)
+        return jnp.mean(model(batch) ** 2), {}
+
+    def batches(step):
+        return np.ones((4, 2), np.float32)
+
+    for devices in (1, 2):
+        options = {"config": LoopConfig(steps=20), "mesh": Mesh(four_devices[:devices], ("d",))}
+        model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+        fit(model, optax.sgd(0.1), loss, batches, progress=False, **options)
+        assert bool(seen) == (devices == 2)
+    assert not any(thread.is_alive() for thread in seen)
+    assert not capsys.readouterr().err
