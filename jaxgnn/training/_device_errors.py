@@ -113,7 +113,8 @@ class LaunchWatch:
     nothing can be raised in the thread that called. So another thread looks at the time. It
     prints once what is not launched, and where, when half of ``LAUNCH_S`` is over; and it ends the
     process with status 1 after the time that ``LAUNCH_S`` tells, or after ``longest_s`` if the
-    program may still be traced or compiled. On one device it does nothing.
+    program may still be traced or compiled, by this process or another one. On one device it does
+    nothing.
 
     Args:
       arrays: a pytree of arrays, the first of which is on all devices that are launched.
@@ -164,12 +165,18 @@ class LaunchWatch:
             # A call of what is compiled is C++ alone, so that its caller's frame stays the
             # innermost one of Python. JAX traces and compiles in frames of its own.
             compiled = id(sys._current_frames().get(launch.thread)) == launch.frame
-            limit = max(LAUNCH_S, STEPS_A_LAUNCH * self._longest_steps_s)
             if seconds > LAUNCH_S / 2 and launch is not told:
                 told = launch
                 say(f"fit: {self._fault(launch, seconds, compiled)}")
-            if seconds > min(self.longest_s, limit if compiled else self.longest_s):
+            if seconds > self._limit(compiled):
                 self._end(launch, seconds, compiled)
+
+    def _limit(self, compiled: bool) -> float:
+        """Seconds that a launch may take."""
+        # Another process may still compile. That one stands still is found by ``Watch``.
+        if not compiled or jax.process_count() > 1:
+            return self.longest_s
+        return min(self.longest_s, max(LAUNCH_S, STEPS_A_LAUNCH * self._longest_steps_s))
 
     def _fault(self, launch: _Launch, seconds: float, compiled: bool) -> str:
         names, free = ", ".join(map(str, self.devices)), _free_memory(self.devices)

@@ -339,8 +339,8 @@ class _Session:
         batch = owned(self.batches(step))
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
-        self.watch.at(f"step {step}", takes_long=compiling)
         name = f"step {step}"
+        self.watch.at(name, takes_long=compiling)
         with launching(self.state, name), self.launches.launch(name):
             self.state, values = self.update(self.state, batch, static)
         self.pending.append((step, values))

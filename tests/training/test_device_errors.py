@@ -1,6 +1,7 @@
 """A device that fails ends a training with its error, though the others wait for it."""
 
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -89,25 +90,29 @@ def test_a_device_is_named_where_other_processes_wait_for_it(monkeypatch):
 
 
 @pytest.fixture
-def ended(monkeypatch):
-    """A watch that looks often and gives up after 0.2 s; the process is not ended, but this set."""
-    ended = threading.Event()
-    for name, value in {"LAUNCH_S": 0.2, "_INTERVAL_S": 0.01, "_leave": ended.set}.items():
+def ends(monkeypatch):
+    """A watch that looks often and gives up after 0.2 s; instead of ending, it puts into this."""
+    ends = queue.SimpleQueue()
+    values = {"LAUNCH_S": 0.2, "_INTERVAL_S": 0.01, "_leave": lambda: ends.put(None)}
+    for name, value in values.items():
         monkeypatch.setattr(_device_errors, name, value)
     stats = {"bytes_limit": 3 << 30, "bytes_in_use": 1 << 30}
     monkeypatch.setattr(_device_errors, "_stats", lambda device: stats)
-    return ended
+    return ends
 
 
-def _launch(watch, ended, at_most, *, compiling=False):
-    """Stands in a launch until the watch would have ended the process, or for some seconds."""
-    called = threading.Lock()
-    called.acquire()
-    until = time.monotonic() + at_most
+def _ends(watch, ends, seconds, *, compiling=False):
+    """Whether the watch ends a launch that lasts so long."""
     with watch, watch.launch("step 3"):
-        while not ended.is_set() and time.monotonic() < until:
+        try:
             # JAX compiles below frames of Python of its own, and calls what is compiled in C alone.
-            ended.wait(0.01) if compiling else called.acquire(timeout=0.01)
+            if compiling:
+                (lambda: ends.get(timeout=seconds))()
+            else:
+                ends.get(timeout=seconds)
+        except queue.Empty:
+            return False
+    return True
 
 
 _LATE = (
@@ -116,28 +121,36 @@ _LATE = (
 )
 
 
-def test_a_launch_that_does_not_end_is_told_once_and_then_ends_the_process(on_two, ended, capsys):
-    _launch(LaunchWatch(on_two, longest_s=100.0), ended, 20.0)
-    late = _LATE.format("earlier steps take long")
+@pytest.mark.parametrize(
+    ("compiling", "longest_s", "why"),
+    [(False, 100.0, "earlier steps take long"), (True, 0.3, "it is still compiled")],
+)
+def test_a_launch_that_does_not_end_is_told_once_and_then_ends_the_process(
+    compiling, longest_s, why, on_two, ends, capsys
+):
+    assert _ends(LaunchWatch(on_two, longest_s), ends, 20.0, compiling=compiling)
+    late = _LATE.format(why)
     assert re.fullmatch(f"{late}(error: {late})+", capsys.readouterr().err)
-    assert ended.is_set()
 
 
-def test_a_launch_that_may_still_be_compiled_has_its_own_time(on_two, ended, capsys):
-    _launch(LaunchWatch(on_two, longest_s=0.3), ended, 20.0, compiling=True)
-    late = _LATE.format("it is still compiled")
-    assert re.fullmatch(f"{late}(error: {late})+", capsys.readouterr().err)
-    ended.clear()
-    _launch(LaunchWatch(on_two, longest_s=100.0), ended, 0.4, compiling=True)
-    assert not ended.is_set()
-
-
-def test_longer_steps_have_longer_to_be_launched(on_two, ended):
+@pytest.mark.parametrize("because", ["compiling", "long steps", "another process"])
+def test_a_launch_that_may_take_longer_is_not_ended(because, on_two, ends, monkeypatch):
     watch = LaunchWatch(on_two, longest_s=100.0)
-    watch.steps_took(10.0)
-    watch.steps_took(1.0)
-    _launch(watch, ended, 0.4)
-    assert not ended.is_set()
+    if because == "long steps":
+        watch.steps_took(10.0)
+        watch.steps_took(1.0)
+    if because == "another process":
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert not _ends(watch, ends, 0.3, compiling=because == "compiling")
+
+
+def test_nothing_is_told_of_quick_launches_however_many(on_two, ends, capsys):
+    with LaunchWatch(on_two, longest_s=0.2) as watch:
+        for step in range(30):
+            with watch.launch(f"step {step}"):
+                time.sleep(0.01)
+    assert ends.empty()
+    assert not capsys.readouterr().err
 
 
 def test_a_training_on_two_devices_is_watched_and_leaves_no_thread(four_devices, capsys):
