@@ -79,11 +79,10 @@ def launching(arrays: Any, what: str) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        shards = _shards(arrays)
-        if not _others_may_wait(shards):
+        devices = _devices(arrays)
+        if not _others_may_wait(devices):
             raise
         atexit.register(_leave)
-        devices = [shard.device for shard in shards]
         names, free = ", ".join(map(str, devices)), _free_memory(devices)
         where = f"one of the devices {names} failed at the launch of {what}{free}"
         raise RuntimeError(f"fit: {where}: {error}") from error
@@ -122,7 +121,7 @@ class LaunchWatch:
     """
 
     def __init__(self, arrays: Any, longest_s: float):
-        self.devices = [shard.device for shard in _shards(arrays)]
+        self.devices = _devices(arrays)
         self.longest_s = longest_s
         self._longest_steps_s = 0.0
         self._launch: _Launch | None = None
@@ -196,9 +195,9 @@ class LaunchWatch:
             _leave()
 
 
-def _others_may_wait(shards: list[Any]) -> bool:
-    """Whether what a device of these shards has to do is waited for by other devices."""
-    return len(shards) > 1 or jax.process_count() > 1
+def _others_may_wait(places: list[Any]) -> bool:
+    """Whether what one of these devices or shards has to do is waited for by other devices."""
+    return len(places) > 1 or jax.process_count() > 1
 
 
 def _free_memory(devices: list[jax.Device]) -> str:
@@ -219,8 +218,23 @@ def _stats(device: jax.Device) -> dict[str, int]:
 
 def _shards(values: Any) -> list[Any]:
     """The parts that this process has of the first array of a pytree."""
-    arrays = [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+    arrays = _arrays(values)
     return list(arrays[0].addressable_shards) if arrays else []
+
+
+def _devices(values: Any) -> list[jax.Device]:
+    """The devices of this process that the first array of a pytree is on.
+
+    It is not asked for its parts: of one that ``jax.device_put`` has put on the devices of several
+    processes JAX can not tell them before a program has run.
+    """
+    arrays = _arrays(values)
+    devices = arrays[0].sharding.addressable_devices if arrays else ()
+    return sorted(devices, key=lambda device: device.id)
+
+
+def _arrays(values: Any) -> list[jax.Array]:
+    return [leaf for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
 
 
 def _leave() -> None:
