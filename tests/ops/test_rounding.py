@@ -31,12 +31,20 @@ def test_a_quotient_wrong_by_up_to_two_units_becomes_the_nearest(divisors):
     np.testing.assert_array_equal(jax.jit(rounding.corrected)(a, b, q.view(np.float32)), exact)
 
 
-def test_quotients_that_are_not_finite_or_tiny_are_those_of_xla():
-    numbers = [0.0, -0.0, 1.0, -3.0, np.inf, -np.inf, np.nan, 3e38, 2e-38, 1e-30, 7e-23]
-    a, b = (jnp.asarray(array, jnp.float32) for array in np.meshgrid(numbers, numbers))
-    expected, made = a / b, rounding.divided(a, b)
-    np.testing.assert_array_equal(made, expected)
-    np.testing.assert_array_equal(jnp.signbit(made), jnp.signbit(expected))
+def test_quotients_of_numbers_that_are_not_finite_or_tiny_are_those_of_xla():
+    numbers = [0.0, -0.0, np.inf, -np.inf, np.nan, 2e-38, 1e-30, 7e-23]
+    pairs = np.meshgrid([1.0, -3.0, *numbers], numbers)
+    few, many = (jnp.asarray(array, jnp.float32) for array in pairs)
+    for a, b in ((few, many), (many, few)):
+        expected, made = a / b, rounding.divided(a, b)
+        np.testing.assert_array_equal(made, expected)
+        np.testing.assert_array_equal(jnp.signbit(made), jnp.signbit(expected))
+
+
+def test_a_quotient_of_the_largest_numbers_is_the_nearest():
+    a, b = np.float32([3e38, 3e38, -3.4e38]), np.float32([3, 2.9e38, 1.5])
+    exact = (a.astype(np.float64) / b).astype(np.float32)
+    np.testing.assert_array_equal(rounding.divided(jnp.asarray(a), jnp.asarray(b)), exact)
 
 
 def test_an_exponential_is_wrong_by_two_thirds_of_a_unit_at_most():
