@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.ops._attention import edge_features, pieces
+from jaxgnn.ops._attention import edge_features
 from jaxgnn.ops._graph import pallas as graph_calls
+from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import assert_bit_equal, assert_close
 from pallas_kernels.attention import passes as passes_module
 from pallas_kernels.attention.arguments import Cotangents
