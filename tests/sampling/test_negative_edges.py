@@ -121,7 +121,11 @@ KEY = jax.random.key(0)
 BAD = {
     "all nodes joined": (COMPLETE, {}, "graph must be with some pair of nodes that no edge joins"),
     "no nodes": (CSRGraph.from_edges([], [], 0), {}, "graph must be with some pair of nodes"),
-    "no edges to weigh by": (CSRGraph.from_edges([], [], 3), {"weights": "degree"}, "some pair"),
+    "no edges to weigh by": (
+        CSRGraph.from_edges([], [], 3),
+        {"weights": "degree"},
+        "with an edge, by which",
+    ),
     "unknown weights": (GRAPH, {"weights": "rank"}, "weights must be one of uniform, degree"),
     "none to draw": (GRAPH, {"num": 0}, "num must be an int of at least 1, got 0"),
     "a source out of range": (GRAPH, {"sources": [0, 3]}, r"sources\[1\] must be in \[0, 3\)"),
