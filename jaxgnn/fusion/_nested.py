@@ -1,4 +1,4 @@
-"""Rewriting inside of loops, branches and checkpoints."""
+"""Rewriting inside of loops, branches, checkpoints and functions with their own derivatives."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class _Piece:
 
     @property
     def num_edges(self) -> int:
-        """Number of edges."""
+        """How many edges the piece has, padding included."""
         return self.ids.shape[0]
 
     @property

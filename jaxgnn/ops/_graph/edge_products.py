@@ -58,10 +58,8 @@ def weighted_sums(
     """
     if not sums_in_pieces.are_needed(SPMM_OF_HEADS, request, graph.with_weights(weights), values):
         return spmm_of_request(request, graph, weights, values)
-    ends, result = (
-        sums_in_pieces.Ends.of(graph),
-        sums_in_pieces.Result(graph.num_rows, values.shape[1]),
-    )
+    ends = sums_in_pieces.Ends.of(graph)
+    result = sums_in_pieces.Result(graph.num_rows, values.shape[1])
     return sums_in_pieces.sums(result, ends.senders, ends.receivers, weights, values)
 
 
@@ -132,10 +130,8 @@ def sums_of_edges(
     of_head = _slots_as_columns(graph).with_weights(weights[:, 0])
     if not sums_in_pieces.are_needed(SPMM, request, of_head, of_edges):
         return _sums_of_edges(request, graph, weights, of_edges)
-    ends, result = (
-        sums_in_pieces.Ends.of(graph),
-        sums_in_pieces.Result(graph.num_rows, weights.shape[1]),
-    )
+    ends = sums_in_pieces.Ends.of(graph)
+    result = sums_in_pieces.Result(graph.num_rows, weights.shape[1])
     return sums_in_pieces.sums(result, ends.slots, ends.receivers, weights, of_edges[:, None])
 
 

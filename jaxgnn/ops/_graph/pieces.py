@@ -64,7 +64,7 @@ class Cut(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Number of pieces."""
+        """How many pieces the edges are cut into; the last one may be part padding."""
         return -(-self.edges // self.size)
 
     @property

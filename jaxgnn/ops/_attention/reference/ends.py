@@ -15,7 +15,7 @@ class Edges(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """Number of receivers."""
+        """How many nodes may receive, which is the number of rows of the graph."""
         ...
 
     @property
