@@ -41,9 +41,9 @@ def _ranks(positives, negatives):
     return 0.5 * (higher + at_least) + 1
 
 
-@pytest.mark.costly(2)
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("name", OF_SKLEARN)
-@pytest.mark.parametrize("size, decimals", [(2, 1), (997, 1), (200_000, 2)])
+@pytest.mark.parametrize("size, decimals", [(997, 1), (200_000, 2), (2, 1)])
 def test_binary_scores_are_those_of_scikit_learn(name, size, decimals):
     scores, labels = _scores(size, decimals=decimals), _labels(size)
     found = getattr(metrics, name)(scores, labels)
