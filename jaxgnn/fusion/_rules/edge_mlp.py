@@ -14,7 +14,8 @@ Sound where
 * weights ``w`` are one number for each edge, and nothing else stands between the last layer and the
   sum: a dropout, a norm or a maximum does not commute with it.
 
-It pays where nothing but such sums reads the messages, which is a condition too.
+Nothing but such sums may read the messages. Where two sums do, at both ends of the edges, the op
+computes them twice: the policy has a case of its own for that.
 
 Rows of tables that no edge reads are set to zero first, so that a number in them that is not finite
 reaches neither results nor gradients.
@@ -22,6 +23,7 @@ reaches neither results nor gradients.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +113,12 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     ends = _ends(view, reduction, first)
     if isinstance(ends, str):
         return Refusal(equation, ends)
-    return _rewrite(view, reduction, product, layers, activation, ends)
+    made = _rewrite(view, reduction, product, layers, activation, ends)
+    are_read_once = view.is_read_once(product.others[0].atom) and view.is_read_once(
+        reduction.updates
+    )
+    case = "" if are_read_once else "edge_mlp at both ends"
+    return dataclasses.replace(made, case=case)
 
 
 def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]:

@@ -68,8 +68,39 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     moved = 0 if are_sorted else 2 * edges
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
-    case = "segments of sorted ids" if are_sorted else "segments"
+    case = _case(view, reduction, are_sorted=are_sorted)
     return Rewrite(equation, inputs, function, note, before, after, case=case)
+
+
+def _case(view: View, reduction: SegmentReduction, *, are_sorted: bool) -> str:
+    """The case of the policy: XLA computes some messages within its own sum, without an array."""
+    order = "sorted " if are_sorted else ""
+    if reduction.kind != "sum":
+        return f"extremes of {order}segments"
+    return f"sums of {order}{'products' if _is_computed_within(view, reduction) else 'segments'}"
+
+
+def _is_computed_within(view: View, reduction: SegmentReduction) -> bool:
+    """Whether XLA computes messages entry by entry in the loop that sums them.
+
+    It does so where nothing else reads them. Products of matrices, sums and results of other ops
+    are arrays in memory in any case.
+    """
+    equation = view.producer(reduction.updates)
+    if equation is None or not view.is_read_once(reduction.updates):
+        return False
+    return equation.primitive.name in _BY_ENTRY
+
+
+# Primitives whose results XLA computes entry by entry where they are read.
+_BY_ENTRY = frozenset(
+    (
+        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "pow", "integer_pow"),
+        *("exp", "log", "tanh", "logistic", "erf", "sqrt", "rsqrt", "square", "custom_jvp_call"),
+        *("select_n", "clamp", "convert_element_type", "gather"),
+        *("broadcast_in_dim", "reshape", "squeeze", "slice", "split", "transpose", "concatenate"),
+    )
+)
 
 
 def _known(view: View, reduction: SegmentReduction) -> Rewrite | None:
