@@ -141,7 +141,8 @@ def grad_edges(
 ) -> Float[Array, "edges dim"]:
     """The gradient to the numbers of edges; zero in padding slots."""
     slots = jnp.arange(graph.num_edges, dtype=jnp.int32)
-    return _contributions(graph, x.astype(accumulation_dtype(x.dtype)), slots, terms, x.dtype)
+    wide = x.astype(accumulation_dtype(x.dtype))
+    return _contributions(graph, wide, slots, terms).astype(x.dtype)
 
 
 def grad_columns(
@@ -150,13 +151,13 @@ def grad_columns(
     """The gradient to the numbers of senders, which sum it over their edges."""
     wide = x.astype(accumulation_dtype(x.dtype))
     slots = jnp.arange(graph.num_edges, dtype=jnp.int32)
-    of_edges = _contributions(graph, wide[graph.indices], slots, terms, x.dtype)
+    of_edges = _contributions(graph, wide[graph.indices], slots, terms)
     plan = graph.made_plan("transpose", "permutation")
     return sum_rows(of_edges[plan.permutation], plan.transposed_indptr).astype(x.dtype)
 
 
-def _contributions(graph, values, slots, terms, dtype):
-    """The formula of ``Terms`` for each edge, in the accumulation dtype for sums of senders."""
+def _contributions(graph, values, slots, terms):
+    """Applies the formula of ``Terms`` to each edge, in the accumulation dtype."""
     rows = graph.receivers()
 
     def at(array):
@@ -173,7 +174,8 @@ def _contributions(graph, values, slots, terms, dtype):
     ):
         if extreme is not None:
             is_slot = jnp.issubdtype(extreme.dtype, jnp.integer)
-            have_it = at(extreme) == (slots[:, None] if is_slot else values)
+            numbers = slots[:, None] if is_slot else values
+            have_it = at(extreme).astype(numbers.dtype) == numbers
             total = total + jnp.where(have_it, at(gradient), 0)
     if terms.log_total is not None:
         factor = at(terms.exp_constant)
