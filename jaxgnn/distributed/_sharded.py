@@ -18,6 +18,20 @@ from jaxgnn.distributed._sharded_matrix import ShardedMatrix
 _SHARDED = ShardedGraph, ShardedMatrix
 
 
+def _leaves(argument: Any) -> list[Any]:
+    """The graphs, sparse matrices and arrays of an argument, at any depth."""
+    return jax.tree.leaves(argument, is_leaf=_is_sharded)
+
+
+def _is_sharded(argument: Any) -> bool:
+    return isinstance(argument, _SHARDED)
+
+
+def _local(argument: Any) -> Any:
+    """The argument with the parts of the device in the place of graphs and sparse matrices."""
+    return jax.tree.map(lambda a: a.local if _is_sharded(a) else a, argument, is_leaf=_is_sharded)
+
+
 def sharded[Result](
     function: Callable[..., Result],
     mesh: Mesh,
@@ -68,7 +82,7 @@ def sharded[Result](
     own, everywhere = PartitionSpec(axis), PartitionSpec()
 
     def on_device(*arguments: Any) -> Result:
-        return function(*(a.local if isinstance(a, _SHARDED) else a for a in arguments))
+        return function(*map(_local, arguments))
 
     def call(*arguments: Any, **named: Any) -> Result:
         if named:
@@ -78,7 +92,11 @@ def sharded[Result](
         _check(arguments, rows, graph.devices, tuple(of_sides), "rows")
         _check(arguments, edges, graph.devices, (graph.layout.edges,), "edge slots")
         specs = tuple(
-            own if isinstance(a, _SHARDED) or at in spread else everywhere
+            own
+            if at in spread
+            else jax.tree.map(
+                lambda a: own if _is_sharded(a) else everywhere, a, is_leaf=_is_sharded
+            )
             for at, a in enumerate(arguments)
         )
         out_specs = own if outputs == "rows" else everywhere
@@ -102,7 +120,7 @@ _EXPECTED = {
 
 def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGraph:
     """The first of the graphs, after checks of all."""
-    graphs = [a for a in arguments if isinstance(a, ShardedGraph)]
+    graphs = [a for a in _leaves(arguments) if isinstance(a, ShardedGraph)]
     if not graphs:
         got = ", ".join(type(a).__name__ for a in arguments)
         raise bad_input("sharded", "arguments", "a ShardedGraph among them", got)
@@ -111,15 +129,22 @@ def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGr
             expected = f"a graph on axis {axis!r} of {mesh}"
             raise bad_input("sharded", "graph", expected, f"axis {graph.axis!r} of {graph.mesh}")
     first = graphs[0]
-    for at, other in enumerate(arguments):
-        if isinstance(other, ShardedGraph) and first.is_square and other.is_square:
-            expected = "graphs of one partition, as rows belong to the graph that made them"
-            _check_same_places("graph", expected, [first.layout], other.layout)
-        elif isinstance(other, ShardedMatrix):
-            expected = "on the devices of the graph's nodes: its shard_matrix makes it"
-            layouts = [side for graph in graphs for side in (graph.layout, graph.columns)]
-            _check_same_places(f"argument {at}", expected, layouts, other.layout)
+    for at, argument in enumerate(arguments):
+        for other in _leaves(argument):
+            _check_same_partition(at, other, graphs)
     return first
+
+
+def _check_same_partition(at: int, other: Any, graphs: Sequence[ShardedGraph]) -> None:
+    """Raises ValueError for a graph or a sparse matrix whose nodes are on other devices."""
+    first = graphs[0]
+    if isinstance(other, ShardedGraph) and first.is_square and other.is_square:
+        expected = "graphs of one partition, as rows belong to the graph that made them"
+        _check_same_places("graph", expected, [first.layout], other.layout)
+    elif isinstance(other, ShardedMatrix):
+        expected = "on the devices of the graph's nodes: its shard_matrix makes it"
+        layouts = [side for graph in graphs for side in (graph.layout, graph.columns)]
+        _check_same_places(f"argument {at}", expected, layouts, other.layout)
 
 
 def _check_same_places(
@@ -160,10 +185,9 @@ def _check(
 ) -> None:
     """Raises ValueError unless the arrays at these places have as many entries on each device."""
     for at in places:
-        given = arguments[at] if at < len(arguments) else ()
-        if isinstance(given, ShardedMatrix):
-            given = jax.ShapeDtypeStruct((devices * given.rows,), bool)
-        for array in jax.tree.leaves(given):
+        for array in _leaves(arguments[at] if at < len(arguments) else ()):
+            if isinstance(array, ShardedMatrix):
+                array = jax.ShapeDtypeStruct((devices * array.rows,), bool)
             lengths = [devices * length for length in each]
             if getattr(array, "ndim", 0) < 1 or array.shape[0] not in lengths:
                 expected = " or ".join(

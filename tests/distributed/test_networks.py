@@ -229,6 +229,29 @@ def test_sparse_features_are_multiplied_and_dropped_as_on_one_device(weighted, f
     )
 
 
+@pytest.mark.parametrize("rows", [(), (1,)])
+def test_a_sparse_matrix_within_an_argument_is_that_of_the_device(rows, four_devices):
+    sharded, matrix = (
+        sharded_graph(4),
+        CSRGraph.from_edges([0, 8, 3], [2, 1, 22], NODES, num_senders=9),
+    )
+    kernel = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+
+    def run(batch, kernel):
+        return ops.spmm(batch["graph"], ops.spmm(batch["features"], kernel))
+
+    over = jax.jit(distributed.sharded(lambda graph, *a: run(*a), sharded.mesh, rows=rows))
+    batch = {"graph": sharded, "features": sharded.shard_matrix(matrix)}
+    if rows:  # then every array of the argument has a row for each node
+        batch = {"features": batch["features"]}
+        over = jax.jit(
+            distributed.sharded(lambda graph, b, k: run(b | {"graph": graph}, k), sharded.mesh)
+        )
+    y = over(sharded, batch, jnp.asarray(kernel))
+    expected = jax.jit(run)({"graph": graph(), "features": matrix}, kernel)
+    np.testing.assert_allclose(sharded.gather_rows(y), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["mean", "sym", "gcn"])
 def test_normalising_a_part_is_normalising_the_whole(kind, four_devices):
     sharded, x = sharded_graph(4), features()

@@ -178,6 +178,14 @@ BAD = {
             sharded_graph(4), sharded_graph(4, partition="random").shard_matrix(graph())
         )
     ),
+    r"sharded: argument 1 must be on the devices.*got [1-9]\d* of 23 nodes elsewhere": (
+        lambda: distributed.sharded(lambda graph, batch: ops.spmm(*batch), mesh(4))(
+            sharded_graph(4), [sharded_graph(4, partition="random").shard_matrix(graph()), 1]
+        )
+    ),
+    "sharded: graph must be graphs of one partition": lambda: distributed.sharded(
+        lambda graph, batch: batch, mesh(4)
+    )(sharded_graph(4), {"other": sharded_graph(4, partition="random")}),
     "argument 1 must be spread over the devices.*got a numpy array of shape": lambda: (
         distributed.sharded(ops.spmm, mesh(4))(sharded_graph(4), np.ones((32, 2)))
     ),
