@@ -1,4 +1,4 @@
-"""What kernels need to know about a GPU: one frozen record for each, chosen by name or by device.
+"""Figures of a GPU that kernels need: one frozen record for each, chosen by name or by device.
 
 Every choice of a tile receives such a record. Lowering needs no device: without a GPU, the chip is
 the one that kernels are tuned for, or the one that ``JAXGNN_CHIP`` names.
@@ -20,7 +20,7 @@ class Chip:
     """A GPU, by the figures of its vendor.
 
     Attributes:
-      name: what it is called here, such as ``"H100"``.
+      name: its name here, such as ``"H100"``.
       capability: its compute capability, such as ``"9.0"``.
       multiprocessors: how many it has.
       block_bytes: shared memory that one block of threads may ask for, in bytes.
@@ -39,13 +39,13 @@ class Chip:
     def shared_bytes(self) -> int:
         """Shared memory of a block for a kernel's own arrays, in bytes.
 
-        Mosaic GPU, and the barriers of a kernel, may want the last KiB for themselves.
+        Mosaic GPU, and the barriers of a kernel, may need the last KiB.
         """
         return self.block_bytes - _KIB
 
     @property
     def generation(self) -> int:
-        """The first number of its compute capability; 0 if the device told none."""
+        """The first number of its compute capability; 0 if the device reports none."""
         major = self.capability.partition(".")[0]
         return int(major) if major.isdigit() else 0
 

@@ -1,7 +1,7 @@
 """Reductions over the edges of each row, several of them in one pass over the neighbours.
 
-A warp takes a piece of a row, and each lane some columns. Rows of several pieces leave the states
-of their pieces in a workspace, and a second kernel merges the pieces of such a row in order.
+A warp takes a piece of a row, and each lane some columns. Rows of several pieces write the states
+of their pieces to a workspace, and a second kernel merges the pieces of such a row in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def forward(
     Args:
       graph: the graph; its weights and scales are not used.
       x: [cols, dim], or [edges, dim] if the form says so, float32, bfloat16 or float16.
-      form: what is static.
+      form: the static description.
       keep: whether to return what the gradients need.
       tile: how the work is divided; chosen by the shapes if None.
 
@@ -79,7 +79,7 @@ def forward(
 
 @dataclass(frozen=True)
 class _Rule:
-    """What is computed of a column: the parts of its state, one after another, and its results.
+    """The computation for one column: the parts of its state in order, and its results.
 
     Attributes:
       form: the reductions.
@@ -114,7 +114,7 @@ class _Rule:
         return [part.add(warp, own, numbers) for part, own in pairs]
 
     def merge(self, warp: Warp, state: list[State], other: list[State], edges) -> list[State]:
-        """Returns the state of the edges of both, of which the other one has so many."""
+        """Returns the state of both sets of edges; the second set has ``edges`` edges."""
         both = zip(self.parts, state, other, strict=True)
         return [part.merge(warp, own, more, edges) for part, own, more in both]
 
@@ -126,7 +126,7 @@ class _Rule:
     def store(
         self, warp: Warp, row: Value, column: Value, states: list[list[State]], edges, results: Any
     ) -> None:
-        """Stores the results of neighbouring columns of a row of so many edges, f32.
+        """Stores the results of neighbouring columns of a row.
 
         Args:
           warp: the warp.
@@ -184,7 +184,7 @@ class _Forward:
 
         def words_of(edge, exists=None):
             node = edge if rule.form.by_edge else graph.indices.load(edge)
-            if exists is not None:  # a padding slot may hold anything
+            if exists is not None:  # a padding slot has undefined contents
                 node = warp.select(exists, node, warp.constant(node.kind, 0))
             return x.row(node).load_words(read_column, tile.entries)
 
@@ -250,7 +250,7 @@ class _Forward:
         lanes = self.tile.lanes
         while lanes < LANES:
             other = [[warp.shuffle_xor(number, lanes) for number in part] for part in state]
-            # Their first numbers are equal, so nothing is moved, however many edges they have.
+            # Their first numbers are equal, so no value is shifted, however many edges they have.
             state = self.rule.merge(warp, state, other, warp.f32(0.0))
             lanes *= 2
         return state

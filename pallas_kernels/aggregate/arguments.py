@@ -1,4 +1,4 @@
-"""What the functions of aggregation take together."""
+"""Arguments that the functions of aggregation share."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Form(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Statistics:
-    """What the backward pass needs of each row beside the result, [rows, dim] each or None.
+    """Numbers of each row that the backward pass needs besides the result, [rows, dim] or None.
 
-    Floats are of the accumulation dtype; rows without edges may have anything but NaN.
+    Floats are of the accumulation dtype; those of rows without edges are undefined, but not NaN.
 
     Attributes:
       mean: the mean.
@@ -70,7 +70,7 @@ class Statistics:
 class Terms:
     """The gradient to the number ``x`` of an edge, as a function of arrays [rows, dim] of its row.
 
-    The gradient is a sum of these terms, those of None left out::
+    The gradient is a sum of these terms, without those that are None::
 
         constant + linear x
         + top_gradient     where x == top,       or where the edge's slot is top

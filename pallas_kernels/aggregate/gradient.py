@@ -1,8 +1,8 @@
 """The gradient of reductions to the numbers of the senders, summed along the transposed graph.
 
 A warp takes a piece of the edges that leave a sender, and gathers the terms of their rows. A number
-gets the gradient of a maximum by comparing it with the maximum. So nothing is scattered or atomic,
-and results repeat to the last bit.
+gets the gradient of a maximum if it equals the maximum. No scatter and no atomic addition is
+needed, so results are the same to the last bit in every run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pallas_kernels.graph.spmm import SpmmTile
 from pallas_kernels.simt.values import Array, Value, fold_in_pairs
 from pallas_kernels.simt.warp import LANES, Warp
 
-# A lane reads ahead as many neighbours as keep so many numbers in registers.
+# The number of neighbours that a lane reads ahead keeps this many numbers in registers.
 _READ_AHEAD = 32
 
 
 def tile_for(chip: Chip, graph: Pieces, rows: int, dim: int, arrays: int) -> SpmmTile:
-    """Chooses how the warps share the work of a pass that gathers so many float32 arrays.
+    """Chooses how the warps share the work of a pass that gathers float32 arrays.
 
     Args:
       chip: the GPU.

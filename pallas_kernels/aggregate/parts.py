@@ -1,4 +1,4 @@
-"""What is known of some numbers of a column, and how it grows: the state of each reduction.
+"""Parts: the state of each reduction of a column, and its update with more edges.
 
 A part holds a few numbers for one column. Parts of different edges are merged: those of the groups
 of lanes of a warp, and those of the pieces of a long row.
@@ -25,8 +25,8 @@ class Number:
     Attributes:
       value: the number, f32.
       slot: the slot of its edge, i32.
-      real: whether it counts, or None if it does. A number that does not is one of the same row
-        that another lane counts.
+      real: whether it counts, or None if it does. A number that does not count is of the same row
+        and is counted by another lane.
     """
 
     value: Value
@@ -58,15 +58,15 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def add(self, warp: Warp, state: State, numbers: Sequence[Number]) -> State:
-        """Returns the state with some edges more."""
+        """Returns the state with more edges."""
 
     @abc.abstractmethod
     def merge(self, warp: Warp, state: State, other: State, edges: Value) -> State:
-        """Returns the state of the edges of both; the other one has so many edges, f32."""
+        """Returns the state of both sets of edges; the second set has ``edges`` edges, f32."""
 
     @abc.abstractmethod
     def results(self, warp: Warp, state: State, edges: Value) -> dict[str, Value]:
-        """Returns reductions and statistics by name, of so many edges, at least one, f32."""
+        """Returns reductions and statistics of ``edges`` edges by name; at least one edge, f32."""
 
 
 def _sum(values: Sequence[Value]) -> Value:

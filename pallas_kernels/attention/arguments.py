@@ -1,4 +1,4 @@
-"""What the functions of attention over neighbours take together: arrays, constants, cotangents.
+"""Arguments of the functions of attention over neighbours: arrays, constants, cotangents.
 
 Graphs have N rows (receivers), M columns (senders) and E edge slots. H is the number of heads, and
 K divides it: the first H / K heads share the first head of keys and values, and so on.
@@ -20,7 +20,7 @@ class Form:
     Attributes:
       scale: multiplies the inner products of ``dot_attention``.
       slope: slope below zero of the leaky ReLU of ``gat_attention`` and ``gatv2_attention``.
-      dropout: probability of leaving out an edge for a head.
+      dropout: probability of dropping an edge for a head.
     """
 
     scale: float = 1.0
@@ -29,19 +29,19 @@ class Form:
 
     @property
     def dropped(self) -> int:
-        """The number of random words, of 2^32, that leave an edge out."""
+        """The number of random words, of 2^32, that drop an edge."""
         return min(round(self.dropout * 2**32), 2**32 - 1)
 
     @property
     def kept_scale(self) -> float:
-        """What the weights of the edges that are kept are multiplied with."""
+        """The factor of the weights of kept edges."""
         return 1.0 / (1.0 - self.dropout)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """The arrays of a call; what a call does not have is None.
+    """The arrays of a call; those that a call does not have are None.
 
     ===========  ==================================  =================================
     op           ``rows``, ``columns``               ``values``
@@ -52,20 +52,20 @@ class Operands:
     ===========  ==================================  =================================
 
     Attributes:
-      rows: what receivers give to the scores. Features may be float32 beside columns of a shorter
-        dtype, of which all of their numbers are then: that leaves their gradient unrounded.
+      rows: what receivers give to the scores. Features may be float32 while columns have a shorter
+        dtype that represents all of their numbers exactly; their gradient is then not rounded.
       columns: what senders give to the scores.
       values: what senders give to the sums, or None if that is ``columns``. Outside of the kernels
         it may be k-sparse rows.
       edge_logits: what edges add to the scores, [E, H].
       edge_values: what edges add to the values of their senders, [E, K, Dv].
       edge_features: features of edges, [E, F], which ``edge_kernel`` turns into an addend of the
-        ends' sum. Those of ``dot_attention`` are added around its kernels, which never get them.
+        ends' sum. Those of ``dot_attention`` are added outside of its kernels.
       edge_kernel: linear map of ``edge_features``, [F, H, D]; for ``dot_attention`` to what is
         added to keys, [F, K, D], or None.
       edge_value_kernel: linear map of ``edge_features`` to what is added to values, [F, K, Dv].
       attention: the vectors that turn the ends' sum into scores, [H, D].
-      seed: two words of uint32 that choose which edges are left out, [2], or None without dropout.
+      seed: two words of uint32 that choose which edges are dropped, [2], or None without dropout.
     """
 
     rows: Any
@@ -81,7 +81,7 @@ class Operands:
 
     @property
     def summed(self) -> Any:
-        """What senders give to the sums."""
+        """The arrays that senders give to the sums."""
         return self.columns if self.values is None else self.values
 
     @property
@@ -95,14 +95,14 @@ class Operands:
 
 
 class Cotangents(NamedTuple):
-    """What kernels of the backward pass take beside the operands of the forward pass.
+    """Arguments of the backward pass besides the operands of the forward pass.
 
     Attributes:
       lse: logarithm of each row's sum of exponentials, [N, H]; -inf for rows that attend to
         nothing.
       delta: sum over a row's edges of weight times gradient of the weight, [N, H].
       dy: gradient of the result, [N, H, Dv].
-      dweights: gradient of the weights that the caller asked for, [E, H], or None.
+      dweights: gradient of the weights that the caller requested, [E, H], or None.
     """
 
     lse: Any

@@ -1,7 +1,7 @@
 """The backward pass: along the rows of the graph, and along those of the transposed graph.
 
-Both make the scores again. A warp takes a piece of a row and has the row's own end in registers,
-and reads the other end of each edge. Nothing is added atomically: pieces of long rows leave partial
+Both recompute the scores. A warp takes a piece of a row and has the row's own end in registers,
+and reads the other end of each edge. Nothing is added atomically: pieces of long rows write partial
 sums, which ``add_pieces`` adds up in order.
 """
 
@@ -33,10 +33,10 @@ def along_rows(
     name: str,
     dtype: Any,
 ) -> dict[str, jax.Array]:
-    """Computes the gradients of what receivers, edges and all edges together give.
+    """Computes the gradients to the arrays of receivers and edges, and to the shared vector.
 
     Args:
-      plan: what is static.
+      plan: the static description.
       edges: arrays of the edges of the graph.
       operands: rows, columns, values and attention with heads and columns in one axis.
       dy: gradient of the sums, [rows, heads * width].
@@ -65,10 +65,10 @@ def along_rows(
 def along_columns(
     plan: Plan, edges: Edges, operands: Operands, dy: jax.Array, stats: jax.Array, name: str
 ) -> dict[str, jax.Array]:
-    """Computes the gradients of what senders give.
+    """Computes the gradients to the arrays of senders.
 
     Args:
-      plan: what is static.
+      plan: the static description.
       edges: arrays of the edges of the transposed graph.
       operands: rows, columns, values and attention with heads and columns in one axis.
       dy: gradient of the sums, [rows, heads * width].
@@ -99,7 +99,7 @@ def _for_all_heads(array: jax.Array, plan: Plan, width: int | None = None) -> ja
 
     Args:
       array: the operand, [count, heads * width]; it may have fewer heads.
-      plan: what is static.
+      plan: the static description.
       width: columns of a head; those of the values if None.
     """
     entries = plan.heads * (plan.values.width if width is None else width)

@@ -2,7 +2,7 @@
 
 A warp takes a piece of a row. Each group of its lanes keeps a peak, a sum of exponentials and
 weighted sums of its own, rescaled once for each batch of neighbours, and the groups are combined at
-the end. Rows of several pieces leave these numbers in a workspace, and a second kernel combines the
+the end. Rows of several pieces write these numbers to a workspace, and a second kernel combines the
 pieces of such a row in their order.
 """
 
@@ -38,7 +38,7 @@ def forward(plan: Plan, edges: Edges, operands: Operands, name: str) -> tuple[ja
     """Runs the forward pass.
 
     Args:
-      plan: what is static.
+      plan: the static description.
       edges: arrays of the edges.
       operands: rows, columns, values and attention with heads and columns in one axis.
       name: name of the op.
@@ -73,7 +73,7 @@ def forward(plan: Plan, edges: Edges, operands: Operands, name: str) -> tuple[ja
 
 @dataclass(frozen=True)
 class _Forward:
-    """Computes the results of rows that are one piece, and what is to be combined of others."""
+    """Computes the results of rows of one piece, and the partial numbers of other rows."""
 
     plan: Plan
 

@@ -1,4 +1,4 @@
-"""Which edges, heads and columns each lane of a warp has, and how it reads and writes them."""
+"""Assignment of edges, heads and columns to the lanes of a warp, with reads and writes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of its head a lane has: some in a row, at regular distances.
+    """The columns of its head that a lane has: runs of neighbouring columns at regular distances.
 
     Attributes:
       width: columns of a head.
@@ -107,12 +107,12 @@ class Columns:
 
     @property
     def loads(self) -> int:
-        """How many times a lane loads."""
+        """Number of loads of a lane."""
         return -(-self.width // (self.entries * self.lanes))
 
     @property
     def count(self) -> int:
-        """How many columns a lane has."""
+        """Number of columns of a lane."""
         return self.loads * self.entries
 
     def column(self, warp: Warp, load: int) -> Value:

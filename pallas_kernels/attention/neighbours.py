@@ -1,4 +1,4 @@
-"""What the lanes of a warp read of the edges of a piece, and the scores that they make of it."""
+"""The neighbours along the edges of a piece, as the lanes of a warp read them, and their scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Edges:
       values: what edges add to the values, [edges, heads * width], or None.
       features: features of edges, which a linear map adds to the ends, [edges, features], or None.
       dweights: gradient to the weights, [edges, heads], or None.
-      seed: two words that choose which edges dropout leaves out, or None.
+      seed: two words that choose which edges dropout drops, or None.
     """
 
     graph: Pieces
@@ -46,10 +46,10 @@ class Edges:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is static in a kernel.
+    """The static description of a kernel.
 
     Attributes:
-      rule: how scores are made.
+      rule: how scores are computed.
       form: constants of the call.
       tile: how the lanes share the work.
       heads: how many heads there are.
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Stats:
-    """What the forward pass and the gradient tell of a receiver and the lane's head.
+    """Results of the forward pass and of the gradient for a receiver and the lane's head.
 
     Attributes:
       lse: logarithm of its sum of exponentials, zero if it attends to nothing.
@@ -99,7 +99,7 @@ class Stats:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """What a lane has read of an edge and its other end.
+    """An edge and its other end, as a lane has read them.
 
     Attributes:
       slot: number of the edge in the arrays of edges; of the last one of the piece if not ``real``.
@@ -109,7 +109,7 @@ class Neighbour:
       added: what the edge adds to the values of its sender, or None.
       logit: what the edge adds to the total of the lane's head, or None.
       dweight: gradient to the weight of the lane's head, or None.
-      stats: what is known of the other end, if it is the receiver and that was asked for.
+      stats: ``Stats`` of the other end, if it is the receiver and they were requested.
     """
 
     slot: Value
@@ -123,11 +123,11 @@ class Neighbour:
 
     @property
     def summed(self) -> list[Value]:
-        """What is summed, if the other end is the sender: its values and what the edge adds."""
+        """The summed numbers if the other end is the sender: its values and what the edge adds."""
         return self.values if self.added is None else _sum(self.values, self.added)
 
     def if_real(self, value: Value, otherwise: float) -> Value:
-        """Returns a number of this edge, another one past the end of the piece."""
+        """Returns ``value`` if the edge is real, or ``otherwise`` past the end of the piece."""
         if self.real is None:
             return value
         return value.warp.select(self.real, value, otherwise)
@@ -139,7 +139,7 @@ class Neighbours:
 
     Attributes:
       lanes: places of the lanes.
-      plan: what is static.
+      plan: the static description.
       edges: arrays of the edges.
       ends: rows of the other ends.
       values: rows of what the other ends give to the sums, or of the gradients to their sums; None
@@ -147,7 +147,7 @@ class Neighbours:
       added: rows of what edges add to the values, or None.
       kernel: rows of the linear map of the features of edges, or None.
       vector: the lane's weights of GATv2's columns, or no numbers.
-      dropout: what decides which edges are left out, or None.
+      dropout: decides which edges are dropped, or None.
       stats: ``Stats`` of the other ends where they are the receivers, or None.
     """
 
@@ -164,7 +164,7 @@ class Neighbours:
 
     @classmethod
     def senders(cls, lanes: Lanes, plan: Plan, edges: Edges, operands: Operands) -> Neighbours:
-        """Returns what reads the senders along the rows of the graph."""
+        """Returns the reader of the senders along the rows of the graph."""
         ends = Rows(lanes, plan.ends, operands.columns)
         values = None if operands.values is None else Rows(lanes, plan.values, operands.values)
         return cls(lanes, plan, edges, ends, values, *_of_edges(lanes, plan, edges, operands))
@@ -173,7 +173,7 @@ class Neighbours:
     def receivers(
         cls, lanes: Lanes, plan: Plan, edges: Edges, operands: Operands, dy: Array, stats: Array
     ) -> Neighbours:
-        """Returns what reads the receivers, and their gradients, along the transposed graph."""
+        """Returns the reader of the receivers, and their gradients, along the transposed graph."""
         ends, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
         of_edges = _of_edges(lanes, plan, edges, operands)
         return cls(lanes, plan, edges, ends, slopes, *of_edges, stats)
@@ -190,7 +190,7 @@ class Neighbours:
         edges = [edge if end is None else edge.at_most(end - 1) for edge in edges]
         nodes = [arrays.graph.indices.load(edge) for edge in edges]
         slots = edges if arrays.slots is None else [arrays.slots.load(edge) for edge in edges]
-        # All reads come first, so that they are under way together.
+        # All reads come first, so that they run at the same time.
         ends = [self.ends.read(node) for node in nodes]
         values = ends if self.values is None else [self.values.read(node) for node in nodes]
         added = None if self.added is None else [self.added.read(slot) for slot in slots]
@@ -251,7 +251,7 @@ class Neighbours:
         return power(self.warp, self.score(total, neighbour), lse)
 
     def kept(self, value: Value, neighbour: Neighbour) -> Value:
-        """Returns a number, or zero where dropout leaves the edge out; it is not scaled up."""
+        """Returns a number, or zero where dropout drops the edge; it is not scaled up."""
         return value if self.dropout is None else self.dropout.kept(neighbour.slot, value)
 
     def gradients(
@@ -259,13 +259,13 @@ class Neighbours:
     ) -> tuple[Value, Value]:
         """Returns the weight of an edge and the gradient to its total.
 
-        What the edge adds to the values is added to those that the sender gives, whichever of the
-        two ends that is.
+        The values that the edge adds are added to those of the sender, whichever of the two ends
+        the sender is.
 
         Args:
           own: numbers of the own end.
           given: what the own end gives to the sums, or the gradient to its sums.
-          stats: what is known of the receiver.
+          stats: ``Stats`` of the receiver.
           neighbour: the edge and its other end.
         """
         warp, plan = self.warp, self.plan
@@ -288,10 +288,10 @@ class Neighbours:
 
 
 def _of_edges(lanes: Lanes, plan: Plan, edges: Edges, operands: Operands):
-    """Returns what reads the numbers of edges, and what is the same for all of them.
+    """Returns the readers of the numbers of edges, and the arrays that all edges share.
 
     These are the rows of ``added`` and ``kernel``, the lane's weights of GATv2's columns or no
-    numbers, and what decides of dropout.
+    numbers, and ``Dropout`` or None.
     """
     added = None if edges.values is None else Rows(lanes, plan.values, edges.values)
     kernel, vector = None, []

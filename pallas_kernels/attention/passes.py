@@ -37,7 +37,7 @@ class Passes:
     rule: Callable[[Form], Rule]
 
     def unsupported(self, operands: Operands) -> str | None:
-        """Returns what these kernels lack for the operands, or None if they take them."""
+        """Returns the requirement that the operands do not meet, or None if they are supported."""
         ends = (operands.rows, operands.columns, operands.summed)
         for array in ends:
             if array.dtype.name not in _DTYPES:
@@ -80,7 +80,7 @@ class Passes:
         form: Form,
         tile: AttentionTile | None = None,
     ) -> jax.Array:
-        """Computes what the values are multiplied with, dropout included.
+        """Computes the weights of the values, dropout included.
 
         Args:
           graph: rows are receivers, columns are senders; its weights and scales are not used.
@@ -94,7 +94,7 @@ class Passes:
         """
         if graph.num_rows == 0 or graph.num_edges == 0:
             return jnp.zeros((graph.num_edges, operands.heads), jnp.float32)
-        # The values have no part in the weights.
+        # The weights do not depend on the values.
         operands = operands.replace(edge_values=None)
         plan = self._plan(graph, operands, form, tile, _work_forward(operands))
         arrays = _flat(operands).replace(values=None), _stats(lse, jnp.zeros_like(lse))
@@ -110,14 +110,14 @@ class Passes:
         form: Form,
         tile: AttentionTile | None = None,
     ) -> Operands:
-        """Computes the gradients, but for those of the features of edges and of their linear map.
+        """Computes the gradients, except those of the features of edges and of their linear map.
 
         Args:
           graph: rows are receivers, columns are senders; its weights and scales are not used.
           transposed: the transposed graph: rows are senders, columns are receivers.
           slots: the edge slot of the graph that each edge of the transposed graph is, [edges].
           operands: the arrays of the call.
-          cotangents: what the backward pass takes beside them.
+          cotangents: the other arguments of the backward pass.
           form: the constants of the call.
           tile: how the work is divided; chosen by the shapes if None.
 
@@ -144,7 +144,7 @@ class Passes:
             made["attention"] = (of_rows["attention"] + of_columns["attention"]).reshape(
                 vector.shape
             )
-        # Those that lack a part are not rounded yet.
+        # Gradients that lack a part are not rounded yet.
         exact = () if operands.edge_features is None else ("edge_logits", "attention")
         whole = {
             name: gradient if name in exact else _of_groups(gradient, getattr(operands, name))
@@ -168,14 +168,14 @@ class Passes:
 
 
 def _work_forward(operands: Operands) -> Work:
-    """What the forward pass reads of each sender; it keeps the receiver's numbers and the sums."""
+    """Work of the forward pass: reads senders, and keeps the receiver's numbers and the sums."""
     wide, vector = operands.rows.ndim == 3, operands.attention is not None
     arrays = (1 if operands.values is None else 1 + wide) + (operands.edge_values is not None)
     return _work(operands, arrays, own=1 + wide + vector, loads=1)
 
 
 def _work_along_rows(operands: Operands) -> Work:
-    """What the pass back along the rows reads of each sender.
+    """Work of the backward pass along the rows, which reads senders.
 
     It keeps the receiver's numbers, the gradient to its sums, and the gradient to its numbers.
     """
@@ -185,7 +185,7 @@ def _work_along_rows(operands: Operands) -> Work:
 
 
 def _work_along_columns(operands: Operands) -> Work:
-    """What the pass back along the columns reads of each receiver: its numbers and gradient.
+    """Work of the backward pass along the columns: reads receivers and their gradients.
 
     It keeps the sender's numbers and values, and the gradients to both.
     """
@@ -196,7 +196,7 @@ def _work_along_columns(operands: Operands) -> Work:
 
 
 def _work(operands: Operands, arrays: int, own: int, loads: int) -> Work:
-    """The widest array decides about lanes, and its entries about registers."""
+    """Returns the work; the widest array determines the lanes, and its entries the registers."""
     wide = [a for a in (operands.columns, operands.summed) if a.ndim == 3]
     widest = max(wide, key=lambda array: array.shape[2])
     return Work(operands.heads, widest.shape[2], widest.dtype.itemsize, arrays, own, loads)

@@ -1,4 +1,4 @@
-"""How the score of an edge is made from its two ends, and how its gradient goes back to them.
+"""Rules that compute the score of an edge from its two ends, and the gradients to both.
 
 All of these scores treat both ends alike, so one rule serves passes along the rows, where the own
 end is the receiver, and along the columns, where it is the sender.
@@ -17,7 +17,7 @@ Values = Sequence[Value]
 
 
 class Rule(abc.ABC):
-    """What each lane computes from the numbers that it has of both ends of an edge.
+    """Computes the score of an edge and its gradients from a lane's numbers of both ends.
 
     The total of an edge and a head is the sum of ``part`` over the lanes, plus the edge's logit.
     """
@@ -49,7 +49,7 @@ class Rule(abc.ABC):
     def add(
         self, warp: Warp, sums: Values, dtotal: Value, own: Values, other: Values
     ) -> list[Value]:
-        """Adds an edge to the sums that the gradient to the own end is made of."""
+        """Adds an edge to the sums from which the gradient to the own end is computed."""
 
     @abc.abstractmethod
     def finish(self, warp: Warp, sums: Values) -> list[Value]:
@@ -94,7 +94,7 @@ class GatV2(Rule):
 
     The gradient to the vector needs no sums of its own, since ``leaky_relu(t) = leaky_relu'(t) t``:
     ``Σ ds leaky_relu(x_c + z_c)`` over all edges is ``Σ x_c (Σ ds leaky_relu'(x_c + z_c))`` over
-    the receivers plus the same over the senders. What stands in brackets is the gradient to the end
+    the receivers plus the same over the senders. The bracket is the gradient to the end
     without its factor ``a_c``.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""How the warps of a kernel of attention share edges, heads and columns."""
+"""Division of edges, heads and columns among the warps of a kernel of attention."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.simt.warp import LANES
 
 _LOAD_BYTES = 16
-# A lane has at most so many columns, where a head is wide enough for all lanes.
+# Most columns of a lane, where a head is wide enough for all lanes.
 _COLUMNS = 8
-# What edges gather of an array in one slice should be at most this multiple of the second-level
-# cache, if rows have so many edges that passing over them once more costs little. It is more than
-# one, since real graphs have a few nodes that most edges end at.
+# The data that edges gather from an array in one slice should be at most this multiple of the
+# second-level cache, if rows have so many edges that another pass over them costs little. The
+# multiple is above one, since in real graphs most edges end at a few nodes.
 _CACHE_SHARE = 1.5
 _MANY_EDGES = 64
-# How many neighbours a lane reads at once, most first, if its numbers take so many registers at
-# most, and the average row has edges for so many such steps.
+# How many neighbours a lane reads at once, most first: the first number is used whose registers do
+# not exceed this limit, and for which the average row has edges for this many steps.
 _AHEAD = ((4, 72), (2, 80))
 _STEPS = 2
 # Numbers of 16 bits take half a register as they are read, and one more when they are used.
@@ -25,7 +25,7 @@ _REGISTERS = {2: 1.5, 4: 1.0}
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """How the warps share the work of one pass over the edges.
+    """Division of the work of one pass over the edges among warps.
 
     The lanes of a warp are ``groups`` times ``heads`` teams of ``lanes`` lanes. Each group has a
     neighbour of its own, each team one of its heads, and each lane some columns of that head.
@@ -44,7 +44,7 @@ class AttentionTile:
 
     @property
     def groups(self) -> int:
-        """How many neighbours a warp has at once."""
+        """Number of neighbours that a warp has at once."""
         return LANES // (self.lanes * self.heads)
 
     def slices(self, heads: int) -> int:
@@ -79,13 +79,13 @@ class AttentionTile:
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass reads of each neighbour, and what it keeps of the own end.
+    """The numbers that a pass reads of each neighbour, and keeps of the own end.
 
     Attributes:
       heads: how many heads there are.
       width: columns of a head.
       itemsize: bytes of an entry.
-      arrays: arrays of so many columns that are gathered.
+      arrays: arrays of this width that are gathered.
       own: how many numbers a lane keeps for each of its columns, sums among them.
       loads: how often a lane loads of a row of an array, at most.
     """

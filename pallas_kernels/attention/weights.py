@@ -1,4 +1,4 @@
-"""What the values are multiplied with: a number for each edge and head, for callers who want it."""
+"""The weights of attention: a factor of the values for each edge and head, if requested."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def weights(plan: Plan, edges: Edges, operands: Operands, stats: jax.Array, name
     """Computes the weights, dropout included.
 
     Args:
-      plan: what is static.
+      plan: the static description.
       edges: arrays of the edges of the graph.
       operands: rows, columns and attention with heads and columns in one axis; no values.
       stats: ``Stats`` of the receivers, [rows, 2 * heads] float32.

@@ -9,7 +9,7 @@ accumulate the gradients of kernels and biases over all tiles, in their register
 Where registers do not hold the sums for all columns of ``x``, several blocks (parts) share the
 columns: each computes its part of ``dx`` and of ``dkernel``. If ``dz`` needs all columns of ``x``,
 it is then computed by a kernel before this one. Each block writes its sums once, and they are added
-in a fixed order. Where shared memory does not hold two float32 layers and tiles that are read
+in a fixed order. Where shared memory does not hold two float32 layers and tiles that are loaded
 ahead, ``dense.tight`` divides the same work differently.
 """
 
@@ -233,7 +233,7 @@ def _backward(
         pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
 
 
-_RunWalker = Callable[[int, Any], None]  # runs a member of a team over so many tiles
+_RunWalker = Callable[[int, Any], None]  # runs a member of a team over a number of tiles
 _TilesOfSummer = Callable[[int], Tiles]  # returns the tiles of a summer
 
 

@@ -69,7 +69,7 @@ _WAVES: dict[tuple[tuple[int, ...], str | None], _Waves] = {
 
 @dataclass(frozen=True)
 class DenseTile:
-    """How blocks and warpgroups share the work.
+    """Division of the work among blocks and warpgroups.
 
     Attributes:
       blocks: how many blocks have the same columns, at most. With all parts there is one block for
@@ -95,7 +95,7 @@ class DenseTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack, rows: int = 0) -> DenseTile | None:
-        """Chooses the tile of the forward pass for so many rows, if known; None if nothing fits."""
+        """Chooses the tile of the forward pass for ``rows`` rows if known; None if none fits."""
         if max(stack.widths) > tc.MOST_WIDTH:
             return None
         waves = _WAVES.get((stack.widths, stack.precision))
@@ -146,7 +146,7 @@ class DenseTile:
 
     @property
     def barriers(self) -> int:
-        """How many barriers there are: one for each pair of a slot and its waiting warpgroup."""
+        """Number of barriers: one for each pair of a slot and its waiting warpgroup."""
         return math.lcm(self.slots, self.warpgroups)
 
     def limited_to(self, rows: int) -> DenseTile:
@@ -345,7 +345,7 @@ class _Worker:
             tc.store(values.astype(self.stack.dtype), self.result, first_row, columns.start)
 
     def _overwrite(self, layer: int, z, tile) -> None:
-        """Overwrites a tile with what a layer makes of its product."""
+        """Overwrites a tile with the output of a layer, from its product."""
         for chunk, columns in enumerate(tc.columns_of(z.shape[1], tile.shape[-1])):
             target = tile.at[chunk]
             target[...] = self._finish(layer, z, columns, target).astype(self.stack.dtype)

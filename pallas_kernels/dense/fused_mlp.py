@@ -83,8 +83,8 @@ def fused_mlp_backward(
     gated = activation is not None and ACTIVATIONS[activation].of_output
     dkernels, dbiases = [], []
     for h, (start, stop) in reversed(list(zip(inputs, groups, strict=True))):
-        # If the activation is gated, the kernel of the layers above has already gone back through
-        # it, since it knows the activation's output: its own input.
+        # If the activation is gated, the kernel of the layers above has already applied its
+        # derivative: it has the activation's output as its own input.
         last_activation = None if gated or stop == last else activation
         activations = (*[activation] * (stop - start - 1), last_activation)
         below = activation if gated and start > 0 else None

@@ -101,7 +101,7 @@ class GradientMaker:
     def _dz(self, known, dh):
         """Computes the gradient to the preactivation of the first layer.
 
-        It takes what is known of the derivative, an output or a slope, and the gradient to the
+        It takes the output or the slope of the activation, and the gradient to the
         output.
         """
         activation = self.plan.stack.activation(0)

@@ -34,14 +34,14 @@ from pallas_kernels.tensor_cores.stores import (
 )
 
 _LAYERS = 2
-_WARPGROUPS = 2  # as many as have registers for 128 sums a thread
+_WARPGROUPS = 2  # more do not have registers for 128 sums a thread
 _MIN_SLOTS, _MAX_SLOTS = 3, 8  # tiles in shared memory
 _FIRST, _SECOND = 0, 1
 
 
 @dataclass(frozen=True)
 class PairTile:
-    """How clusters and warpgroups share the work.
+    """Division of the work among clusters and warpgroups.
 
     Attributes:
       pairs: how many clusters there are.
@@ -68,7 +68,7 @@ class PairTile:
 
     @property
     def barriers(self) -> int:
-        """How many barriers there are: one for each pair of a slot and its waiting warpgroup."""
+        """Number of barriers: one for each pair of a slot and its waiting warpgroup."""
         return math.lcm(self.slots, self.warpgroups)
 
     def limited_to(self, rows: int) -> PairTile:
@@ -157,7 +157,7 @@ class _Block:
 
     @property
     def _count(self):
-        """How many tiles the cluster has."""
+        """Number of tiles of the cluster."""
         return tc.count_strided_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
 
     def _row(self, n):

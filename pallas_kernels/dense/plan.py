@@ -1,4 +1,4 @@
-"""What the backward pass of one or two dense layers computes, and which warpgroups compute it.
+"""Plan of the backward pass of one or two dense layers, and division among warpgroups.
 
 This module is arithmetic of shapes only. ``dense.backward`` explains the roles: walkers go through
 tiles of rows, and summers accumulate the gradients of parameters.
@@ -45,7 +45,7 @@ class LayerChunk:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """What a block computes in the backward pass of a stack.
+    """The computation of a block in the backward pass of a stack.
 
     Attributes:
       stack: the layers; the second of two has no activation.
@@ -59,7 +59,7 @@ class BackwardPlan:
 
     @property
     def terms(self) -> Terms:
-        """How the numbers are represented for tensor cores."""
+        """Representation of the numbers for tensor cores."""
         return Terms.of(self.stack.dtype)
 
     @property
@@ -120,7 +120,7 @@ class BackwardPlan:
     def _sharers(self, layer: int) -> int:
         """Returns how many parts share the chunks of dz.
 
-        If they can not be divided, each has all.
+        If the chunks can not be divided, each part has all of them.
         """
         chunks = self.stack.widths[layer + 1] // COLUMNS
         return 1 if chunks % self.parts else self.parts
@@ -143,7 +143,7 @@ class BackwardPlan:
 
     @property
     def summers(self) -> int:
-        """How many warpgroups it takes to hold all sums in registers."""
+        """Number of warpgroups that hold all sums in registers."""
         each = _COLUMNS_PER_SUMMER // self.stack.widths[1]
         return self.stack.layers if self.summer_per_layer else -(-len(self.kernel_chunks) // each)
 
@@ -158,7 +158,7 @@ class BackwardPlan:
 
     @property
     def marks(self) -> tuple[int, int]:
-        """How many sums for biases a summer has, and how many matrices mark their columns.
+        """Number of sums for biases of a summer, and of matrices that mark their columns.
 
         Each bias chunk needs a pair of its own. Where shared memory is scarce, one matrix serves
         several sums; where registers are scarce, one sum has a column for each matrix.
@@ -218,7 +218,7 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """How blocks and warpgroups share the work.
+    """Division of the work among blocks and warpgroups.
 
     Attributes:
       blocks: how many blocks have the same columns, at most; with all parts there is one for each
@@ -241,7 +241,7 @@ class BackwardTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack) -> BackwardTile | None:
-        """The one heuristic: what fits, or None; as few parts as do."""
+        """The one heuristic: the fewest parts that fit, or None."""
         if stack.layers > _MOST_LAYERS or max(stack.widths) > tc.MOST_WIDTH:
             return None
         chunks = 1 if BackwardPlan(stack, 1).recomputes else stack.widths[0] // COLUMNS
@@ -271,7 +271,7 @@ class BackwardTile:
 
     @property
     def walkers(self) -> int:
-        """How many walkers a block has."""
+        """Number of walkers of a block."""
         return self.teams * self.members
 
     def limited_to(self, rows: int) -> BackwardTile:
@@ -285,7 +285,7 @@ class BackwardTile:
 
 @dataclass(frozen=True)
 class TightTile:
-    """How the work is shared where shared memory holds only three tiles of two layers.
+    """Division of the work where shared memory holds only three tiles of two layers.
 
     Two of the tiles are loaded and one is computed; see ``dense.tight``.
 

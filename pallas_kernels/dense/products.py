@@ -1,4 +1,4 @@
-"""How tensor cores multiply rows by the kernel of a layer: a table by dtype and precision.
+"""Methods to multiply rows by the kernel of a layer on tensor cores, by dtype and precision.
 
 Numbers of 16 bits are multiplied exactly. float32 numbers are either rounded to TF32, whose
 products have half of the speed, or split in registers into sums of two bfloat16 parts, of whose
@@ -34,7 +34,7 @@ class Products:
     Attributes:
       prepare: returns a kernel in the form in which the block loads it; XLA runs it before the
         kernel.
-      allocate: returns scratch memory for such a kernel of so many rows and columns, with a leading
+      allocate: returns scratch memory for such a kernel, given its rows and columns, with a leading
         axis of length one.
       multiply: returns the product of rows and such a kernel in float32 registers. The rows are a
         tile in chunks of columns. The last argument is called while the tensor cores are

@@ -20,7 +20,7 @@ from pallas_kernels.dense.activations import ACTIVATIONS, Activation
 
 @dataclass(frozen=True)
 class Stack:
-    """What is known about the layers when a kernel is built.
+    """The static description of the layers.
 
     Attributes:
       widths: width of the input, and of the output of each layer.
@@ -59,7 +59,7 @@ class Stack:
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return len(self.biased)
 
     @property
@@ -78,7 +78,7 @@ class Stack:
         return self.activation(self.layers - 1)
 
     def parameter_bytes(self, parts: int = 1) -> int:
-        """Returns the shared bytes of the parameters in one of so many ``parts`` of the kernels."""
+        """Returns the shared bytes of the parameters in one of ``parts`` parts of the kernels."""
         kernels = sum(rows * columns for rows, columns in self.shapes)
         biases = itertools.compress(self.widths[1:], self.biased)
         itemsize = self.dtype.itemsize

@@ -28,7 +28,7 @@ class Tiles(Protocol):
         ...
 
     def release(self, n) -> None:
-        """Tells the walkers that tile n is no longer needed."""
+        """Signals to the walkers that tile n is no longer needed."""
         ...
 
 

@@ -21,7 +21,7 @@ from pallas_kernels.tensor_cores import COLUMNS, ROWS, bfloat16_parts
 
 @dataclass(frozen=True)
 class Terms:
-    """How the numbers of a dtype are split into terms.
+    """Split of the numbers of a dtype into terms.
 
     Attributes:
       count: terms of a number.

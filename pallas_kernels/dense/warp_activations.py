@@ -1,6 +1,6 @@
 """Activations of dense layers in SIMT code: the formulae of ``dense.activations``.
 
-They are written for arrays. Here they are traced to a jaxpr, of which each equation becomes an
+They are written for arrays. Here they are traced to a jaxpr, and each equation becomes an
 instruction; a product that is only added to something becomes part of an fma.
 """
 
@@ -83,7 +83,7 @@ def _interpret(warp: Warp, program: Any, constants: Any, values: Any) -> list[_O
 
 
 def _used_once_by_a_sum(program: Any) -> set[Any]:
-    """Returns the variables of which a sum or a difference is the only user."""
+    """Returns the variables that only one sum or difference uses."""
     uses = [(equation, atom) for equation in program.eqns for atom in equation.invars]
     taken = [atom for _, atom in uses if not _is_literal(atom)]
     taken += [atom for atom in program.outvars if not _is_literal(atom)]
@@ -134,7 +134,7 @@ _INSTRUCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "select_n": lambda warp, which, other, chosen: warp.select(which, chosen, other),
         "exp2": lambda warp, a: warp.special("any_ex2", a),
         "rsqrt": lambda warp, a: warp.special("normal_rsqrt", a),
-        "sqrt": lambda warp, a: a * warp.rsqrt(a),  # NaN at zero, where no formula uses it
+        "sqrt": lambda warp, a: a * warp.rsqrt(a),  # NaN at zero, which no formula uses
         "convert_element_type": lambda warp, a: a,
         "copy": lambda warp, a: a,
     }

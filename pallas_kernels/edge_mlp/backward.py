@@ -1,8 +1,8 @@
 """Backward pass of layers on edges and a sum over each row; values of edges are recomputed.
 
 Some warpgroups of a block, the walkers, go through groups of 64 rows. For each tile of edges they
-run the forward and the backward pass of the layers, and leave the inputs a_l of the layers and the
-gradients dz_l of their outputs in shared memory. The other warpgroups, the summers, accumulate the
+run the forward and the backward pass of the layers, and write the inputs a_l of the layers and the
+gradients dz_l of their outputs to shared memory. The other warpgroups, the summers, accumulate the
 gradients of the kernels from these, in registers::
 
     dkernel_l = Σ a_lᵀ dz_l,  dbias_l = Σ 1ᵀ dz_l
@@ -60,8 +60,8 @@ def backward(
       tables: the senders of edges, and the pieces of rows unless all rows have one degree.
       layers: nodes of the whole batch along one axis, widths multiples of 32 up to 128.
       dy: [batch rows, last], the gradient of the result.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       tile: how blocks share the work; by default chosen for the shapes.
 
     Returns:
@@ -381,7 +381,7 @@ class _Walker:
         return self.tiles.scratch[name].at[self.tiles.number * self.needs.layers + layer]
 
     def _arrive(self, layer: int) -> None:
-        """Tells a summer that the input and the dz of a layer are in shared memory."""
+        """Signals to a summer that the input and the dz of a layer are in shared memory."""
         tc.barrier_arrive(self._barrier("made", layer))
 
     def _wait(self, layer: int) -> None:

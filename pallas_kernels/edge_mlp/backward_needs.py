@@ -21,13 +21,13 @@ UNIT = 64  # rows of a product that a summer accumulates
 # Registers of a multiprocessor for each thread of a warpgroup; they are allocated in eights.
 _REGISTERS, _MOST_REGISTERS, _EIGHT = 512, 248, 8
 _MOST_WARPGROUPS = 4
-_OTHER_REGISTERS = 32  # registers that a summer needs beside its sums
+_OTHER_REGISTERS = 32  # registers that a summer needs besides its sums
 _MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
 class BackwardNeeds:
-    """What a block needs to run the backward pass of a plan.
+    """Resources of a block that runs the backward pass of a plan.
 
     Attributes:
       plan: the layers and the edges.
@@ -41,7 +41,7 @@ class BackwardNeeds:
         return self.plan.stack.layers
 
     def activation(self, layer: int) -> Activation | None:
-        """Activation in front of ``layer``; for ``self.layers``, that behind the last one."""
+        """Activation in front of ``layer``; for ``self.layers``, that after the last one."""
         return self.plan.first_activation if layer == 0 else self.plan.stack.activation(layer - 1)
 
     @property
@@ -120,7 +120,7 @@ class BackwardNeeds:
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """How a block shares the work.
+    """Division of the work of a block.
 
     Attributes:
       blocks: blocks of the grid, one for each multiprocessor.

@@ -7,7 +7,7 @@ stays in the second-level cache. XLA's matrix products then accumulate the gradi
 
     dkernel_l += Σ a_lᵀ dz_l,  dbias_l += Σ dz_l
 
-A warpgroup has all columns of a tile. It keeps in shared memory what the derivatives of the
+A warpgroup has all columns of a tile. It keeps in shared memory the numbers that derivatives of
 activations need; everything else shares one buffer for each width.
 """
 
@@ -51,7 +51,7 @@ _NO_STEP = 2**30  # a step that no row has
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """How the tiles of a chunk are shared.
+    """Division of the tiles of a chunk among warpgroups.
 
     Attributes:
       blocks: blocks of the grid, one for each multiprocessor.
@@ -112,13 +112,13 @@ def _estimated_tiles(places: Places) -> int:
 
 
 def _staged_widths(needs: BackwardNeeds) -> list[int]:
-    """Widths of what goes to the staging buffer: inputs of the layers, then their dz."""
+    """Widths of the arrays in the staging buffer: inputs of the layers, then their dz."""
     widths = needs.plan.stack.widths if needs.layers else ()
     return [*widths[:-1], *widths[1:]]
 
 
 def _kept_widths(needs: BackwardNeeds) -> tuple[int, ...]:
-    """Widths of what a walker keeps for each layer; the first buffer also receives the senders."""
+    """Widths of the tiles that a walker keeps by layer; the first also receives the senders."""
     return needs.plan.stack.widths[: max(needs.layers, 1)]
 
 
@@ -148,8 +148,8 @@ def backward(
       tables: the senders of edges, and the pieces of rows unless all rows have one degree.
       layers: nodes of the whole batch along one axis.
       dy: [batch rows, last], the gradient of the result.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       tile: how a chunk is shared; by default chosen for the shapes.
 
     Returns:
@@ -257,10 +257,10 @@ def _total(places: Places, tables: Tables) -> Any:
 
 
 def _units(places: Places, tables: Tables, first, count: int, total) -> jax.Array:
-    """Group and step of each tile of a chunk, [count, 2]; tiles behind the last have no edges."""
+    """Group and step of each tile of a chunk, [count, 2]; tiles past the last have no edges."""
     numbers = jnp.int32(first) + jnp.arange(count, dtype=jnp.int32)
     if places.degree is not None:
-        # Groups behind the last have no rows.
+        # Groups past the last have no rows.
         return jnp.stack([numbers // places.degree, numbers % places.degree], axis=1)
     ends = jnp.cumsum(tables.steps, dtype=jnp.int32)
     is_real = numbers < total
@@ -322,7 +322,7 @@ def _chunk(needs: BackwardNeeds, tile: ChunkTile, scratch, units, slices, operan
         def _(turn):
             unit = (turn * tile.walkers + number) * tile.blocks + lax.axis_index(BLOCK)
             group, step = units[unit, 0], units[unit, 1]
-            # An index that is not known to be constant: nothing of it is moved out of the loop.
+            # The compiler must not know that this index is constant: it would move code out.
             own = number + tc.opaque_zero(group)
             tiles = Tiles(needs.plan, scratch | named, operands.layers, operands.tables, own)
             walker = _Walker(needs, tile.ring(needs), tiles, operands.dy, ends, staged)

@@ -42,8 +42,8 @@ def edge_reduce(
     Args:
       graph: edges sorted by rows, and their pieces; its weights and scales are ignored.
       layers: arrays of nodes and edges, and the kernels and biases.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       degree: edges of every row, if all rows are known to have equally many.
       tile: how blocks share the work; by default chosen for the shapes.
 
@@ -84,8 +84,8 @@ def edge_reduce_backward(
       graph: edges sorted by rows, and their pieces; its weights and scales are ignored.
       layers: arrays of nodes and edges, and the kernels and biases.
       dy: [batch, rows, last], the gradient of the result.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       degree: edges of every row, if all rows are known to have equally many.
       tile: how blocks share the work; by default chosen for the shapes.
 
@@ -141,7 +141,7 @@ def fits_backward(layers: EdgeLayers, activation: str | None, activate_last: boo
 def streams_kernels(
     layers: EdgeLayers, activation: str | None, activate_last: bool, *, backward: bool
 ) -> bool:
-    """Whether kernels of the layers are streamed from memory, or backward their gradients to it."""
+    """Whether kernels are streamed from memory, or in the backward pass their gradients to it."""
     plan = _plan(layers, activation, activate_last)
     tile = _backward_tile(plan, None) if backward else _forward_tile(plan)
     return isinstance(tile, RingTile | ChunkTile)

@@ -35,7 +35,7 @@ from pallas_kernels.edge_mlp.places import (
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
-MOST_WIDTH = 128  # so that sum, product and input of a tile fit the registers of a warpgroup
+MOST_WIDTH = 128  # sum, product and input of a tile then fit the registers of a warpgroup
 # Warpgroups of a block that have enough registers, by the largest width.
 _WARPGROUPS = {64: 4, 96: 3, 128: 2}
 _MOST_SLOTS = 4
@@ -43,7 +43,7 @@ _MOST_SLOTS = 4
 
 @dataclass(frozen=True)
 class EdgeTile:
-    """How blocks and warpgroups share the work.
+    """Division of the work among blocks and warpgroups.
 
     Attributes:
       blocks: blocks of the grid, one for each multiprocessor.
@@ -103,8 +103,8 @@ def forward(
       places: the shape of the graph, and how its edges are assigned to tiles.
       tables: the senders of edges, and the pieces of rows unless all rows have one degree.
       layers: nodes of the whole batch along one axis, widths multiples of 32 up to ``MOST_WIDTH``.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       partial_slots: number of partial sums of pieces of rows, at least one if tables list pieces.
       tile: how blocks share the work; by default chosen for the shapes.
 

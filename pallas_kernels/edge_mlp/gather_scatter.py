@@ -34,7 +34,7 @@ class GatherRows:
 class GatherEdges:
     """Begins to copy the senders of a tile, and the weights of its edges.
 
-    Behind the last step of a group nothing is copied; places without an edge get zeros.
+    Past the last step of a group nothing is copied; places without an edge get zeros.
 
     Attributes:
       places: the shape of the graph, and how its edges are assigned to tiles.
@@ -105,7 +105,7 @@ class GatherEdges:
 class GatherFeatures:
     """Begins to copy the features of the edges of a tile; ``GatherEdges`` commits the copies.
 
-    Behind the last step of a group nothing is copied; places without an edge get zeros.
+    Past the last step of a group nothing is copied; places without an edge get zeros.
 
     Attributes:
       places: the shape of the graph, and how its edges are assigned to tiles.

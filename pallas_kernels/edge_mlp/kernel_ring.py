@@ -28,7 +28,7 @@ _MOST_COLUMNS = 128  # columns of a product: registers also hold sums of all col
 _MOST_SLOTS = 8
 # Registers of a thread of a walker and of the loader, if a block has two walkers.
 _REGISTERS = {2: (232, 40)}
-# Shared memory beside tiles and slices: for each edge a factor and its gradient, or two factors,
+# Shared memory besides tiles and slices: for each edge a factor and its gradient, or two factors,
 # aligned.
 _NUMBER_BYTES = 2 * 1024
 
@@ -80,15 +80,15 @@ class KernelSlices:
         )
 
     def count(self, rows: int, part: slice) -> int:
-        """Number of slices of a part of the columns of a kernel with so many rows."""
+        """Number of slices of a part of the columns of a kernel with ``rows`` rows."""
         return -(-rows // (SLICE * self.beside(part)))
 
     def beside(self, part: slice) -> int:
-        """How many times 64 rows lie side by side in a slice of a part of the columns."""
+        """Number of groups of 64 rows that are side by side in a slice of a part of the columns."""
         return self.columns // (part.stop - part.start)
 
     def nbytes(self, slots: int) -> int:
-        """Bytes of a ring of so many slices of 16-bit numbers."""
+        """Bytes of a ring of ``slots`` slices of 16-bit numbers."""
         return slots * SLICE * self.columns * 2
 
     def arranged(self, kernels: Sequence[jax.Array]) -> jax.Array:
@@ -107,7 +107,7 @@ class KernelSlices:
         return jnp.concatenate([of_part(*pair) for pair in pairs])
 
     def choose(self, chip: Chip, tile_bytes: int) -> tuple[int, int] | None:
-        """Walkers of a block with tiles of so many bytes, and stages of its ring; or None."""
+        """Walkers of a block and stages of its ring, with tiles of ``tile_bytes``; or None."""
         for walkers in (2, 1):
             room = chip.shared_bytes - walkers * tile_bytes - _NUMBER_BYTES
             if not self.shapes and room >= 0:
@@ -171,10 +171,10 @@ class KernelRing:
             pl.when(number == self.walkers)(in_loader)
 
     def load(self, source, scratch: dict, tiles) -> None:
-        """Copies all slices once for each of so many ``tiles``; the loader runs it."""
+        """Copies all slices once for each of ``tiles`` tiles; the loader runs it."""
         total = self.slices.total
 
-        # The first slices wait as well: where they did not, LLVM took them out of the loop, and
+        # The first slices wait as well. Without this wait, LLVM moved them out of the loop, and
         # ptxas 13.0 then read the coordinates of a copy before it had set them.
         @pl.loop(0, tiles * total)
         def _(i):

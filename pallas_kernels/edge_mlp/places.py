@@ -1,4 +1,4 @@
-"""Which edges form a tile, and where they lie in memory.
+"""Places: the assignment of edges to tiles, and their addresses in memory.
 
 A group has 64 places, for 64 rows of a graph or 64 pieces of rows. Step ``k`` of a group has a tile
 with the ``k``-th edge of each place. So the sum over the edges of a row is a sum over tiles that
@@ -160,7 +160,7 @@ class Place:
         """Whether there is an edge in this step, and its number.
 
         Without an edge the number is 0, at which tables may be read. The sender of that edge may
-        lie outside of the graph: its features must not be read.
+        be outside of the graph: its features must not be read.
         """
         real = self.is_real if self.length is None else step < self.length
         return real, warp.select(real, self.start + step, 0)

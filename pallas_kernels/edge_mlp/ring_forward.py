@@ -34,7 +34,7 @@ from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
 @dataclass(frozen=True)
 class RingTile:
-    """How blocks and walkers share the work.
+    """Division of the work among blocks and walkers.
 
     Attributes:
       blocks: blocks of the grid, one for each multiprocessor.
@@ -93,8 +93,8 @@ def forward(
       places: the shape of the graph, and how its edges are assigned to tiles.
       tables: the senders of edges, and the pieces of rows unless all rows have one degree.
       layers: nodes of the whole batch along one axis, one kernel at least.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       partial_slots: number of partial sums of pieces of rows, at least one if tables list pieces.
       tile: how blocks share the work; by default chosen for the shapes.
 
@@ -172,7 +172,7 @@ class _Walker:
         return tc.count_strided(units, lax.axis_index(BLOCK), self.tile.blocks)
 
     def _group(self, i, walker) -> Any:
-        """The group of a walker in the block's i-th unit; it may lie behind the last group."""
+        """The group of a walker in the block's i-th unit; it may be past the last group."""
         unit = lax.axis_index(BLOCK) + i * self.tile.blocks
         return unit * self.tile.walkers + walker
 
@@ -203,8 +203,8 @@ class _Walker:
                 tiles.gather(group, jnp.int32(0), steps, 0, 0)
 
             def add(step, sums):
-                # The compiler may know the number of steps, but not this index, so that it moves
-                # nothing that depends on it out of the loop.
+                # The compiler may know the number of steps. It does not know this index, so it
+                # moves nothing that depends on it out of the loop.
                 number = tiles.number + tc.opaque_zero(before + step)
                 own = dataclasses.replace(tiles, number=number)
                 walker = dataclasses.replace(self, tiles=own)

@@ -29,8 +29,8 @@ class Plan:
     """The static description of layers on edges, from which a kernel is built.
 
     Attributes:
-      stack: widths, biases and dtype of the layers, with the activation behind each.
-      first: the activation in front of the first layer, or None.
+      stack: widths, biases and dtype of the layers, with the activation after each.
+      first: the activation before the first layer, or None.
       places: the shape of the graph, and how its edges are assigned to tiles.
       own_weights: whether each element of the batch has its own edge weights; None without weights.
       own_features: whether each element of the batch has its own edge features, as it has in a
@@ -47,7 +47,7 @@ class Plan:
     def of(
         cls, places: Places, layers: EdgeLayers, activation: str | None, activate_last: bool
     ) -> Plan:
-        """The plan of these arguments of a kernel; ``activation`` is in front of every layer."""
+        """The plan of these arguments of a kernel; ``activation`` is before every layer."""
         _, _, weights, kernels, biases, features = layers
         first, *others = [activation] * len(kernels) + [activation if activate_last else None]
         widths = layers.receivers.shape[-1], *(kernel.shape[1] for kernel in kernels)
@@ -66,7 +66,7 @@ class Plan:
 
     @property
     def first_activation(self) -> Activation | None:
-        """The activation in front of the first layer, or None."""
+        """The activation before the first layer, or None."""
         return None if self.first is None else ACTIVATIONS[self.first]
 
     @property

@@ -36,13 +36,13 @@ from pallas_kernels.tensor_cores import WARPGROUP
 MEMBERS = 2  # warpgroups of a team
 MOST_WIDTH = 256
 _MOST_SLOTS = 4
-# Registers of a thread, by teams of a block; and those it needs beside its sums and a product.
+# Registers of a thread, by teams of a block; and those it needs besides its sums and a product.
 _REGISTERS, _OTHER_REGISTERS = {2: 128, 1: 248}, 48
 
 
 @dataclass(frozen=True)
 class WideTile(EdgeTile):
-    """How blocks and teams share the work: an ``EdgeTile`` whose workers are teams."""
+    """Division of the work among blocks and teams: an ``EdgeTile`` whose workers are teams."""
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> WideTile | None:
@@ -108,8 +108,8 @@ def forward(
       places: the shape of the graph, and how its edges are assigned to tiles.
       tables: the senders of edges, and the pieces of rows unless all rows have one degree.
       layers: nodes of the whole batch along one axis.
-      activation: name of the activation in front of each kernel, or None.
-      activate_last: whether the activation is also applied behind the last kernel.
+      activation: name of the activation before each kernel, or None.
+      activate_last: whether the activation is also applied after the last kernel.
       partial_slots: number of partial sums of pieces of rows, at least one if tables list pieces.
       tile: how blocks share the work; by default chosen for the shapes.
 

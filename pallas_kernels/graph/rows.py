@@ -53,17 +53,17 @@ class Pieces:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the matrix has."""
+        """Number of rows of the matrix."""
         return self.indptr.shape[-1] - 1
 
     @property
     def num_edges(self) -> int:
-        """How many edge slots there are, padding included."""
+        """Number of edge slots, padding included."""
         return self.indices.shape[-1]
 
     @property
     def weight_heads(self) -> int | None:
-        """How many heads the weights have; None for weights without an axis of heads."""
+        """Number of heads of the weights; None for weights without an axis of heads."""
         has_heads = self.weights is not None and len(self.weights.shape) == 2
         return self.weights.shape[1] if has_heads else None
 

@@ -1,7 +1,7 @@
 """Softmax over the edges of each row, and its gradient.
 
 Both compute sums over a row, and then a result for each of its edges. In between, a warp keeps what
-it has read of a piece in shared memory, as far as there is room. Rows of several pieces write the
+it has read of a piece in shared memory, as far as it fits. Rows of several pieces write the
 sums of each piece to a workspace, and a second kernel combines them and computes the results.
 """
 
@@ -21,19 +21,18 @@ from pallas_kernels.graph.softmax_rules import Rule, Softmax, SoftmaxGradient
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Pairs: how many edges a lane reads before it uses them, if rows have more than so many for each
-# group of lanes.
+# Pairs: how many edges a lane reads before it uses them, and the edges of a row for each
+# group of lanes above which this is used.
 _AHEAD = ((8, 8), (4, 2), (2, 1))
-# Rows of at least this average length keep what was read in shared memory for its second use, as
-# far as there is room. The rest, and shorter rows, are read again, mostly from the first-level
-# cache.
+# Rows of at least this average length keep the numbers in shared memory for their second use, as
+# far as they fit. Other numbers are read again, mostly from the first-level cache.
 _KEPT_FROM_EDGES = 128
 _KEPT_BYTES = 8 * 1024  # shared memory of a warp at most
 
 
 @dataclass(frozen=True)
 class SoftmaxTile:
-    """How the lanes of a warp share a piece of a row.
+    """Division of a piece of a row among the lanes of a warp.
 
     Attributes:
       lanes: lanes that share an edge, a power of two.
@@ -144,7 +143,7 @@ def _by_row(
 
 @dataclass(frozen=True)
 class _Lanes:
-    """What the lanes of a warp read, sum and store of the edges of a piece.
+    """Reads, sums and stores of the edges of a piece by the lanes of a warp.
 
     Neighbouring lanes have the heads of one edge, and each such group of lanes has another edge.
 
@@ -162,7 +161,7 @@ class _Lanes:
 
     @property
     def groups(self) -> int:
-        """How many edges the warp has at once."""
+        """Number of edges that the warp has at once."""
         return LANES // self.tile.lanes
 
     @property
@@ -197,7 +196,7 @@ class _Lanes:
     def read(self, piece: Piece, time: Value) -> list[list[list[Value]]]:
         """Reads a batch: numbers by edge, head and array.
 
-        Neutral ones past the end of the piece.
+        Past the end of the piece the numbers are neutral.
         """
         warp, tile = self.warp, self.tile
         # Lanes without heads read the first, and store nothing.

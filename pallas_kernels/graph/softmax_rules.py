@@ -13,7 +13,7 @@ _LOG2_E = math.log2(math.e)
 
 
 class Rule(abc.ABC):
-    """What is summed over the edges of a row for each head, and how results follow from the sums.
+    """Sums over the edges of a row for each head, and the results computed from the sums.
 
     Attributes:
       arrays: how many numbers each edge has, one from each input array.
@@ -112,7 +112,7 @@ def _shift(warp: Warp, peak: Value) -> Value:
 def _shifted(warp: Warp, peak: Value, total: Value, shift: Value) -> Value:
     """Rescales a sum of exponentials from its own peak to a shift; exact if they are equal."""
     # The shift of an empty sum, whose peak is -inf, is zero, which may be more than the new shift.
-    # The minimum avoids an infinite factor, of which the product with zero would be NaN.
+    # The minimum avoids an infinite factor, whose product with zero would be NaN.
     return total * _power(warp, warp.binary("minimum", _shift(warp, peak), shift), shift)
 
 

@@ -15,21 +15,21 @@ from pallas_kernels.simt.blocks import warps_with_rows
 from pallas_kernels.simt.values import Array, Shared
 from pallas_kernels.simt.warp import LANES, Warp
 
-# How many lanes, of 16 bytes each, read a neighbour. The widest come first, as they need the fewest
-# passes over the edges. The slice of x that a pass reads should fit this part of the second-level
-# cache.
+# Numbers of lanes, of 16 bytes each, that read a neighbour. The widest come first, as they need the
+# fewest passes over the edges. The slice of x that a pass reads should fit this part of the
+# second-level cache.
 _LANES = (32, 16, 8)
 _CACHE_SHARE = 0.8
 _FEW_EDGES = 64
-# Neighbours that a lane reads before it adds them, by the bytes of a number: of 2, 4, 6, 8 and 12
-# the best on graphs of 10, 50 and 475 edges a row, measured on an H100. With 4 of float32 the first
-# of these took 1.4 times as long.
+# Neighbours that a lane reads before it adds them, by the bytes of a number. Of 2, 4, 6, 8 and 12
+# these were the fastest on graphs of 10, 50 and 475 edges a row on an H100. With 4 for float32 the
+# first of these graphs took 1.4 times as long.
 _AHEAD = {4: 6, 2: 4}
 
 
 @dataclass(frozen=True)
 class SpmmTile:
-    """How the warps share the work of ``spmm``.
+    """Division of the work of ``spmm`` among warps.
 
     Attributes:
       lanes: lanes that read a neighbour together.
@@ -65,7 +65,7 @@ class SpmmTile:
 
 @dataclass(frozen=True)
 class SddmmTile:
-    """How the warps share the work of ``sddmm``.
+    """Division of the work of ``sddmm`` among warps.
 
     Attributes:
       lanes: lanes that read a neighbour together.

@@ -7,8 +7,8 @@ added up in a fixed order: by lanes, by warps, by blocks.
 
 An entry +0 of the matrix contributes nothing to a sum, even if it meets a number that is not
 finite. The kernels first compute sums without regard to this. If one of the numbers is not finite,
-the sum for the first node, which includes the numbers of all nodes, shows it. Then the sums are
-computed again, without the terms of zero entries.
+the sum for the first node, which includes the numbers of all nodes, is not finite either. Then the
+sums are computed again, without the terms of zero entries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_AHEAD = 2
 
 @dataclass(frozen=True)
 class MixTile:
-    """How blocks share columns and tokens, and how far they read ahead.
+    """Division of columns and tokens among blocks, and the steps that they read ahead.
 
     Attributes:
       lanes: lanes that share a token; the other lanes of the warp have other tokens.
@@ -75,12 +75,12 @@ class MixTile:
 
     @property
     def columns_per_block(self) -> int:
-        """How many columns a block has."""
+        """Number of columns of a block."""
         return self.lanes * _ENTRIES
 
     @property
     def tokens_per_warp(self) -> int:
-        """How many tokens a warp processes at once."""
+        """Number of tokens that a warp processes at once."""
         return LANES // self.lanes
 
 
@@ -100,7 +100,7 @@ def _fixed_words(nodes: int, warps: int) -> int:
 
 
 class _Inputs(NamedTuple):
-    """What the kernels read: arrays, in a kernel as ``Array``, or None.
+    """Inputs of the kernels: arrays, in a kernel as ``Array``, or None.
 
     Attributes:
       x: [tokens, nodes, width].
@@ -238,12 +238,12 @@ class _TokenWalk:
 
     @property
     def nodes(self) -> int:
-        """How many nodes a token has."""
+        """Number of nodes of a token."""
         return self.inputs.x.shape[1]
 
     @property
     def slices(self) -> int:
-        """How many blocks share a token, each with some of its columns."""
+        """Number of blocks that share a token, each with some of its columns."""
         return self.inputs.x.shape[2] // self.tile.columns_per_block
 
     @property
@@ -356,7 +356,7 @@ class _TokenWalk:
     def node_columns(self, i: Value, number: Value | int) -> list[Value]:
         """Returns the lane's columns of a node of ``x``.
 
-        Of ``other`` for numbers past its nodes.
+        Numbers past its nodes are nodes of ``other``.
         """
         words = self.ring.load_words(self._place(i, number) * _ENTRIES, _ENTRIES)
         return [self.ring.unpack(words, e) for e in range(_ENTRIES)]
@@ -413,7 +413,7 @@ class _Forward:
 
 
 class _Totals(NamedTuple):
-    """What a lane accumulates over its tokens.
+    """Sums of a lane over its tokens.
 
     Attributes:
       pairs: for each pair of nodes, row by row, the gradient at the first times the features of the

@@ -30,11 +30,11 @@ _LEAST_VARIANCE = 2.0**-126
 
 @dataclass(frozen=True)
 class EightRows:
-    """Selects from eight rows per warp, which reads them once.
+    """Selects from eight rows per warp and reads each row once.
 
-    For rows of float32, the search uses 16 bits for each entry: the float16 nearest to how many
-    standard deviations the entry lies above the mean. This is monotonic, so where exactly k entries
-    reach a threshold, they are the k largest. Where more do because some entries are equal, the
+    For rows of float32, the search uses 16 bits for each entry: its distance from the mean in
+    standard deviations, as float16. This is monotonic, so where exactly k entries reach a
+    threshold, they are the k largest. Where more than k do because some entries are equal, the
     first of those are kept. Where entries that share a float16 are not equal, or an entry or its
     square is not finite, or only a single row of the eight is undecided, the whole warp selects
     from the row again with all 32 bits.

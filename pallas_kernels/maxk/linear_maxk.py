@@ -1,4 +1,4 @@
-"""A linear layer of which only the k largest entries of each row are written, compressed.
+"""A linear layer that writes only the k largest entries of each row, compressed.
 
 The warpgroups of a block have one of two roles, and pass tiles of 64 rows on to each other::
 
@@ -49,7 +49,7 @@ _SELECTORS_PER_TILE = 2  # each has half of the rows
 
 @dataclass(frozen=True)
 class LinearMaxkTile:
-    """How the warpgroups of a block share the work.
+    """Division of the work among the warpgroups of a block.
 
     Attributes:
       blocks: how many blocks there are, at most one for each multiprocessor.
@@ -79,7 +79,7 @@ class LinearMaxkTile:
 
     @property
     def warpgroups(self) -> int:
-        """How many warpgroups a block has: the multiplier and the selectors."""
+        """Number of warpgroups of a block: the multiplier and the selectors."""
         return _SELECTOR + self.pairs * _SELECTORS_PER_TILE
 
     def limited_to(self, rows: int) -> LinearMaxkTile:
@@ -89,7 +89,7 @@ class LinearMaxkTile:
 
 @dataclass(frozen=True)
 class _RegisterSplit:
-    """How the registers of a multiprocessor are divided between the two roles.
+    """Division of the registers of a multiprocessor between the two roles.
 
     Attributes:
       registers: registers of a thread of the multiplier, and of a selector; multiples of each
@@ -102,7 +102,7 @@ class _RegisterSplit:
     product: int
 
     def of_block(self, selectors: int) -> int:
-        """Registers of one multiplier and so many selectors."""
+        """Registers of one multiplier and ``selectors`` selectors."""
         multiplier, selector = self.registers
         return _THREADS_PER_WARPGROUP * (multiplier + selectors * selector)
 
@@ -155,7 +155,7 @@ def linear_maxk(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What both roles know of a launch.
+    """Description of a launch that both roles share.
 
     Attributes:
       stack: the linear layer.
@@ -183,7 +183,7 @@ class _Plan:
 
     @property
     def register_split(self) -> _RegisterSplit:
-        """How registers are divided, for this number of pairs."""
+        """Division of the registers, for this number of pairs."""
         return _REGISTER_SPLITS[self.tile.pairs]
 
     def scratch(self) -> dict:
@@ -260,7 +260,7 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
 
 
 def _sums_before(plan: _Plan, biases, zero, part: slice) -> jax.Array:
-    """Returns what a product starts from: the bias in every row of a tile, or zeros."""
+    """Returns the initial sums of a product: the bias in every row of a tile, or zeros."""
     width = part.stop - part.start
     if not biases:
         return tc.layout_cast(jnp.zeros((ROWS, width), jnp.float32), tc.Layout.WGMMA)

@@ -30,7 +30,7 @@ def kept_columns(width: int, k: int) -> int:
 
 
 class TileOperands(NamedTuple):
-    """What ``KeepLargest`` is called with.
+    """Arguments of ``KeepLargest``.
 
     Attributes:
       first_chunk: number of the tile's first chunk in the ring.
@@ -53,7 +53,7 @@ class TileOperands(NamedTuple):
 
 @dataclass(frozen=True)
 class ReleaseTile:
-    """What a warp does before the copy engine may overwrite its rows of a tile."""
+    """Releases a warp's rows of a tile, so that the copy engine may overwrite them."""
 
     def __call__(self, warp: Warp) -> None:
         """Orders all accesses of the lanes before later ones by the copy engine."""
@@ -83,8 +83,8 @@ class KeepLargest:
         row_in_tile = tile.half * ROWS_PER_WARPGROUP + warp.thread // LANES * ROWS_PER_WARP
         chooser = Selection(self.width, self.k, self.by_magnitude, self.format, neighbours=2)
         marks = chooser.choose(warp, self._load(warp, tile, row_in_tile))
-        # Adds zero, which the compiler does not know: otherwise it would compute what depends on
-        # the lane before the loop over tiles, and keep it in registers during the search.
+        # Adds zero, which the compiler does not know. Otherwise it would compute everything that
+        # depends on the lane before the loop over tiles, and keep it in registers in the search.
         lane = warp.lane + (tile.first_row >> 31)
         results = (
             tile.values.row(tile.first_row + row_in_tile),

@@ -23,7 +23,7 @@ MOST_COLUMNS = 1024
 
 @dataclass(frozen=True)
 class MaxkTile:
-    """How warps share the rows.
+    """Division of the rows among warps.
 
     Attributes:
       rows: rows of a warp at a time. Eight need a width that is a multiple of 32 up to 256, and
@@ -134,7 +134,7 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
 
 
 def _rows_per_warp(nbytes: int) -> int | None:
-    """Returns how many rows of so many bytes a warp builds in shared memory; None if too wide.
+    """Returns how many rows of ``nbytes`` bytes a warp builds in shared memory; None if too wide.
 
     Rows were timed up to 4 KiB.
     """

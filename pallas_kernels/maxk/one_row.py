@@ -13,7 +13,7 @@ from pallas_kernels.simt.blocks import lanes_before
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# How often the search for the k-th largest entry guesses before it bisects.
+# Guesses of the search for the k-th largest entry before it bisects.
 _GUESSES = 6
 
 
@@ -71,7 +71,7 @@ class OneRow:
         """Returns which of the lane's entries are among the k largest, as bits, and the key found.
 
         Args:
-          warp: the warp, of which all lanes take part.
+          warp: the warp; all of its lanes have to take part.
           row: a row of float32, bfloat16 or float16.
           guess: a key near that of the k-th largest entry, or any other.
         """

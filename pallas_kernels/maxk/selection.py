@@ -1,4 +1,4 @@
-"""The k largest entries of eight rows at once, by a warp: which they are, and how they are written.
+"""Selection of the k largest entries of eight rows at once by a warp, and their output.
 
 Four lanes, a quad, have a row, in words of two neighbouring 16-bit numbers. This is the layout of
 operands of ``Warp.mma``, in which lanes 4 g to 4 g + 3 have the rows g and g + 8; here both are
@@ -28,10 +28,10 @@ ROWS = 8  # rows of a warp
 SLAB = 32  # columns of a row that one product of matrices takes
 QUAD = 4  # lanes that have a row
 
-# Searches guess this often before they bisect. A guess aims at slightly more entries than the
-# surplus that was counted, and assumes slightly smaller distances than those of a normal
-# distribution. Both were tuned on normally distributed rows, where the last of eight searches ends
-# after 5.5 steps on average instead of 5.9.
+# Guesses of a search before it bisects. A guess aims at slightly more entries than the surplus that
+# was counted, and assumes slightly smaller distances than those of a normal distribution. Both were
+# tuned on normally distributed rows, where the last of eight searches ends after 5.5 steps on
+# average instead of 5.9.
 _GUESSES = 8
 _EXTRA_ENTRIES, _SPACING_FACTOR = 0.15, 0.9
 # Slabs that are added pairwise before the tensor cores add up the sums.
@@ -89,7 +89,7 @@ class Format:
 
 
 def rounds(width: int) -> int:
-    """Returns in how many rounds rows are listed and written.
+    """Returns the number of rounds in which rows are listed and written.
 
     A lane has a word of bits for each.
     """
@@ -102,7 +102,7 @@ def kept_columns(width: int, k: int) -> int:
 
 
 class Source(Protocol):
-    """Where entries are loaded from that are to be written."""
+    """Memory from which the entries to write are loaded."""
 
     def load_entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
         """Loads bits of entries of one of the eight rows, at columns packed in words of uint8."""
@@ -113,7 +113,7 @@ class Source(Protocol):
 class NormalModel:
     """A model of rows with normally distributed entries, of mean zero and deviation one.
 
-    It tells searches where the k-th largest entry is about.
+    Searches take from it about where the k-th largest entry is.
 
     Attributes:
       quantile: expected position of the k-th largest entry.
@@ -183,12 +183,12 @@ class Selection:
     def search(
         self, warp: Warp, slabs, guess: Value, spacing: Value, done: Value | None = None
     ) -> tuple[Value, Value]:
-        """Returns a key that at least k entries reach, and how many entries do.
+        """Returns a key that at least k entries reach, and the number of entries that reach it.
 
-        If it is not exactly k, fewer than k entries reach the next key.
+        If that number is not k, fewer than k entries reach the next key.
 
         Args:
-          warp: the warp, of which all lanes take part.
+          warp: the warp; all of its lanes have to take part.
           slabs: the entries; NaN reaches all keys.
           guess: the first key to try, near that of the k-th largest entry or any other.
           spacing: about how far apart entries are near the k-th largest.
@@ -234,7 +234,7 @@ class Selection:
         """Compares the entries with a threshold; returns bits of the lane's quarter of the row.
 
         Args:
-          warp: the warp, of which all lanes take part.
+          warp: the warp; all of its lanes have to take part.
           op: ``"geu"`` or ``"gtu"``.
           slabs: the entries.
           threshold: bits of the threshold.
@@ -254,7 +254,7 @@ class Selection:
         return [low & 0xFFFF | high << 16 for low, high in bits]
 
     def surplus(self, reach: Value) -> Value:
-        """Returns how many more than k entries reach a key, i32."""
+        """Returns the number of entries that reach a key, minus k, i32."""
         return (reach + _TWO_POW_23).bits("i32") - _bits_of(self.k + _TWO_POW_23)
 
     def marked_column(self, warp: Warp, marks: list[Value]) -> Value:
@@ -308,7 +308,7 @@ class Selection:
     def _first_guess(self, warp, total, squares) -> tuple[Value, Value]:
         """Returns the key expected for the k-th largest entry, and the distance of entries there.
 
-        For a row with NaN they may be anything, since the search checks each guess.
+        For a row with NaN they may have any value, since the search checks each guess.
         """
         mean = warp.f32(0.0) if self.by_magnitude else total * (1 / self.width)
         variance = warp.fma(mean * -1.0, mean, squares * (1 / self.width)).at_least(1e-30)
@@ -371,7 +371,7 @@ class Selection:
         """Writes the marked columns, and the entries at these columns.
 
         Args:
-          warp: the warp, of which all lanes take part.
+          warp: the warp; all of its lanes have to take part.
           lane: number of the lane.
           marks: marks as ``choose`` returns them, k of each row.
           kept: shared memory for ``kept_columns`` of each warp, uint8.
@@ -387,7 +387,7 @@ class Selection:
             warp.sync()
 
     def _assign_lists(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
-        """Returns what the lane lists in each round: bits, first column, and target index."""
+        """Returns the work of the lane in each round: bits, first column, and target index."""
         row, quarter = lane // QUAD % (ROWS // rounds(self.width)), lane % QUAD
         to = (
             self._kept_offset(warp)
@@ -463,7 +463,7 @@ def _pack_twice(bits: Value) -> Value:
 
 
 def _bits_of(number: float) -> int:
-    # Not computed by JAX, where a mesh around the kernel would apply to it.
+    # JAX does not compute this, since a mesh around the kernel would apply to it.
     return struct.unpack("<i", struct.pack("<f", number))[0]
 
 

@@ -23,7 +23,7 @@ _MOST_PASSES = 3
 
 @dataclass(frozen=True)
 class GradTile:
-    """How the warps share the work of the gradients.
+    """Division of the work of the gradients among warps.
 
     Attributes:
       lanes: lanes that share a neighbour.
@@ -111,7 +111,7 @@ def _across_lanes(columns: jax.Array) -> jax.Array:
     """Reorders rows so that lanes with four entries each read neighbouring columns.
 
     Neighbours in a row of ascending columns are seldom in the same bank of shared memory. Where
-    there are few edges, this is not worth a pass over the columns and one over the sums.
+    there are few edges, this does not pay for a pass over the columns and one over the sums.
     """
     nodes, k = columns.shape
     if k % 4:

@@ -1,4 +1,4 @@
-"""Chooses one of two places in the sums for each entry, so that few lanes meet at a bank.
+"""Chooses one of two places in the sums for each entry, so that few lanes access the same bank.
 
 Lanes that share a row in fours have four banks of shared memory, and the bank of a column is its
 number modulo four. Of random columns, one bank gets too many. So half of a warp's groups keep their
@@ -28,10 +28,10 @@ _TYPES, _BINS = BANKS * BANKS, 2 * BANKS
 # then the number of free slots before each bin. The size of a table is odd, so that lanes with a
 # row each access different banks.
 _GUESTS, _ROOMS, _OWN = _TYPES, _TYPES + _BINS + 1, _TYPES + 2 * _BINS + 1
-# After the tables of 32 rows, how many entries of each type have been seen of the current row.
+# After the tables of 32 rows, the number of entries of each type seen so far in the current row.
 _SEEN = LANES * _OWN
 TABLE_WORDS = _SEEN + _TYPES
-# Bits of each of the three numbers in a type's word; and entries of a row at most, since they are
+# Bits of each of the three numbers in a type's word; and most entries of a row, since they are
 # counted in bytes, even if columns are not distinct.
 _BITS = 10
 MOST_ENTRIES = 255
@@ -43,7 +43,7 @@ def other_place(column: Any) -> Any:
 
 
 def num_places(dim: int) -> int:
-    """Returns how many places so many columns need."""
+    """Returns the number of places for ``dim`` columns."""
     return -(-dim // _TYPES) * _TYPES
 
 
@@ -51,8 +51,8 @@ def num_places(dim: int) -> int:
 class BinChoice:
     """Assigns the entries of up to 32 rows to slots of bins.
 
-    An entry that finds no free slot in its bin is a guest in another one, where it meets another
-    lane at its bank. Guests get the last slots of bins, so that few of them meet.
+    An entry that finds no free slot in its bin is a guest in another bin, where its lane conflicts
+    with another lane at a bank. Guests get the last slots of bins, so that few of them conflict.
 
     Attributes:
       warp: the warp that assigns them.
@@ -74,7 +74,7 @@ class BinChoice:
         split = _Split.of(counts, self.size)
         first, second = split.parts
         for a, b in itertools.product(range(BANKS), repeat=2):
-            # How many go to the first half, and their first slot there and in the second half.
+            # The number of entries in the first half, and their first slots in both halves.
             before = warp.integer(sum(first[a][:b])), warp.integer(sum(second[b][:a]))
             word = first[a][b] | before[0] << _BITS | before[1] << 2 * _BITS
             self.table.store(own + (a + BANKS * b), word)
@@ -88,7 +88,7 @@ class BinChoice:
                 self.table.store(own + (first_word + i), number)
 
     def start(self) -> None:
-        """Resets what has been seen of a row whose entries come in several batches."""
+        """Resets the counts of a row whose entries come in several batches."""
         warp = self.warp
         warp.sync()
         none = warp.i32(0)
@@ -155,7 +155,7 @@ class BinChoice:
 
 @dataclass
 class _Split:
-    """How many entries of each type go to either of their bins.
+    """The number of entries of each type that go to either of their bins.
 
     Attributes:
       parts: how many go to the first half, by bank and other bank; and to the second half, by other
@@ -168,7 +168,7 @@ class _Split:
 
     @classmethod
     def of(cls, counts: Sequence[Sequence[Value]], size: int) -> _Split:
-        """Returns a split with few guests: about halves, then surplus goes where there is room."""
+        """Returns a split with few guests: about halves; then surplus moves to free slots."""
         rows = [_sum(row) for row in counts]
         columns = [_sum(column) for column in zip(*counts, strict=True)]
         first = [[counts[a][b] for b in range(BANKS)] for a in range(BANKS)]

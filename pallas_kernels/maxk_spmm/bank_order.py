@@ -16,9 +16,9 @@ class SlotOrder:
     """Assigns the entries of a record to slots of lanes, ``size`` for each lane.
 
     The home of an entry is the lane of its column's bank. Entries that find no free slot at home
-    are guests: they go to lanes with free slots, where they meet entries of their own home lane. So
-    guests get the last slots of all lanes, the tail, which is as short as possible without two
-    guests of the same lane in a slot.
+    are guests: they go to lanes with free slots, where they conflict with entries of their own home
+    lane. So guests get the last slots of all lanes, the tail, which is as short as possible without
+    two guests of the same lane in a slot.
 
     Attributes:
       warp: the warp that assigns them.
@@ -39,7 +39,7 @@ class SlotOrder:
 
     @classmethod
     def of(cls, warp: Warp, size: int, counts: list[Value]) -> SlotOrder:
-        """Returns the order for so many entries at home in each lane."""
+        """Returns the order for ``counts`` entries at home in each lane."""
         spare = [(count - size).at_least(0) for count in counts]
         room = [(size - count).at_least(0) for count in counts]
         *guests, total = itertools.accumulate(spare, initial=warp.i32(0))

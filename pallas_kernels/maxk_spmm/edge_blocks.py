@@ -114,7 +114,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BlocksTile:
-    """How the warps of a block share a task.
+    """Division of a task among the warps of a block.
 
     Attributes:
       lanes: lanes that share an entry; each has four kept columns.
@@ -367,8 +367,8 @@ class _Runs:
             (words, *coming), last_sender, kept, sender, totals = carry
             batch_entries = self._mask(batch, words)
             senders = [_sender_of(entry) for entry in batch_entries]
-            # Where rows come in passes, the totals may belong to an earlier sender: the last one of
-            # an entry whose row is held.
+            # If rows come in passes, the totals may belong to an earlier sender: that of the last
+            # entry whose row is held.
             before = [last_sender, *senders[:-1]]
             # All loads come before the first use of one of them.
             coming.append(load((batch + ahead * size).at_most(last)))

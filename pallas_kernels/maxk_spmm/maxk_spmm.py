@@ -31,7 +31,7 @@ _MANY_EDGES = 128
 
 @dataclass(frozen=True)
 class ForwardTile:
-    """How the warps share the work of ``maxk_spmm``.
+    """Division of the work of ``maxk_spmm`` among warps.
 
     Attributes:
       shape: layout of the records that hold compressed rows.
@@ -47,7 +47,7 @@ class ForwardTile:
 
     @classmethod
     def choose(cls, chip: Chip, k: int, dim: int, dtype: Any, edges_of_a_row: float) -> ForwardTile:
-        """The one heuristic: as many neighbours ahead as there are registers for.
+        """The one heuristic: the most neighbours ahead that fit the registers.
 
         Loads of four indices pay off where rows are much longer than the parts at their ends that
         are not aligned.
@@ -62,12 +62,12 @@ class ForwardTile:
 
     @property
     def groups(self) -> int:
-        """How many groups of lanes a warp has."""
+        """Number of groups of lanes of a warp."""
         return LANES // self.shape.lanes
 
     @property
     def words(self) -> int:
-        """How many sums a warp has in shared memory, those of padding included."""
+        """Number of sums of a warp in shared memory, those of padding included."""
         return (self.shape.places + self.shape.lanes) * self.groups
 
 
@@ -163,7 +163,7 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _ForwardWarp:
-    """What a warp of ``_Forward`` does for its current pieces."""
+    """The work of a warp of ``_Forward`` on its current pieces."""
 
     tile: ForwardTile
     warp: Warp

@@ -1,4 +1,4 @@
-"""How a group of lanes goes through the neighbours of a row: one by one, or in aligned fours."""
+"""Loops of a group of lanes over the neighbours of a row: one by one, or in aligned fours."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OneByOne:
     def of(cls, piece: Piece, number: Value, groups: int, exists: Value) -> OneByOne:
         """Returns the edges of group ``number`` of those that share a piece.
 
-        None if not ``exists``.
+        Without ``exists`` there are none.
         """
         count = _share(_edges_of(piece), number, groups, exists)
         return cls(piece.begin + number, groups, count)
@@ -109,7 +109,7 @@ class InFours:
     def of(cls, piece: Piece, number: Value, groups: int, exists: Value) -> InFours:
         """Returns the edges of group ``number`` of those that share a piece.
 
-        None if not ``exists``.
+        Without ``exists`` there are none.
         """
         count = _edges_of(piece)
         head = (_FOUR - (piece.begin % _FOUR).to("i32")) % _FOUR
@@ -170,7 +170,7 @@ class InFours:
     def _four(self, t: Value, count: Value | None) -> Value:
         """Returns the first edge of the group's ``t``-th four.
 
-        Edge 0 if ``t`` is not below ``count``.
+        It is edge 0 if ``t`` is not below ``count``.
         """
         edge = self.begin + self.head + (t * self.groups + self.number) * _FOUR
         return edge if count is None else t.warp.select(t < count, edge, 0)
@@ -181,5 +181,5 @@ def _edges_of(piece: Piece) -> Value:
 
 
 def _share(count: Value, number: Value, groups: int, exists: Value) -> Value:
-    """Returns how many of ``count`` things a group has if groups take them in turn."""
+    """Returns how many of ``count`` items a group has if groups take them in turn."""
     return count.warp.select(exists, (count - number + (groups - 1)) // groups, 0)

@@ -70,22 +70,22 @@ class RecordShape:
 
     @property
     def per_block(self) -> int:
-        """How many entries a lane has in one block."""
+        """Number of entries of a lane in one block."""
         return self.chunks * self.entries
 
     @property
     def per_lane(self) -> int:
-        """How many entries a lane has."""
+        """Number of entries of a lane."""
         return self.blocks * self.per_block
 
     @property
     def size(self) -> int:
-        """How many entries a record has, padding included."""
+        """Number of entries of a record, padding included."""
         return self.per_lane * self.lanes
 
     @property
     def places(self) -> int:
-        """How many places there are for columns; places of padding come after them."""
+        """Number of places for columns; places of padding come after them."""
         return num_places(self.dim) if self.halves == 2 else self.dim
 
     @property
@@ -102,7 +102,7 @@ class RecordShape:
 
     @property
     def records_per_group(self) -> int:
-        """How many records are stored together: all values, then all columns.
+        """Number of records that are stored together: all values, then all columns.
 
         Grouping aligns the columns to their loads. Where records are seldom in a cache, it is
         better to store each in one piece.

@@ -1,4 +1,4 @@
-"""Makes the records of compressed rows that the k-sparse forward kernel reads."""
+"""Builds the records of compressed rows that the k-sparse forward kernel reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READ_AT_ONCE = 4
 def make_records(
     shape: RecordShape, values: jax.Array, columns: jax.Array, scale: jax.Array | None
 ) -> jax.Array:
-    """Makes records of compressed rows, uint8: ``shape.nbytes`` for each group of records.
+    """Builds records of compressed rows, uint8: ``shape.nbytes`` for each group of records.
 
     Args:
       shape: layout of the records.
@@ -50,7 +50,7 @@ def make_records(
 
 @dataclass(frozen=True)
 class _RecordRows:
-    """Compressed rows, and the records that are made of them."""
+    """Compressed rows, and the records built from them."""
 
     shape: RecordShape
     warp: Warp

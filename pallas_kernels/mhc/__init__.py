@@ -1,1 +1,1 @@
-"""Kernels of manifold-constrained hyper-connections: in front of a layer, behind it, between."""
+"""Kernels of manifold-constrained hyper-connections: before, after and between layers."""

@@ -1,4 +1,4 @@
-"""Arrays and constants of hyper-connections that functions take together."""
+"""Arrays and constants of hyper-connections that functions share."""
 
 from __future__ import annotations
 

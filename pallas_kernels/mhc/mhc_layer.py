@@ -21,7 +21,7 @@ from pallas_kernels.mhc.slices.shapes import Slices
 
 
 def has_paired_backward(tokens: int, n: int, dim: int, dtype) -> bool:
-    """Whether this pair of kernels takes streams of this shape and dtype."""
+    """Whether this pair of kernels supports streams of this shape and dtype."""
     form = Slices(n, dim, adds=False, mixes=True)
     return SlicesTile.choose(Chip.current(), tokens, form, dtype) is not None
 

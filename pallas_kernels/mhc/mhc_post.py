@@ -1,4 +1,4 @@
-"""The part of hyper-connections behind a layer: mixes the streams and adds the layer's output."""
+"""The part of hyper-connections after a layer: mixes the streams and adds the layer's output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 @dataclass(frozen=True)
 class MhcPostTile:
-    """How the lanes of a warp share tokens and their columns.
+    """Division of tokens and their columns among the lanes of a warp.
 
     Attributes:
       entries: neighbouring columns of every stream that a lane loads at once.
@@ -46,7 +46,7 @@ class MhcPostTile:
         return cls(entries, lanes, parts, warps=4 if backward else 8)
 
     def ordered(self, number: Value, count: int) -> Value:
-        """Which of ``count`` items to process as number ``number``, in reverse order or not."""
+        """Returns the index of the ``number``-th of ``count`` items, in reverse order or not."""
         return count - 1 - number if self.reverse else number
 
 
@@ -174,7 +174,7 @@ class _Backward:
 
         def take(first, _):
             number = first + warp.lane // group
-            # Groups behind the last token repeat it and store nothing.
+            # Groups past the last token repeat it and store nothing.
             inside, token = number < tokens, tile.ordered(number.at_most(tokens - 1), tokens)
             of_token = _Token(warp, tile, self.transposed, inputs, token, inside)
             of_token.run(dx, df, dh_post, dh_res)
@@ -193,7 +193,7 @@ class _Token:
       transposed: whether the forward pass used ``h_res[i, o]`` instead of ``h_res[o, i]``.
       inputs: x, f, h_post, h_res and dy.
       token: number of the token.
-      inside: whether to store anything; false for lanes behind the last token.
+      inside: whether to store anything; false for lanes past the last token.
     """
 
     warp: Warp

@@ -1,6 +1,6 @@
 """The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
 
-Fused kernels take four streams, if there is a tile for the shapes: forward in
+Fused kernels support four streams, if there is a tile for the shapes: forward in
 ``mhc.cluster.post_pre`` or ``mhc.wide_sums``, backward in ``mhc.slices.post`` or
 ``mhc.tokens.backward``. Otherwise the kernels of the two ops run one after the other, and the
 streams between them go through memory, in their own dtype.
@@ -110,7 +110,7 @@ def mhc_post_pre_backward(
     Args:
       inputs: the arrays of ``mhc_post``.
       params: parameters of ``mhc_pre``, ``gamma`` folded into ``phi``.
-      saved: the new streams, and what ``mhc_pre`` kept.
+      saved: the new streams, and the results that ``mhc_pre`` kept.
       cotangents: gradients of ``y``, ``h_in``, ``h_post`` and ``h_res``.
       constants: constants of ``mhc_pre``.
       transposed: whether the matrices ``h_res`` are transposed.

@@ -1,4 +1,4 @@
-"""The part of hyper-connections in front of a layer: coefficients, and the layer's input.
+"""The part of hyper-connections before a layer: coefficients, and the layer's input.
 
 The forward pass has three kernels: ``mhc.cluster.pre`` for few streams in bfloat16,
 ``mhc.wide_sums`` for wide tokens, and that of this module for all other shapes.
@@ -31,15 +31,15 @@ _ROWS = 16  # tokens of a fragment of Warp.mma
 _COLUMNS = 8  # rows of phi of a fragment, and neighbouring columns of x in a lane
 _SPAN_BYTES = 128  # bytes of a token that a warp reads at once
 _FEW_BLOCKS = 96
-# Entries of a wide token of 16 bits, from which on blocks have 16 warps: 8192 tokens of four
-# streams, 3072 wide, took an H200 0.128 ms with 2 fragments and 16 warps, 0.154 ms with 4 and 8;
-# 7168 wide 0.307 and 0.353 ms. Between these and the narrow ones nothing was timed.
+# Entries of a wide token of 16 bits, from which on blocks have 16 warps. On an H200, 8192 tokens of
+# four streams, 3072 wide, took 0.128 ms with 2 fragments and 16 warps, and 0.154 ms with 4 and 8;
+# 7168 wide, 0.307 and 0.353 ms. No width between these and the narrow ones was timed.
 _LEAST_WIDE = 4 * 2048
 
 
 @dataclass(frozen=True)
 class MhcPreTile:
-    """How the warps of a block share its tokens: each has some of the columns of all of them.
+    """Division of the columns of a block's tokens among its warps.
 
     Attributes:
       fragments: fragments of 16 tokens that a block processes at once; they share reads of phi.

@@ -16,7 +16,7 @@ _WARPS = 4
 def stack_coefficients(h_post: jax.Array, h_res: jax.Array) -> jax.Array:
     """Stacks and transposes coefficients: ``h_post``, then ``h_res``, [n + n n, tokens].
 
-    A kernel of its own, as XLA would launch three. These took 0.005 ms for 8192 tokens on an H200.
+    It is one kernel, as XLA would launch three. Those took 0.005 ms for 8192 tokens on an H200.
 
     Args:
       h_post: [tokens, n] float32.

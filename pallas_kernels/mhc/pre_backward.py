@@ -1,8 +1,8 @@
 """The backward pass of ``mhc_pre``: a kernel for each token's coefficients, then one for streams.
 
 If ``mhc.slices.backward`` has a tile for the shapes, it is the second kernel and
-``mhc.slices.tokens`` the first. Otherwise the first kernel only makes inner products, plain JAX
-computes what is small, and ``mhc.tokens.backward`` is the second.
+``mhc.slices.tokens`` the first. Otherwise the first kernel only computes inner products, plain JAX
+computes the small arrays, and ``mhc.tokens.backward`` is the second.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def mhc_pre_backward(
       dx_streams: another gradient of the streams, [tokens, n, dim], added to that of this op before
         it is rounded; None for zero.
       following: instead of ``dx_streams``, the ``mhc_post`` whose backward pass gives it. Only
-        kernels by slices take it.
+        kernels by slices support it.
       tile: how blocks share the work; by default chosen for the shapes.
     """
     if x.shape[0] == 0:
@@ -157,7 +157,7 @@ class _Dots:
         (tokens, n, dim), entries, step = x.shape, READ_BYTES // x.itemsize, LANES // self.lanes
 
         def take(first, _):
-            # Groups behind the last token repeat it and store nothing.
+            # Groups past the last token repeat it and store nothing.
             mine = first + warp.lane // self.lanes
             token = mine.at_most(tokens - 1)
 

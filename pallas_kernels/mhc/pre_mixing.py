@@ -22,7 +22,7 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 @dataclass(frozen=True)
 class MixingTile:
-    """How blocks share the tokens.
+    """Division of the tokens among blocks.
 
     Attributes:
       tokens: tokens that a block processes at once.

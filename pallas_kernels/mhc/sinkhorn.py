@@ -20,7 +20,7 @@ Matrix = list[list[Value]]  # [row][column], the rows that a lane has
 
 @dataclass(frozen=True)
 class SinkhornTile:
-    """How lanes hold matrices in registers.
+    """Layout of matrices in the registers of lanes.
 
     Attributes:
       lanes: neighbouring lanes that share a matrix, each with an equal number of its rows.
@@ -155,7 +155,7 @@ class _Matrices:
         return self.n // self.lanes
 
     def for_each(self, count: int, body: Callable[[Value, Value], None]) -> None:
-        """Calls ``body(number, inside)``; lanes behind the last matrix get it, and not inside."""
+        """Calls ``body(number, inside)``; lanes past the last matrix get it, and not inside."""
         warp, at_once = self.warp, LANES // self.lanes
 
         def take(first, _):
@@ -258,7 +258,7 @@ class _Matrices:
     def undo(
         self, state: tuple[Matrix, Matrix], sums: list[Value], by_rows: bool
     ) -> tuple[Matrix, Matrix]:
-        """The gradient and the matrix in front of a division, from those behind it.
+        """The gradient and the matrix before a division, from those after it.
 
         Gradients are those to the logarithm of the matrix.
         """

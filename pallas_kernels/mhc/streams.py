@@ -14,7 +14,7 @@ _AT_ONCE = 8  # terms that are loaded before the first is added
 
 
 def read_once(array: Array, token: Value, at: Value, entries: int) -> list[Value]:
-    """Loads ``entries`` neighbours of a token, with a hint that no cache need keep them."""
+    """Loads ``entries`` neighbours of a token, with a hint that caches need not keep them."""
     streamed = entries * array.itemsize == READ_BYTES
     return dataclasses.replace(array, streamed=streamed).row(token).load_words(at, entries)
 

@@ -1,4 +1,4 @@
-"""How many blocks and warps a SIMT kernel is launched with, and the mask of preceding lanes."""
+"""Numbers of blocks and warps of a SIMT kernel, and the mask of preceding lanes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches kernels that are written in the vocabulary of ``simt.warp``, through Mosaic GPU.
+"""Launches kernels that are written with ``simt.warp``, through Mosaic GPU.
 
 A whole kernel is one ``inline_mgpu`` body: Pallas provides its buffers, its shared memory and its
 position in the grid, and ``simt.mosaic_warp`` records the instructions.
@@ -34,7 +34,7 @@ _SLICE, _CLUSTER, _RANK, _WARPGROUP = (f"jaxgnn.{n}" for n in ("slice", "cluster
 
 @dataclass(frozen=True)
 class Grid:
-    """How many warps run a kernel.
+    """Numbers of warps, blocks and slices that run a kernel.
 
     Attributes:
       blocks: how many blocks a slice has.
@@ -67,7 +67,7 @@ def launch(
     copied.
 
     Args:
-      kernel: written in the vocabulary of ``simt.warp``.
+      kernel: a function of a ``Warp``.
       inputs: a pytree of arrays, None allowed; the kernel gets it with an ``Array`` at each leaf.
       outputs: shapes and dtypes of the results. The kernel has to write all entries: they are not
         initialised.
@@ -99,7 +99,7 @@ def launch(
         else:
             warp.when(warp.warp_in_block < grid.warps, run)
 
-    # Pallas drops a kernel without outputs: such a kernel gets one, which it does not see.
+    # Pallas drops a kernel without outputs: such a kernel gets one output that is not passed to it.
     results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
     call = _pallas_kernel(record, results, len(specs), scratch.words, name, grid)
     references = [jax.new_ref(array) for array in updated]
@@ -144,12 +144,12 @@ def inline(
     """Runs ``kernel(warp, *numbers, *arrays, *words)`` in a warpgroup, within a Pallas kernel.
 
     Args:
-      kernel: written in the vocabulary of ``simt.warp``, for the four warps of a warpgroup, which
+      kernel: a function of a ``Warp``, for the four warps of a warpgroup, which
         act as a block; it must not call ``Warp.barrier``.
       numbers: i32 arguments, the same in all lanes.
       references: Pallas references to global or shared memory, each with the transforms that it was
-        allocated with. The kernel sees the bytes in the order in which they lie in memory, swizzled
-        if the transforms say so. References to global memory may be slices of columns.
+        allocated with. The kernel gets the bytes in their order in memory, swizzled if the
+        transforms say so. References to global memory may be slices of columns.
       products: arrays of 64 rows of 16-bit numbers in the register layout of tensor cores'
         products. For each, the kernel gets a list of pairs of words: in lane ``4 g + q``, pair j
         has the columns ``8 j + 2 q`` and the next one, of row ``16 warp + g`` and of the row eight

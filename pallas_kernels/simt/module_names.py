@@ -1,10 +1,10 @@
-"""Names of the modules of Mosaic GPU, which are part of what caches of compiled kernels compare.
+"""Names of the modules of Mosaic GPU, which are part of the keys of compilation caches.
 
-Mosaic GPU names the files to which a kernel can be dumped after the kernel and after the number of
-kernels that the process has lowered before. The name stands in the module, and so in the hash by
-which compiled kernels are found again: without a name of our own, two programs of one process would
-not share a kernel, and JAX's persistent compilation cache would find a program only in a process
-that has lowered as many kernels before it.
+Mosaic GPU names the files to which a kernel can be dumped by the name of the kernel and by the
+number of kernels that the process has lowered before. This name is stored in the module, and so it
+enters the hash that identifies a compiled kernel. Without a name of our own, two programs of one
+process would not share a kernel. JAX's persistent compilation cache would only find a program in a
+process that has lowered the same number of kernels before it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ATTRIBUTE = "mosaic_gpu.dump_basename"
 
 
 def name_module(name: str) -> None:
-    """Names the module that instructions are being recorded in by ``name`` alone.
+    """Sets the name of the module in which instructions are recorded to ``name`` alone.
 
-    Kernels of one name would overwrite each other's dumps, so nothing is named while the
-    environment asks for dumps of kernels.
+    Kernels of one name would overwrite each other's dumps, so the name is not set while the
+    environment requests dumps of kernels.
     """
     if any(variable.startswith("MOSAIC_GPU_DUMP") for variable in os.environ):
         return
@@ -36,5 +36,5 @@ def _rename(module: ir.Operation, name: str) -> None:
 
 
 def name_module_of_body(name: str) -> None:
-    """Names the module in the body of a Pallas kernel, where nothing is recorded yet."""
+    """Names the module in the body of a Pallas kernel, before anything is recorded."""
     plgpu.inline_mgpu(arg_types=())(lambda _: name_module(name))()

@@ -1,7 +1,7 @@
-"""Records the vocabulary of ``simt.warp`` as instructions of a GPU: LLVM, ``scf``, ``arith``, PTX.
+"""Records the calls of ``simt.warp`` as instructions of a GPU: LLVM, ``scf``, ``arith``, PTX.
 
-Of the SIMT code this is the only module that knows the builders of Mosaic GPU and MLIR, which
-change between releases of JAX. ``simt.launching`` launches what is recorded.
+This is the only module of the SIMT code that uses the builders of Mosaic GPU and MLIR, which change
+between releases of JAX. ``simt.launching`` launches the recorded code.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class MosaicWarp(Warp):
     def compare(self, op, a, b):
         """Records a comparison; with NaN all but ``ne`` are false."""
         if a.kind == "f32":
-            # Nothing is equal to, or ordered with, a NaN.
+            # Comparisons with NaN are false, except ``ne``.
             name = "UNE" if op == "ne" else "O" + op.upper()
             data = arith.cmpf(getattr(arith.CmpFPredicate, name), a.data, b.data)
         else:
@@ -316,7 +316,7 @@ class MosaicWarp(Warp):
             f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
             "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
             "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
-            convergent=True,  # all lanes take part: it must not be moved behind a branch
+            convergent=True,  # all lanes execute it: it must not be moved behind a branch
         )
         assert isinstance(made, ir.Value)
         return [Value(self, "f32", llvm.extractvalue(float_type, made, [i])) for i in range(4)]
@@ -376,7 +376,7 @@ class MosaicWarp(Warp):
     def wait_for_signal(self, pointer, number, phase):
         """Records a loop of ``mbarrier.try_wait.parity``."""
         # An acquire at the scope of the cluster would also invalidate the first-level cache of
-        # global memory. It is not needed: what is sent goes to shared memory, which is not cached.
+        # global memory. It is not needed: data is sent to shared memory, which is not cached.
         ptx = (
             "{ .reg .pred come; again: "
             "mbarrier.try_wait.parity.shared::cta.b64 come, [$0], $1; @!come bra again; }"
@@ -433,7 +433,7 @@ class MosaicWarp(Warp):
         caches = "cg.shared.global.L2::128B" if nbytes == 16 else "ca.shared.global"
         if real is None:
             return self._ordered_asm(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
-        # The instruction fills up with zeros what is not read.
+        # The instruction writes zeros for bytes that are not read.
         operands.append(self.select(real, self.i32(nbytes), 0).data)
         self._ordered_asm(f"cp.async.{caches} [$0], [$1], {nbytes}, $2;", operands, "r,l,r")
 
@@ -585,7 +585,7 @@ def _widest_loads(nbytes: int) -> list[tuple[int, int]]:
     return [(first, size) for first in range(0, nbytes, size)]
 
 
-# -- conversions of what Pallas passes to inline code ----------------------------------------------
+# -- conversions of the arguments that Pallas passes to inline code --------------------------------
 
 
 def pointer_of(memref: ir.Value) -> ir.Value:

@@ -1,4 +1,4 @@
-"""What a kernel computes with: a number in each lane, and arrays in global and shared memory.
+"""Values of SIMT code: a number in each lane, and arrays in global and shared memory.
 
 They are thin handles: their methods call the ``Warp`` that they belong to, which records the
 instructions.
@@ -156,7 +156,7 @@ class Array:
       shape: shape of the array.
       dtype: dtype of its entries.
       constant: whether nothing writes it while the kernel runs.
-      streamed: whether loads, of constant arrays, tell the caches to evict what was read first.
+      streamed: whether loads, of constant arrays, are evicted first from the caches.
       strides: entries from one to the next along each axis, or None if the array is contiguous.
     """
 
@@ -192,15 +192,15 @@ class Array:
         return dataclasses.replace(self, shape=(*outer, entries), dtype=dtype)
 
     def shifted(self, entries: Value) -> Array:
-        """Returns the array as if it began so many entries later; its rows keep their length."""
+        """Returns the array from a later entry on, ``entries`` further; rows keep their length."""
         pointer = self.warp.advance(self.pointer, entries, self.itemsize)
         return dataclasses.replace(self, pointer=pointer)
 
     def send(self, rank: Any, index: Any, values: Sequence[Value], signals: Signals, step) -> None:
         """Writes entries into the same array of another block of the cluster.
 
-        The bytes are counted in the receiving block's signal of the step; whoever has waited for
-        the signal sees them.
+        The bytes are counted in the receiving block's signal of the step. They are visible after a
+        wait for the signal.
 
         Args:
           rank: number of the receiving block in the cluster, which may be this block's own.
@@ -218,8 +218,8 @@ class Array:
     ) -> None:
         """Starts an asynchronous copy (``cp.async``) from global memory into this shared array.
 
-        Only this lane sees the copy after ``Warp.wait_for_copies``; other lanes after a barrier as
-        well.
+        After ``Warp.wait_for_copies`` the copy is visible to this lane only, and after a barrier
+        also to other lanes.
 
         Args:
           number: position to write to, in units of ``nbytes``.
@@ -236,8 +236,8 @@ class Array:
     ):
         """Starts a bulk copy from global memory into this array in shared memory.
 
-        The bytes are counted in the signal of the step; whoever has waited for the signal sees
-        them.
+        The bytes are counted in the signal of the step. They are visible after a wait for the
+        signal.
 
         Args:
           number: position to write to, in units of 16 bytes.
@@ -348,8 +348,8 @@ class Signals:
     """A ring of mbarriers, through which warps wait for steps of a pipeline.
 
     Step i uses signal i modulo their number. The signal of a step completes when it has had as many
-    arrivals as it was initialised for, and all bytes that were announced with them have come, from
-    any block of the cluster. What a warp did before it arrived is visible to those who have waited.
+    arrivals as it was initialised for, and all bytes that were announced with them have arrived
+    from any block of the cluster. Writes before an arrival are visible after a wait.
 
     Attributes:
       array: [signals, 2] words of 32 bits in the shared memory of the block.
@@ -358,7 +358,7 @@ class Signals:
     array: Array
 
     def init(self, times: int) -> None:
-        """Initialises all signals for so many arrivals.
+        """Initialises all signals for ``times`` arrivals.
 
         One lane of the block calls it, before ``Warp.cluster_arrive``.
         """

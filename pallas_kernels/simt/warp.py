@@ -1,8 +1,8 @@
-"""The vocabulary that SIMT kernels are written in: what the 32 lanes of a warp can do.
+"""The operations of SIMT kernels: arithmetic, memory and control flow of 32 lanes of a warp.
 
 A kernel is a function of a ``Warp`` and of the arrays that it reads and writes. It runs once, in
-Python, and each call is recorded as an instruction; a ``Value`` is a number of which each lane has
-its own. Python's ``if`` and ``for`` are evaluated while recording. Control flow on the device is
+Python, and each call is recorded as an instruction. A ``Value`` has one number in each lane.
+Python's ``if`` and ``for`` are evaluated while recording. Control flow on the device is
 written with ``Warp.when``, ``update_when``, ``loop`` and ``while_loop``. ``simt.mosaic_warp``
 records for Mosaic GPU; the tests have an implementation in NumPy.
 """
@@ -218,7 +218,7 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def opaque_copy(self, value: Value) -> Value:
-        """Returns a copy of an i32 whose origin the compiler does not see.
+        """Returns a copy of an i32 whose origin is hidden from the compiler.
 
         Addresses computed from a copy of a loop counter are computed again in each step. Otherwise
         the compiler would keep each of them in a register and increment it from step to step.
@@ -298,11 +298,11 @@ class Warp(abc.ABC):
     def highest_bit(self, bits: Value) -> Value:
         """Returns the position of the highest set bit of a nonzero u32, i32."""
 
-    # -- between the lanes: all of them take part ----------------------------------------------
+    # -- between the lanes: all of them have to call these -------------------------------------
 
     @abc.abstractmethod
     def sync(self) -> None:
-        """Makes what lanes wrote to memory before it visible to the whole warp after it."""
+        """Makes all lanes' earlier writes to memory visible to the whole warp."""
 
     @abc.abstractmethod
     def shuffle(self, value: Value, lane: Any) -> Value:
@@ -340,7 +340,7 @@ class Warp(abc.ABC):
           The four sums of the lane, at the same positions as those of ``c``.
         """
 
-    # -- between the warps of a block: all of them take part -----------------------------------
+    # -- between the warps of a block: all of them have to call these --------------------------
 
     @abc.abstractmethod
     def barrier(self) -> None:
@@ -371,7 +371,7 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def arrive_at_signal(self, pointer: Any, number: Value, nbytes: Value | None) -> None:
-        """Arrives at a signal, and optionally announces bytes that have to come as well."""
+        """Arrives at a signal, and optionally announces bytes that have to arrive as well."""
 
     @abc.abstractmethod
     def wait_for_signal(self, pointer: Any, number: Value, phase: Value) -> None:

@@ -1,7 +1,7 @@
-"""Kernels in Pallas that multiply with tensor cores: what those of every family call.
+"""Kernels in Pallas that multiply with tensor cores: functions that every family calls.
 
 ``launching`` launches a kernel, ``memory`` has tiles of rows in shared memory, ``products``
-multiplies them, and ``stores`` writes products from registers. Only this folder and ``simt`` name
+multiplies them, and ``stores`` writes products from registers. Only this folder and ``simt`` use
 the builders of Pallas for GPUs (Mosaic), which change from one release of JAX to the next.
 """
 

@@ -1,7 +1,7 @@
 """float32 numbers as sums of bfloat16 parts, which tensor cores multiply without rounding.
 
 A float32 has 24 significant bits and a bfloat16 has 8, so three parts hold all of them. Of the
-products of two such sums, those that are below 2^-24 of the largest are left out.
+products of two such sums, those that are below 2^-24 of the largest are ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def split_words(warp: Warp, values: list[Value], parts: int = PARTS) -> list[lis
 
 
 def products(left: int, right: int) -> list[tuple[int, int]]:
-    """Returns which pairs of parts have to be multiplied, the smallest products first."""
+    """Returns the pairs of parts that have to be multiplied, the smallest products first."""
     pairs = [(a, b) for a in range(left) for b in range(right) if a + b < max(left, right)]
     return sorted(pairs, key=lambda pair: (-sum(pair), pair))
 
@@ -60,8 +60,8 @@ def add_products(
 ) -> list[Value]:
     """Adds the product of two matrices to ``total``; both are given as parts, in fragments.
 
-    Tensor cores truncate what they add. To keep that error small, only few products are accumulated
-    by them, and their sum is added to the total by an addition that rounds.
+    Tensor cores truncate their sums. To keep that error small, they accumulate only few products,
+    and their sum is added to the total by an addition that rounds.
 
     Args:
       warp: the warp that multiplies.

@@ -57,7 +57,7 @@ def launch(
 
 
 def opaque_zero(loop) -> jax.Array:
-    """Returns zero in a way that the compiler does not see, from the counter of a loop.
+    """Returns a zero that the compiler does not recognise, from the counter of a loop.
 
     The loop may have at most 2^30 steps. The compiler does not move addresses that are computed
     with this zero out of the loop, where each would occupy a register.

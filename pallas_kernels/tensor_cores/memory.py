@@ -1,7 +1,7 @@
-"""Tiles of 64 rows in shared memory: their layout, and how the copy engine loads them.
+"""Tiles of 64 rows in shared memory: their layout, and loads by the copy engine.
 
 Rows past the end of an array are loaded as zeros and are not stored. The copy engine (TMA) handles
-both, and ``tensor_cores.store`` where registers are stored to global memory directly.
+both, and ``tensor_cores.stores`` where registers are stored to global memory directly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.tensor_cores.launching import WARPGROUP
 
-ROWS = 64  # rows of a tile: what a warpgroup multiplies at once
+ROWS = 64  # rows of a tile, which a warpgroup multiplies at once
 _SWIZZLE = 128  # bytes of a row that are contiguous in shared memory
 # Columns of a chunk of 16-bit numbers. Widths are multiples of it for float32 as well.
 COLUMNS = 64
@@ -153,7 +153,7 @@ class Ring:
         return [tile.at[slot] for tile in self._tiles]
 
     def copy_tiles(self, slot: tuple) -> list:
-        """Returns the tile of each input in a slot as the copy engine sees it."""
+        """Returns the tile of each input in a slot in the layout of the copy engine."""
         return [tile.at[slot] for tile in self._copied]
 
 

@@ -81,7 +81,7 @@ class StoreChunk:
 class TileChannel:
     """The channel through which the first block of a cluster sends tiles to the second one.
 
-    The second block says when it has read a tile, so that its slot can be overwritten. The
+    The second block signals when it has read a tile, so that its slot can be overwritten. The
     subclasses are the operations on a channel, as kernels for ``simt.inline``.
 
     Attributes:
@@ -97,7 +97,7 @@ class TileChannel:
         """Shape of the channel's 32-bit words in shared memory.
 
         They are the signals of tiles that have arrived, the signals of slots that are free, and the
-        words that are sent to say so.
+        words that are sent for the latter.
         """
         return 3 * self.steps, 2
 
@@ -157,7 +157,7 @@ class WaitForTile(TileChannel):
 
 
 class ReleaseSlot(TileChannel):
-    """Tells the first block that all warps of the warpgroup have read a tile.
+    """Signals to the first block that all warps of the warpgroup have read a tile.
 
     Its slot may then be overwritten.
     """

@@ -1,7 +1,7 @@
 """Forward pass of ``mhc_pre`` for few streams in bfloat16, which are read once.
 
 The blocks of a cluster share the columns. Each warp keeps its part of phi in registers and
-processes tiles of 16 tokens. It multiplies a tile by phi and leaves it in shared memory. Some tiles
+processes tiles of 16 tokens. It multiplies a tile by phi and keeps it in shared memory. Some tiles
 later, when helper warps have computed the weights from the sums of the whole cluster, it mixes the
 streams of the tile. Meanwhile the next tiles are copied. No other warp has its columns, so it waits
 for others only to get the weights.
@@ -134,7 +134,7 @@ class _Mixing:
         streams.wait(i)
         squares, halves = [], []
         for half in (0, 1):
-            # Tensor cores truncate when they add. So few sums are chained that the error is that of
+            # Tensor cores truncate when they add. The chains are so short that the error is that of
             # one rounding.
             totals = [[warp.f32(0.0)] * 4 for _ in phi[0]]
             square = warp.f32(0.0)

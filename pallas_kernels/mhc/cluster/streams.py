@@ -59,7 +59,7 @@ class Streams:
         to = self.lane_part(ring, i)
         size = source.shape[1] // streams
         for half in (0, 1):
-            # Tokens behind the last are clamped to it.
+            # Tokens past the last are clamped to it.
             token = (first + self.token(half)).at_most(source.shape[0] - 1)
             row = source.row(token).shifted(self.column)
             for stream in range(streams):

@@ -3,9 +3,9 @@
 The sums of a tile are reduced in two steps. Each block adds the sums of its warps and sends those
 of each token to one block of the cluster. That block adds the sums of all blocks, computes the
 coefficients of the token, and sends the weights of its streams to all blocks. There is no barrier
-for a whole block or cluster: each signal only tells that certain numbers have arrived.
+for a whole block or cluster: each signal only says that certain numbers have arrived.
 
-No signal is needed to tell that a buffer may be overwritten, since no block is far ahead of
+No signal says that a buffer may be overwritten. None is needed, since no block is far ahead of
 another:
 
 * Weights have ``behind + 1`` buffers for each team. Those of tile ``i`` are sent when the sums of
@@ -35,7 +35,7 @@ _PAIRS_AT_ONCE = LANES // ROWS  # pairs of tokens that a helper processes at onc
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums and weights of tiles in shared memory, and how blocks exchange them.
+    """The sums and weights of tiles in shared memory, and their exchange among blocks.
 
     ``MhcPreClusterTile.shared`` describes the arrays.
 
@@ -133,7 +133,7 @@ class Sums:
         return self.totals.shape[3] - 1
 
     def expect(self, i: Value) -> None:
-        """Tells the signals how many bytes of tile ``i`` this block will receive."""
+        """Announces to the signals the bytes of tile ``i`` that this block will receive."""
         warp, tile = self.warp, self.tile
 
         def give():
@@ -268,7 +268,7 @@ class Coefficients:
         sums, warp = self.sums, self.sums.warp
         cluster, row = sums.tile.cluster, warp.lane % ROWS
         slot = warp.lane // ROWS + begin
-        # Slots behind the last pair of a block are clamped to it.
+        # Slots past the last pair of a block are clamped to it.
         known = slot.at_most((warp.i32(PAIRS - 1) - warp.rank) // cluster)
         products, squares = sums.gather(i, known, row)
         norm_eps, pre_eps, post_scale = self.constants

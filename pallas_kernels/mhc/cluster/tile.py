@@ -1,4 +1,4 @@
-"""How the blocks of a cluster share the columns and tokens of ``mhc_pre``."""
+"""Division of the columns and tokens of ``mhc_pre`` among the blocks of a cluster."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MOST_STREAMS, _MOST_WARPS = 4, 11
 _MANY_WARPS = 8
 _WARPGROUP = 4  # warps of a warpgroup, to which registers are allocated
 _MOST_HELPERS = 3
-# Clusters that run at once on an H200, by the number of their blocks. Measured for 2, 4, 5 and 8
-# blocks as the most that took no second wave; for other sizes, the clusters that fit into seven
-# GPCs of sixteen multiprocessors. The chip has 132 multiprocessors, but GPCs of 16, 18 or fewer,
-# and a cluster lies within one of them. One block is missing: an H200 refuses its sends without a
-# cluster.
+# Clusters that run at once on an H200, by the number of their blocks. For 2, 4, 5 and 8 blocks this
+# is the measured largest number without a second wave; for other sizes, the number of clusters that
+# fit into seven GPCs of sixteen multiprocessors. The chip has 132 multiprocessors in GPCs of 16, 18
+# or fewer, and a cluster runs within one of them. Clusters of one block are not listed: an H200
+# rejects their sends without a cluster.
 _AT_ONCE = {2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
 # Least entries of a token. Two bfloat16 parts of phi are as exact as a float32 sum of so many
 # terms.
@@ -39,7 +39,7 @@ LEAST_ENTRIES = 512
 
 @dataclass(frozen=True)
 class MhcPreClusterTile:
-    """How blocks and warps share the columns, and clusters and teams the tiles of 16 tokens.
+    """Division of columns among blocks and warps, and of tiles among clusters and teams.
 
     Attributes:
       warps: warps of a team; each has 32 columns of every stream.
@@ -70,9 +70,9 @@ class MhcPreClusterTile:
             raise ValueError(
                 f"blocks send to each other in clusters of two or more, got {self.cluster}"
             )
-        # Of a phase of a barrier only the lowest bit is known. So a helper may wait for a tile only
-        # if the tile before it in the same buffer is over, of which it can be sure if it has taken
-        # that tile itself. Teams may be any number of tiles apart.
+        # Only the lowest bit of a barrier's phase is known. So a helper may wait for a tile only if
+        # the tile before it in the same buffer is finished. The helper knows this only if it has
+        # processed that tile itself. Teams may be any number of tiles apart.
         if self.summed % self.helpers:
             raise ValueError(
                 f"{self.helpers} helpers would not always find the same of {self.summed} buffers "
@@ -95,7 +95,7 @@ class MhcPreClusterTile:
 
     @classmethod
     def _of_cluster(cls, chip: Chip, size: int, tokens: int, n: int, dim: int) -> Self | None:
-        """The deepest tile of clusters of so many blocks, or None if none fits."""
+        """The deepest tile of clusters of ``size`` blocks, or None if none fits."""
         warps = dim // SPAN // size
         teams = max(1, _MANY_WARPS // warps)
         # Registers are allocated to whole warpgroups: helpers that fill one up cost nothing.

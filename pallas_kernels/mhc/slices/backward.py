@@ -50,7 +50,7 @@ class FollowingPost(NamedTuple):
 
 @dataclass(frozen=True)
 class SlicesTile:
-    """How blocks and warpgroups share tokens and streams.
+    """Division of tokens and streams among blocks and warpgroups.
 
     Attributes:
       shares: how tiles are assigned to blocks.

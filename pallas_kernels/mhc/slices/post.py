@@ -56,7 +56,7 @@ class PrecedingPost(NamedTuple):
 
 @dataclass(frozen=True)
 class SlicesPostTile:
-    """How blocks share the tokens, and how far they copy ahead.
+    """Division of the tokens among blocks, and the stages that they copy ahead.
 
     Attributes:
       shares: how tiles are assigned to blocks.
@@ -64,8 +64,8 @@ class SlicesPostTile:
       old: stages of each walker's ring of old streams, twice ``together`` at least.
       layer: stages of each walker's ring of the layer's output, one at least.
       slots: stages of the ring of inputs of tokens, two at least.
-      reverse: whether to process the last tokens first. The kernel of tokens goes the other way, by
-        default beginning with those that the forward pass ended with.
+      reverse: whether to process the last tokens first. The kernel of tokens uses the opposite
+        order, by default beginning with those that the forward pass ended with.
       together: number of old streams, a divisor of all, whose gradients are written together.
     """
 

@@ -41,7 +41,7 @@ _CAPABILITY = "9.0"  # other GPUs have other tensor cores
 
 @dataclass(frozen=True)
 class Slices:
-    """Shapes of the streams, and which other gradient of the streams is added.
+    """Shapes of the streams, and the choice of another gradient that is added to theirs.
 
     Attributes:
       n: number of streams.
@@ -123,7 +123,7 @@ class TokenParts(NamedTuple):
       dh_mix: the bfloat16 parts of the gradient of ``h_mix`` side by side, each padded with zeros,
         [tokens, parts * padded rows].
       coefficients: ``h_pre`` and the factor of the streams in their own gradient, [n + 1, tokens].
-        Where an ``mhc_post`` takes part, its ``h_post`` and ``h_res`` follow, [n + n n, tokens].
+        With an ``mhc_post``, its ``h_post`` and ``h_res`` follow, [n + n n, tokens].
     """
 
     dh_mix: jax.Array

@@ -1,4 +1,4 @@
-"""How the kernels by slices assign tiles of tokens to blocks."""
+"""Assignment of tiles of tokens to blocks, in the kernels by slices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Shares:
-    """How blocks share the tiles of all slices.
+    """Division of the tiles of all slices among blocks.
 
     Attributes:
       ranges: blocks that share a slice, whose tiles they take in turn.

@@ -37,7 +37,7 @@ class Partial(NamedTuple):
 
 
 def add_up(form: Slices, partial: Partial) -> tuple[jax.Array, ...]:
-    """Gradients to phi [rows, n dim], alpha and bias; and to ``h_post`` and ``h_res``, if asked.
+    """Gradients to phi [rows, n dim], alpha and bias; and to ``h_post`` and ``h_res``, if given.
 
     Args:
       form: shapes of the streams.
@@ -62,7 +62,7 @@ def add_up(form: Slices, partial: Partial) -> tuple[jax.Array, ...]:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """Adds partial sums: a warp four rows of 32 columns or tokens, the first block the gains."""
+    """Adds partial sums: each warp four rows of 32 columns or tokens, the first block the gains."""
 
     form: Slices
 

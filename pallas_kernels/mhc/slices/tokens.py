@@ -27,8 +27,8 @@ from pallas_kernels.tensor_cores.bfloat16_parts import PARTS
 _WARPS = 8
 # Lanes of a token at most. A warp then has two tokens, whose rows of phi it processes at once.
 _MOST_LANES = LANES // 2
-# Each block writes sums. With half as many blocks an H200 took 8 % longer for 7168 columns, and as
-# long for 512.
+# Each block writes sums. With half as many blocks, an H200 took 8 % longer for 7168 columns, and
+# equally long for 512.
 _BLOCKS_EACH = 6  # blocks of each multiprocessor
 
 
@@ -51,15 +51,15 @@ def token_parts(
       saved: ``inv_rms`` and ``h_mix`` of the forward pass.
       cotangents: gradients of ``h_in``, ``h_post`` and ``h_res``.
       constants: constants of ``mhc_pre``.
-      of_post: ``h_post`` [tokens, n] and ``h_res`` [tokens, n n] of an ``mhc_post`` that takes
-        part, to be appended to the coefficients; or None.
+      of_post: ``h_post`` [tokens, n] and ``h_res`` [tokens, n n] of an ``mhc_post``, to be appended
+        to the coefficients; or None.
       reverse: whether to process the last tokens first. The kernel by slices should use the other
         order, so that it begins with tokens that are still in a cache.
       zeros: whether to also write zeros, to which the kernel by slices adds inner products.
 
     Returns:
       The inputs of tokens. For each block, sums over its tokens of the gradient of each logit, and
-      of the latter times what ``alpha`` multiplies, [blocks, 2, padded rows]. Zeros,
+      of that gradient times the factor of ``alpha``, [blocks, 2, padded rows]. Zeros,
       [n + n n, tokens], or None.
     """
     tokens, n, dim = x.shape
@@ -127,7 +127,7 @@ class _Tokens:
         rows = [self._row(warp, k, alpha, bias) for k in range(self.form.padded // self.lanes)]
 
         def take(first, totals):
-            # Groups behind the last token repeat it and store nothing.
+            # Groups past the last token repeat it and store nothing.
             mine = first + warp.lane // self.lanes
             token, inside = mine.at_most(tokens - 1), mine < tokens
             token = tokens - 1 - token if self.reverse else token

@@ -177,7 +177,7 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class _Store:
-    """Writes the gradient to the streams, where no ``mhc_post`` takes part."""
+    """Writes the gradient to the streams, without an ``mhc_post``."""
 
     columns: Columns
     dx: Array
@@ -284,7 +284,7 @@ class _Post:
         return total
 
     def _store(self, token: Value, store) -> None:
-        """Calls ``store()`` unless the token lies behind the last one."""
+        """Calls ``store()`` unless the token is past the last one."""
         self.columns.warp.when(token < self.columns.inputs.x.shape[0], store)
 
     def _store_sums(self, token: Value, products, places, target: Array) -> None:

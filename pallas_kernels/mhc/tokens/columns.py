@@ -150,11 +150,11 @@ class Columns:
     # -- inputs
 
     def token(self, first: Value, i: Any) -> Value:
-        """The ``i``-th token of this lane; it may lie behind the last token."""
+        """The ``i``-th token of this lane; it may be past the last token."""
         return first + (self.warp.lane % 4 * TOKENS_PER_LANE + i)
 
     def clamped(self, token: Value) -> Value:
-        """The token, or the last one if it lies behind that."""
+        """The token, or the last one if it is past that."""
         return token.at_most(self.inputs.x.shape[0] - 1)
 
     def load(self, i: Value, first: Value) -> None:

@@ -1,4 +1,4 @@
-"""How blocks, warps and lanes share the backward pass by SIMT code."""
+"""Division of the backward pass by SIMT code among blocks, warps and lanes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _CACHE_SHARE = 0.96
 
 @dataclass(frozen=True)
 class Form:
-    """Shapes of the streams, and which other gradients take part.
+    """Shapes of the streams, and flags for other gradients.
 
     Attributes:
       n: number of streams.
       dim: width of a stream.
       itemsize: bytes of an entry of the streams.
       adds: whether another gradient of the streams is given, to be added.
-      posts: whether the backward pass goes on through the ``mhc_post`` that computed the streams.
+      posts: whether the backward pass continues through the ``mhc_post`` that computed the streams.
     """
 
     n: int
@@ -90,7 +90,7 @@ class Form:
 
 @dataclass(frozen=True)
 class StreamsTile:
-    """How blocks share tokens and columns; the warps of a block have different streams.
+    """Division of tokens and columns among blocks; the warps of a block have different streams.
 
     Attributes:
       entries: neighbouring columns of a token that a lane has.
@@ -108,7 +108,7 @@ class StreamsTile:
     def choose(cls, chip: Chip, tokens: int, form: Form) -> StreamsTile | None:
         """The only heuristic: wide reads, copied well ahead, and few idle multiprocessors.
 
-        None if shared memory is too small, or if ``mhc_post`` takes part with other than 4 streams.
+        None if shared memory is too small, or with an ``mhc_post`` unless there are 4 streams.
         """
         if tokens == 0 or (form.posts and form.n != TOKENS_PER_LANE):
             return None
