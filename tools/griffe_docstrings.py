@@ -1,4 +1,4 @@
-"""How mkdocstrings reads docstrings of this project, in addition to Google's style."""
+"""An extension of mkdocstrings that reads docstrings of this project."""
 
 import importlib
 import inspect
@@ -9,9 +9,9 @@ import griffe
 
 
 class Docstrings(griffe.Extension):
-    """Sections `Example:` are code, as `Examples:` are, and `::` before a block is one colon.
+    """Reads sections `Example:` as code, like `Examples:`, and prints `::` as one colon.
 
-    As they stand, Markdown takes `>>>` for three quotations, and prints both colons.
+    Otherwise Markdown reads `>>>` as three quotations, and prints both colons.
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:

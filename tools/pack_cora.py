@@ -1,4 +1,4 @@
-"""Makes jaxgnn/datasets/cora.npz of two published copies of Cora, byte for byte the same each time.
+"""Builds jaxgnn/datasets/cora.npz from two published copies of Cora, with the same bytes each time.
 
 The papers, words, classes and citations come from the wheel of graphdatascience 2.2, which carries
 the files ``cora.content`` and ``cora.cites`` of the LINQS group as Parquet. The order of the papers
@@ -61,7 +61,7 @@ def main() -> None:
     arguments = parser.parse_args()
     wheel, paper_ids, citations = read_wheel(arguments.wheel)
     planetoid = read_planetoid(arguments.planetoid)
-    order = match(planetoid, wheel)  # the paper of the wheel that each of Planetoid's is
+    order = match(planetoid, wheel)  # for each paper of Planetoid, the paper of the wheel
     position = np.empty(NODES, int)
     position[order] = np.arange(NODES)
     moved = {tuple(sorted(position[list(link)].tolist())) for link in wheel.links}
@@ -104,7 +104,7 @@ def read_wheel(path: Path) -> tuple[Copy, np.ndarray, np.ndarray]:
 
 
 def read_planetoid(folder: Path) -> Copy:
-    """The copy of Planetoid, whose test papers lie in a file in the order of an index."""
+    """The copy of Planetoid, whose test papers are in a file in the order of an index."""
     test = np.loadtxt(folder / "ind.cora.test.index", dtype=int)
     words, classes = np.zeros((NODES, WORDS)), np.zeros((NODES, len(CLASSES)))
     for where, features, labels in ((slice(LABELLED), "allx", "ally"), (test, "tx", "ty")):
@@ -117,10 +117,10 @@ def read_planetoid(folder: Path) -> Copy:
 
 
 def match(one: Copy, other: Copy) -> np.ndarray:
-    """The paper of ``other`` that each paper of ``one`` is, by words, class and neighbours.
+    """For each paper of ``one`` the same paper of ``other``, by words, class and neighbours.
 
-    Papers that nothing tells apart have the same words, class and neighbours up to a symmetry of
-    the graph; they are matched in the order of their numbers.
+    Papers that can not be distinguished have the same words, class and neighbours up to a symmetry
+    of the graph; they are matched in the order of their numbers.
     """
     ours, theirs = _refined(one, _names(one)), _refined(other, _names(other))
     while repeated := [name for name, count in collections.Counter(ours).items() if count > 1]:
@@ -147,13 +147,13 @@ def _copy(words: np.ndarray, classes: np.ndarray, pairs: Sequence[Sequence[int]]
 
 
 def _names(copy: Copy) -> list[str]:
-    """A name for each paper that says its words and its class."""
+    """A name for each paper, from its words and its class."""
     rows = zip(copy.classes.tolist(), np.packbits(copy.words, axis=1), strict=True)
     return [_digest((label, row.tobytes())) for label, row in rows]
 
 
 def _refined(copy: Copy, names: list[str]) -> list[str]:
-    """Names that tell apart what the names of neighbours, and of theirs, tell apart."""
+    """Names refined by the names of neighbours, and of their neighbours."""
     neighbours: list[list[int]] = [[] for _ in names]
     for low, high in copy.links:
         neighbours[low].append(high)
@@ -173,10 +173,10 @@ def _digest(value: object) -> str:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads arrays, sparse matrices and dicts of lists, and refuses whatever else is named."""
+    """Reads arrays, sparse matrices and dicts of lists, and rejects all other types."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class or function of a name in the file, of those that these files have."""
+        """The class or function of a name in the file, if it is allowed."""
         known: dict[str, Any] = {
             "csr_matrix": scipy.sparse.csr_matrix,
             "_reconstruct": np._core.multiarray._reconstruct,

@@ -1,8 +1,8 @@
-"""Makes jaxgnn/datasets/mutag.npz of the copy in the wheel of grakel, the same bytes each time.
+"""Builds jaxgnn/datasets/mutag.npz from the wheel of grakel, with the same bytes each time.
 
 The wheel of grakel 0.1.11 carries MUTAG in the format of the TU collection, in its folder
 ``grakel/tests/data/MUTAG``. Files of the collection have both directions of each bond; here each
-bond stands once. ::
+bond is stored once. ::
 
     pip download --no-deps grakel==0.1.11
     unzip grakel-0.1.11-*.whl 'grakel/tests/data/MUTAG/*'

@@ -1,16 +1,16 @@
-"""Seeds faults, one at a time, in copies of the sources, and asks whether the tests find them.
+"""Seeds faults, one at a time, in copies of the sources, and checks that the tests find them.
 
-The shortened suite, `make test`, runs a few cases of costly tests. This shows that they are enough:
-each fault of the table below is what somebody might get wrong (an index off by one, a missing
-mask, a sign, a scale, a race, a transpose, a rounding, a forgotten bias), and the tests that belong
-to its place must fail once it is there. ::
+The shortened suite, `make test`, runs a few cases of costly tests. This program shows that they are
+enough. Each fault of the table below is a plausible mistake (an index off by one, a missing mask, a
+sign, a scale, a race, a transpose, a rounding, a forgotten bias), and the tests listed for it must
+fail once it is seeded. ::
 
     .venv/bin/python tools/seeded_faults.py --clean   # do these tests pass without a fault?
     .venv/bin/python tools/seeded_faults.py           # and fail with one?
 
-Native C++ and CUDA sources are left out, since each fault there would be a build of its own. The
-exit status is 1 if a fault is missed, and 2 if the table is wrong: a text that is not there once,
-or tests that can not be collected.
+Native C++ and CUDA sources are not covered, since each fault there would need its own build. The
+exit status is 1 if a fault is missed, and 2 if the table is wrong: if a text does not occur exactly
+once, or tests can not be collected.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Fault:
 
     Attributes:
       name: what is wrong.
-      file: where, from the root of the sources.
+      file: its file, relative to the root of the sources.
       old: the text that is replaced; it occurs once in the file.
-      new: what replaces it.
+      new: the text that replaces it.
       tests: arguments for pytest.
       hole: why no test without a GPU finds it, where that is known; it does not count as missed.
     """
@@ -57,13 +57,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What pytest did.
+    """Result of a run of pytest.
 
     Attributes:
       status: its exit status; None if it did not end in time.
       seconds: how long it took.
       failure: the first failing test and why.
-      output: all that it printed.
+      output: all of its output.
     """
 
     status: int | None
@@ -1495,7 +1495,7 @@ FAULTS: tuple[Fault, ...] = (
     *FUSION,
 )
 
-# A development install finds the packages in the checkout, before any path is looked at.
+# A development install finds the packages in the checkout, before any path is searched.
 _RUN_IN_COPY = """
 import importlib.util, os, sys
 sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
@@ -1510,7 +1510,7 @@ sys.exit(int(pytest.main(sys.argv[1:])))
 
 
 def main() -> int:
-    """Runs what the command line asks for; returns the exit status."""
+    """Runs the requested part; returns the exit status."""
     options = _options()
     faults = [fault for fault in FAULTS if options.only in fault.name]
     if not faults:
@@ -1536,7 +1536,7 @@ def _options() -> argparse.Namespace:
 
 
 def _problem(fault: Fault) -> str | None:
-    """Why a fault can not be seeded; None if it can."""
+    """The reason why a fault can not be seeded; None if it can."""
     count = (ROOT / fault.file).read_text().count(fault.old)
     if count == 1:
         return None
@@ -1604,7 +1604,7 @@ def _outcome(fault: Fault | None, tests: tuple[str, ...], cases: str) -> Outcome
 
 
 def _copy_sources(copy: Path) -> None:
-    """Copies what the tests need, and the compiled library next to the package that finds it."""
+    """Copies the files that the tests need, and the compiled library next to its package."""
     for part in COPIED:
         source = ROOT / part
         if source.is_dir():
@@ -1648,13 +1648,13 @@ def _environment(copy: Path) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(copy),
         "PYTHONDONTWRITEBYTECODE": "1",
-        # As `make test` has it: what a CPU interprets compiles faster.
+        # As in `make test`: kernels that a CPU interprets compile faster.
         "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
     }
 
 
 def _first_failure(output: str) -> str:
-    """The first failing test and the first line of the reason, as the tests tell of it at once."""
+    """The first failing test and the first line of the reason, as the tests print them at once."""
     found = re.search(r"^FAILED (.+?) at \w+: (.*)$", output, re.MULTILINE)
     return "" if found is None else f"{found[1]}: {found[2][:100]}"
 

@@ -1,7 +1,7 @@
-"""Typed calls of the kernels of attention, which take the same operands for every op.
+"""Typed calls of the kernels of attention, which have the same operands for every op.
 
-What the kernels compute is in the docstring of ``jaxgnn/ops/_attention/skeleton.py``. Features are
-passed as they are, of one dtype; whatever else is floating is passed in float32.
+The docstring of ``jaxgnn/ops/_attention/skeleton.py`` describes what the kernels compute. Features
+are passed as they are, of one dtype; other floating arrays are passed in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxgnn._ffi._call import as_float32, call, call_many, structure
 from jaxgnn.graph import CSRGraph
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
-# The gradients of what all edges share are summed from those of so many runs of rows, at most.
+# Largest number of runs of rows whose gradients to the shared arrays are computed separately.
 _MOST_PARTS = 256
 
 
@@ -41,7 +41,7 @@ def forward(
 def weights(
     op: str, graph: CSRGraph, operands: Operands, lse: Float[Array, "rows heads"], *, form: Form
 ) -> Float[Array, "edges heads"]:
-    """What the values of each edge slot are multiplied with, in float32."""
+    """The factor of the values of each edge slot, in float32."""
     return call(
         f"jaxgnn_{op}_weights",
         ((graph.num_edges, operands.heads), jnp.float32),
@@ -69,7 +69,7 @@ def backward(
 def _of_rows(
     op: str, graph: CSRGraph, operands: Operands, arrays: tuple[Array | None, ...], form: Form
 ) -> dict[str, Array]:
-    """The gradients of what receivers and edges give, and of what all edges share, by name."""
+    """The gradients to the arrays of receivers and edges, and to the shared arrays, by name."""
     parts = min(_MOST_PARTS, graph.made_plan().schedule.rows.shape[0])
     names = ("rows", "edge_logits", "edge_values", "edge_features", "edge_kernel", "attention")
     shapes = {name: getattr(operands, name) for name in names}
@@ -88,7 +88,7 @@ _NODES = ("rows", "columns", "values")
 
 
 def _gradient(name: str, array: Array | None, parts: int = 0) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of what a kernel writes for the gradient of an operand; empty for None."""
+    """Shape and dtype of the result of a kernel for the gradient of an operand; empty for None."""
     if array is None:
         return (0,), jnp.float32
     shape = (parts, *array.shape) if name in _SHARED else array.shape
@@ -124,7 +124,7 @@ def _arrays(operands: Operands) -> tuple[Array | None, ...]:
 
 
 def _features(array: Array, dtype: Any) -> Array:
-    """Features [N, H, D] in the dtype of the senders', and numbers of nodes [N, H] in float32."""
+    """Features [N, H, D] in the dtype of the senders, or numbers of nodes [N, H] in float32."""
     return array.astype(dtype if array.ndim == 3 else jnp.float32)
 
 

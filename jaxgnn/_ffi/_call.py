@@ -27,7 +27,7 @@ def call(
 ) -> Array:
     """Calls an FFI target of one result on arrays without batch dimensions.
 
-    An operand of None is passed as an array of no elements. Under ``vmap`` the handler sees all
+    An operand of None is passed as an array of no elements. Under ``vmap`` the handler gets all
     operands with extra leading dimensions, of size one where an operand is shared: a shared graph
     is never tiled.
 
@@ -52,7 +52,7 @@ def call_many(
     return _compiled(target, structs, tuple(sorted(attributes.items())), *operands)
 
 
-# Arrays of no elements are made here, inside the compiled program, by ``empty_like``. One function
+# Empty arrays are created here, inside the compiled program, by ``empty_like``. One function
 # serves all calls, so that an eager call finds the program of an earlier call with equal shapes.
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _compiled(target, structs, attributes, *operands):
@@ -93,7 +93,7 @@ def pieces(graph: CSRGraph) -> tuple[Array, ...]:
 
 
 def piece_size(graph: CSRGraph) -> dict[str, np.int64]:
-    """The attribute that tells a CUDA kernel how many edges a piece of ``pieces`` has."""
+    """The attribute for CUDA kernels with the number of edges of a piece of ``pieces``."""
     return {"edges_per_piece": np.int64(edges_per_piece(graph.num_edges))}
 
 
@@ -107,8 +107,8 @@ def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
 def edge_blocks(graph: CSRGraph, dim: int, dtype: Any) -> EdgeBlocks | None:
     """The edges by block, or None if they are not listed or ``dim`` is too wide.
 
-    Blocks of wider rows do not fit the shared memory of a GPU. Blocks that were made for a graph
-    without weights do not say where the weight of an edge is.
+    Blocks of wider rows do not fit the shared memory of a GPU. Blocks that were built for a graph
+    without weights do not store the places of weights.
     """
     plan = given_plan(graph)
     options = () if plan is None else plan.edge_blocks

@@ -18,7 +18,7 @@ _KINDS = {"float": jnp.float32, "int": jnp.int32}
 def forward(
     graph: CSRGraph, x: Float[Array, "numbers dim"], *, form: Form, keep: bool
 ) -> tuple[Float[Array, "rows columns"], Statistics]:
-    """The reductions side by side, and with ``keep`` what their gradients need."""
+    """The reductions side by side, and with ``keep`` the statistics for their gradients."""
     rows, dim = graph.num_rows, x.shape[-1]
     kept = form.kept() if keep else {}
     results: list[tuple[tuple[int, ...], Any]] = [((rows, len(form.reductions) * dim), x.dtype)]

@@ -103,7 +103,7 @@ class RecordShape:
 
 # Up to this width eight rows of sums a warp take at most 32 KiB of shared memory.
 _MOST_COLUMNS_OF_GROUPS = 1024
-# Each pass over the edges reads dy anew.
+# Each pass over the edges reads dy again.
 _MOST_TILES = 3
 
 
@@ -115,7 +115,7 @@ def _cost(k: int, block: int) -> int:
 
 
 def cuda_limits(graph: CSRGraph, cbsr: CBSR, dy: Any = None) -> str | None:
-    """Why the CUDA kernels can not take these arguments, or None."""
+    """The reason why the CUDA kernels do not support these arguments, or None."""
     if cbsr.dim > MOST_COLUMNS_IN_SHARED:
         return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {cbsr.dim}"
     return None

@@ -24,7 +24,7 @@ from jaxgnn._ffi._call import (
 from jaxgnn.graph import CSRGraph
 from pallas_kernels.chip import Chip
 
-# How many lanes, of 16 bytes each, may read a neighbour; more lanes need fewer passes.
+# Numbers of lanes, of 16 bytes each, that may read a neighbour; more lanes need fewer passes.
 _LANES = (32, 16, 8)
 _FEW_EDGES = 64
 
@@ -46,7 +46,7 @@ def sddmm(
 def spmm_cuda(
     graph: CSRGraph, x: Float[Array, "cols *heads dim"]
 ) -> Float[Array, "rows *heads dim"]:
-    """The product of a sparse matrix and dense rows, on a GPU; of one head after the other."""
+    """The product of a sparse matrix and dense rows, on a GPU; one head after the other."""
     if x.ndim == 3:
         of_head = jax.vmap(lambda w, x: spmm_cuda(graph.with_weights(w), x), 1, 1)
         return of_head(graph.weights, x)
@@ -75,7 +75,7 @@ def _lanes(graph: CSRGraph, row_bytes: int) -> int:
 
 
 def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
-    """Why kernels of a GPU, which keep a row of all heads, can not take these; or None."""
+    """Why kernels of a GPU, which keep a row of all heads, do not support these; or None."""
     columns = math.prod(a.shape[1:])
     if columns > MOST_COLUMNS_IN_SHARED:
         return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {columns}"
@@ -85,7 +85,7 @@ def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
 def sddmm_cuda(
     graph: CSRGraph, a: Float[Array, "rows *heads dim"], b: Float[Array, "cols *heads dim"]
 ) -> Float[Array, "edges *heads"]:
-    """The inner product of both ends of each edge in float32, on a GPU; of one head a time."""
+    """The inner product of both ends of each edge in float32, on a GPU; one head at a time."""
     if a.ndim == 3:
         return jax.vmap(partial(sddmm_cuda, graph), 1, 1)(a, b)
     return call(

@@ -32,7 +32,7 @@ def why_missing() -> str | None:
 def generate(
     most: np.ndarray, *, exactly: bool, seed: int, first: int, threads: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Makes minimal puzzles, each from a stream of random numbers of its own.
+    """Generates minimal puzzles, each from its own stream of random numbers.
 
     Args:
       most: the largest number of givens of each puzzle, [count] int8.

@@ -1,4 +1,4 @@
-"""Cutting a graph on the host into one block for each device, all of equal shape."""
+"""Cuts a graph on the host into one block for each device, all of equal shape."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import offset_dtype
 
-# On a GPU XLA cuts the products of weight gradients, which sum over the rows, into equal parts, and
-# copies arrays whose rows do not divide evenly: that took 2.3 of 32 ms of a training step on a
-# graph of Reddit's size. So blocks with so many rows get a multiple of a round number.
+# On a GPU, XLA cuts the products of weight gradients, which sum over the rows, into equal parts. It
+# copies arrays whose rows do not divide evenly, which took 2.3 of 32 ms of a training step on a
+# graph of Reddit's size. So blocks of at least this many rows get a multiple of a round number.
 _LONG = 2**14
 _ROUND = 2**10
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where each node of a graph lies once its rows are on devices.
+    """Place of each node of a graph on the devices.
 
     Attributes:
-      partition: which device gets which rows.
+      partition: assignment of rows to devices.
       rows: rows of each block, padding included.
       edges: edge slots of each block, padding included.
     """
@@ -123,9 +123,9 @@ class Cutter:
 
     Args:
       graph: the graph, not traced.
-      layout: where its rows go.
-      columns: where its columns go, which are the same nodes if the graph is square.
-      lists: whether rows travel by lists (``"all_to_all"``), or all of them to all devices.
+      layout: the places of its rows.
+      columns: the places of its columns, which are the same nodes if the graph is square.
+      lists: whether rows are sent by lists (``"all_to_all"``), or all of them to all devices.
     """
 
     def __init__(self, graph: CSRGraph, layout: Layout, columns: Layout, *, lists: bool):
@@ -189,7 +189,7 @@ class Cutter:
         return padded(np.asarray(of_edges)[positions], self.layout.edges)
 
     def cut(self, block: int) -> Block:
-        """Makes the block of one device, padded to the shape of all."""
+        """Builds the block of one device, padded to the shape of all."""
         layout, graph = self.layout, self.graph
         members, place_of = layout.members[block], self._table(block)
         positions = edges_of(self.indptr, members)
@@ -241,13 +241,13 @@ class Cutter:
         return near, far
 
     def _is_near(self, block: int) -> np.ndarray:
-        """Which edges of a block come from a sender of the device."""
+        """A mask of the edges of a block whose sender is on the device."""
         senders = self.indices[edges_of(self.indptr, self.layout.members[block])]
         return self.columns.partition.part_of[senders] == block
 
 
 def offsets_of(degrees: np.ndarray, rows: int, edges: int) -> np.ndarray:
-    """Offsets of rows of these degrees, and of padding rows behind them up to ``rows``.
+    """Offsets of rows of these degrees, and of padding rows after them up to ``rows``.
 
     Args:
       degrees: edges of each row.
@@ -263,7 +263,7 @@ def offsets_of(degrees: np.ndarray, rows: int, edges: int) -> np.ndarray:
 
 
 def padded(array: np.ndarray, length: int) -> np.ndarray:
-    """The array with zeros behind it along the first axis."""
+    """The array padded with zeros at the end of the first axis."""
     missing = length - len(array)
     if not missing:
         return array

@@ -1,4 +1,4 @@
-"""The exchange of rows between devices, for functions of one's own."""
+"""The exchange of rows between devices, for user functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def halo_exchange(
     """Returns the table of the rows that the edges of a device read.
 
     Ops that take a ``LocalGraph`` call this themselves. ``graph.indices`` are places in the table.
-    The gradient is the transpose: it adds, at the owner of each row, what all devices have at its
-    places. Of compressed rows only the values have one, so that only values travel back.
+    The gradient is the transpose: the owner of each row sums the gradients of all devices to its
+    rows. Of compressed rows only the values have a gradient, so only values are sent back.
 
     Args:
       graph: the graph of the device, inside of ``sharded`` or ``jax.shard_map``.

@@ -1,4 +1,4 @@
-"""Which device gets which rows of a graph."""
+"""Partitions of the rows of a graph over devices."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph._require_graph import require_graph
 
 Method = Literal["contiguous", "random", "degree", "metis"]
-"""How rows are given to parts; see ``partition``."""
+"""Method that assigns rows to parts; see ``partition``."""
 
-# So many of the largest rows are given one by one to the part with the fewest edges so far. Those
-# behind them are much alike, and are dealt out there and back again.
+# Number of the largest rows that are assigned one by one to the part with the fewest edges so far.
+# The other rows are similar in size; they are dealt out in turn, to and fro.
 _ROWS_BY_LOAD = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Which part each row of a graph belongs to, and what that costs.
+    """Part of each row of a graph, with counts of rows, edges and halo rows.
 
     Attributes:
       part_of: part of each row, int32 [rows].
       rows: number of rows of each part, int64 [parts].
       edges: number of edges that enter the rows of each part, int64 [parts].
-      between: ``halo_rows`` and ``cut_edges``, or what counts them. Those of a graph whose senders
-        are mapped from a file are counted when they are first asked for, as that reads all.
+      between: ``halo_rows`` and ``cut_edges``, or a function that counts them. If the senders are
+        mapped from a file, they are counted on first access, as that reads the whole file.
     """
 
     part_of: np.ndarray
@@ -72,7 +72,7 @@ class Partition:
         return float(self.edges.max() / self.edges.mean()) if self.edges.any() else 1.0
 
     def __repr__(self) -> str:
-        """The sums that one compares partitions by, without the part of each row."""
+        """Shows the counts of the partition, without the part of each row."""
         return (
             f"Partition(parts={self.num_parts}, rows={self.rows.tolist()}, "
             f"edges={self.edges.tolist()}, halo_rows={self.halo_rows.tolist()}, "
@@ -89,7 +89,7 @@ def partition(
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
 ) -> Partition:
-    """Gives each row of a graph to one of ``parts`` parts.
+    """Assigns each row of a graph to one of ``parts`` parts.
 
     - ``"degree"`` deals the rows out by falling degree, so that all parts have nearly as many edges
       and as many rows. It ignores which rows are neighbours.
@@ -104,9 +104,9 @@ def partition(
       parts: number of parts.
       method: one of the above.
       columns: part of each column of a graph that is not square; None if columns are rows.
-      seed: of ``"random"``.
-      cache: folder that keeps what the methods by name have made, by a hash of the graph and of the
-        other arguments; None keeps nothing. A file that cannot be read is made anew, with a
+      seed: seed of ``"random"``.
+      cache: folder that keeps the results of the methods by name, by a hash of the graph and of the
+        other arguments; None keeps nothing. A file that cannot be read is computed again, with a
         warning.
 
     Returns:
@@ -143,7 +143,7 @@ def partition(
 def _by_name(
     graph: CSRGraph, parts: int, method: str, seed: int, cache: str | os.PathLike[str] | None
 ) -> np.ndarray:
-    """The part of each row, made by a method or read from the cache."""
+    """The part of each row, computed by a method or read from the cache."""
     if method not in _METHODS:
         expected = f"{', '.join(map(repr, _METHODS))} or an array"
         raise bad_input("partition", "method", expected, repr(method))
@@ -172,7 +172,7 @@ def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts
 
 
 def check_graph(graph: Any, *, square: bool) -> None:
-    """Raises ValueError unless ``graph`` is a CSRGraph, square if asked, that the host can read."""
+    """Raises ValueError unless the host can read ``graph``, a CSRGraph, square if ``square``."""
     require_graph("partition", "graph", graph)
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
         raise bad_input("partition", "graph", "concrete; call it outside jit", "a tracer")
@@ -215,7 +215,7 @@ def _by_degree(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
     degrees = np.diff(np.asarray(graph.indptr))
     order = np.argsort(-degrees, kind="stable")
     part_of = np.empty(len(order), np.int32)
-    # A row counts as one edge more, so that rows without edges are shared out too.
+    # Each row counts as one more edge, so that rows without edges are distributed too.
     load = [(0, part) for part in range(parts)]
     for row in order[:_ROWS_BY_LOAD].tolist():
         edges, part = load[0]
@@ -233,12 +233,12 @@ def _at_random(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
 
 
 def _contiguous(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
-    # A row counts as one edge more, so that rows without edges are shared out too.
+    # Each row counts as one more edge, so that rows without edges are distributed too.
     ends = np.asarray(graph.indptr)[1:].astype(np.int64) + np.arange(1, graph.num_rows + 1)
     part_of = np.minimum((ends - 1) * parts // ends[-1], parts - 1).astype(np.int32)
     if np.bincount(part_of, minlength=parts).all():
         return part_of
-    # A row of very many edges has left a part without any: as many rows for all.
+    # A row of very many edges left a part without rows: give all parts as many rows.
     return (np.arange(graph.num_rows) * parts // graph.num_rows).astype(np.int32)
 
 

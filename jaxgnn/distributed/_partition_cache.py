@@ -1,4 +1,4 @@
-"""Partitions on disk: those of large graphs take minutes to make."""
+"""Partitions on disk: those of large graphs take minutes to compute."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import numpy as np
 
 from jaxgnn.graph import CSRGraph
 
-# Of the methods and of the file. Whoever changes what a method makes of a graph adds one.
+# Version of the methods and of the file. Increase it when the result of a method changes.
 _VERSION = 1
 
 
 def cached_parts(
     folder: Path, graph: CSRGraph, arguments: tuple[Any, ...], make: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """The part of each row, read from the folder, or made and written there.
+    """The part of each row, read from the folder, or computed and written to it.
 
     A file appears under its name once it is complete, so that processes may share the folder.
 
     Args:
-      folder: where the files are; it is made if it is missing.
+      folder: where the files are; it is created if it is missing.
       graph: the graph, whose edges count.
-      arguments: whatever else the parts depend on, the number of parts first.
-      make: makes the parts.
+      arguments: other arguments that the parts depend on, the number of parts first.
+      make: computes the parts.
 
     Returns:
       int32 [rows].
 
     Warns:
-      UserWarning: if there is a file that cannot be read; it is made anew.
+      UserWarning: if there is a file that cannot be read; it is computed again.
     """
     path = folder / f"partition-{fingerprint(graph, arguments)}.npz"
     if path.exists():

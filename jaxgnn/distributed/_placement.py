@@ -45,14 +45,14 @@ def local_places(mesh: Mesh, axis: str) -> dict[int, list[jax.Device]]:
 
 
 def stacked[Tree](mesh: Mesh, axis: str, make: Callable[[int], Tree]) -> Tree:
-    """Makes a pytree for each place along the axis, and stacks their arrays in front.
+    """Builds a pytree for each place along the axis, and stacks their arrays along a first axis.
 
-    Each process makes those of its own devices, with their device as the default one.
+    Each process builds those of its own devices, with their device as the default device.
 
     Args:
       mesh: the mesh.
       axis: its axis.
-      make: makes the pytree of a place; all have one structure and equal shapes.
+      make: builds the pytree of a place; all have one structure and equal shapes.
     """
     places = local_places(mesh, axis)
     sharding = NamedSharding(mesh, PartitionSpec(axis))

@@ -1,4 +1,4 @@
-"""Programs of several processes: how they find each other, and whether they have the same input."""
+"""Programs of several processes: connects them, and checks that they have the same input."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jax.experimental import multihost_utils
 
 from jaxgnn._errors import bad_input
 
-# So long the others may take to come to a comparison of data, which they may be reading.
+# Longest time to wait for other processes at a comparison of data, which they may still be reading.
 _READING_S = 1800
-# After so many seconds without a sign of life a process counts as gone.
+# Longest time without a heartbeat before a process counts as dead.
 _SILENT_S = 30
 
 
@@ -29,16 +29,16 @@ def initialize(
 ) -> None:
     """Connects this process with the others, before JAX is used; see ``jax.distributed``.
 
-    Afterwards ``jax.devices()`` are those of all processes, and a mesh may have them all. Left out,
-    the arguments are those of the cluster, where JAX knows how to ask it. When a process ends
-    before the others, or does not answer for 30 s, JAX ends the others with an error that names it.
+    Afterwards ``jax.devices()`` are those of all processes, and a mesh may use all of them. JAX
+    detects omitted arguments on clusters that it supports. When a process ends before the others,
+    or does not answer for 30 s, JAX ends the others with an error that names it.
 
     Args:
-      coordinator: address ``host:port`` at which the process 0 is found.
+      coordinator: address ``host:port`` of process 0.
       num_processes: number of all processes.
       process_id: number of this process, from 0.
-      timeout_s: seconds to wait for the others. Then standard error says for what was waited, and
-        JAX ends this process with an error.
+      timeout_s: seconds to wait for the others. After that, a message on standard error says what
+        the process waited for, and JAX ends it with an error.
 
     Raises:
       ValueError: if ``process_id`` is not in ``0..num_processes - 1``, or the address has no port.
@@ -56,7 +56,7 @@ def initialize(
     told.daemon = True
     told.start()
     try:
-        # JAX ends the whole process at its own timeout, which shall come behind the message.
+        # JAX ends the whole process at its own timeout, which has to come after the message.
         jax.distributed.initialize(
             coordinator,
             num_processes,
@@ -73,9 +73,9 @@ def check_same(what: str, value: Any) -> None:
 
     Args:
       what: names the value in the message, such as ``"the options"``.
-      value: an array, bytes, or something whose ``repr`` says all that counts.
+      value: an array, bytes, or something whose ``repr`` contains all that is compared.
 
-    A process that has waited for half an hour says so, and ends with exit status 1.
+    After half an hour of waiting a process prints a message and ends with exit status 1.
 
     Raises:
       ValueError: on all processes, naming those whose value is not that of process 0.
@@ -104,6 +104,6 @@ def check_same(what: str, value: Any) -> None:
 
 
 def _end(message: str) -> None:
-    """Ends this process, whose main thread waits where nothing can be raised."""
+    """Ends this process, because its main thread waits and can not raise an error."""
     print(message, file=sys.stderr, flush=True)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Running functions of a sharded graph on all devices, outside of ``shard_map``."""
+"""Runs functions of a sharded graph on all devices, outside of ``shard_map``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def sharded[Result](
     outputs: Literal["rows", "all"] = "rows",
     axis: str | None = None,
 ) -> Callable[..., Result]:
-    """Makes a function of one device's nodes a function of all nodes.
+    """Turns a function of one device's nodes into a function of all nodes.
 
-    ``function`` runs on each device, inside of ``jax.shard_map``. It gets for a ``ShardedGraph``
-    the device's ``LocalGraph``, which layers and ops take, for a ``ShardedMatrix`` and arrays of
-    rows the own rows, and everything else as it is. The made function can be jitted and
+    ``function`` runs on each device, inside of ``jax.shard_map``. For a ``ShardedGraph`` it gets
+    the device's ``LocalGraph``, which layers and ops accept; for a ``ShardedMatrix`` and arrays of
+    rows it gets the own rows; other arguments are passed unchanged. The result can be jitted and
     differentiated.
 
     Args:
@@ -59,9 +59,9 @@ def sharded[Result](
       axis: name of the axis of the mesh; None for the only one.
 
     Raises:
-      ValueError: if the mesh has not the axis; when called, if a graph is on another mesh or axis,
-        there is none, two of them or a sparse matrix have the same nodes on other devices, or an
-        array at one of the positions has another number of rows.
+      ValueError: if the mesh does not have the axis. When called, if a graph is on another mesh or
+        axis, there is none, two of them or a sparse matrix have the same nodes on other devices, or
+        an array at one of the positions has another number of rows.
 
     Example:
       >>> import jax, numpy as np
@@ -119,7 +119,7 @@ _EXPECTED = {
 
 
 def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGraph:
-    """The first of the graphs, after checks of all."""
+    """Checks all graphs, and returns the first."""
     graphs = [a for a in _leaves(arguments) if isinstance(a, ShardedGraph)]
     if not graphs:
         got = ", ".join(type(a).__name__ for a in arguments)
@@ -150,7 +150,7 @@ def _check_same_partition(at: int, other: Any, graphs: Sequence[ShardedGraph]) -
 def _check_same_places(
     argument: str, expected: str, layouts: Sequence[Layout], other: Layout
 ) -> None:
-    """Raises ValueError unless the nodes lie as in a layout of as many nodes, if there is one."""
+    """Raises ValueError unless the nodes are placed as in a layout of equal size, if any."""
     theirs = other.partition.part_of
     moved = [
         0 if layout is other else int(np.count_nonzero(layout.partition.part_of != theirs))
@@ -164,9 +164,9 @@ def _check_same_places(
 
 
 def _check_spread(at: int, array: Any, devices: int) -> None:
-    """Raises ValueError for an array of the host or of one device, as far as that can be seen.
+    """Raises ValueError for an array of the host or of one device, where this can be detected.
 
-    It may have as many rows as those of all devices have, in another order.
+    Such an array may have the right number of rows, but in another order.
     """
     is_of_host = isinstance(array, np.ndarray)
     is_known = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)

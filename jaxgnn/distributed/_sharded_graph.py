@@ -25,12 +25,12 @@ Side = Literal["rows", "columns"]
 """The nodes of the rows of a graph, or those of its columns: the same if the graph is square."""
 
 Exchange = Literal["auto", "all_gather", "all_to_all"]
-"""How rows travel between devices; ``"auto"`` takes lists where they are much shorter."""
+"""Method to send rows between devices; ``"auto"`` uses lists where they are much shorter."""
 
-# What sums over edges from own senders before the rows of others arrive.
+# Ops that sum over edges from own senders before the rows of others arrive.
 _OVERLAPPING = ("spmm", "maxk_spmm")
 
-# Lists have to leave out a part of all rows to be worth packing and placing the others.
+# Lists pay for packing and placing rows only if they are shorter than this part of all rows.
 _LISTED_PART = 0.75
 
 
@@ -42,14 +42,14 @@ class ShardedGraph:
     All devices have blocks of one shape, padded with rows and edges, and each block has its own
     plan. It is a pytree whose arrays have a leading axis for the devices, sharded over the mesh
     axis. Inside of ``jax.shard_map`` with ``jax.P(axis)`` for it, ``local`` is the block of
-    the device, which layers and ops take; ``sharded`` does that.
+    the device, which layers and ops accept; ``sharded`` does that.
 
     Attributes:
       blocks: the blocks of all devices, with a leading axis.
       mesh: the mesh.
       axis: name of the axis.
-      layout: where the node of each row lies.
-      columns: where the node of each column lies; ``layout`` itself if the graph is square.
+      layout: the place of the node of each row.
+      columns: the place of the node of each column; ``layout`` itself if the graph is square.
     """
 
     blocks: LocalGraph
@@ -59,7 +59,7 @@ class ShardedGraph:
     columns: Layout = field(metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Shows sizes and how rows travel."""
+        """Shows sizes and the method to send rows."""
         return (
             f"ShardedGraph(nodes={self.num_nodes}, devices={self.devices}, "
             f"rows={self.rows}, edges={self.layout.edges}, exchange={self.exchange!r})"
@@ -87,17 +87,17 @@ class ShardedGraph:
 
     @property
     def partition(self) -> Partition:
-        """Which device has which rows."""
+        """Assignment of rows to devices."""
         return self.layout.partition
 
     @property
     def column_partition(self) -> Partition:
-        """Which device has which columns: that of the rows if the graph is square."""
+        """Assignment of columns to devices: that of the rows if the graph is square."""
         return self.columns.partition
 
     @property
     def exchange(self) -> str:
-        """How rows travel: ``"all_gather"`` or ``"all_to_all"``."""
+        """Method to send rows: ``"all_gather"`` or ``"all_to_all"``."""
         return self.blocks.halo.form
 
     @property
@@ -110,7 +110,7 @@ class ShardedGraph:
         """The block of the device, inside of ``jax.shard_map``.
 
         Raises:
-          ValueError: outside of it, where there are all blocks.
+          ValueError: outside of ``shard_map``, where all blocks are present.
         """
         leading = self.blocks.indptr.shape[0]
         if leading != 1 or (self.devices > 1 and not self._is_inside()):
@@ -131,7 +131,7 @@ class ShardedGraph:
 
         Args:
           x: array [nodes, ...] that the host can read.
-          fill: what padding rows have.
+          fill: value of padding rows.
           side: whose nodes these are, if the graph is not square.
 
         Returns:
@@ -164,7 +164,7 @@ class ShardedGraph:
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
 
     def _is_spread(self, x: Any) -> bool:
-        """Whether an array lies on the devices as rows do."""
+        """Whether an array is spread over the devices in the same way as rows."""
         is_array = isinstance(x, jax.Array) and x.ndim > 0
         return is_array and x.sharding.is_equivalent_to(self.row_sharding, x.ndim)
 
@@ -198,7 +198,7 @@ class ShardedGraph:
         return np.asarray(x)[layout.place_of]
 
     def shard_matrix(self, matrix: CSRGraph, *, side: Side = "rows") -> ShardedMatrix:
-        """Spreads sparse features, such as bags of words, which layers take as dense ones.
+        """Spreads sparse features, such as bags of words, which layers accept like dense ones.
 
         Args:
           matrix: a row for each node and a column for each feature, ``CSRGraph.from_scipy(...)``.
@@ -249,11 +249,11 @@ class ShardedGraph:
     def transpose(self, graph: CSRGraph, *, ops: tuple[str, ...] = ("spmm",)) -> ShardedGraph:
         """Spreads the transposed graph, its nodes on the devices that have them here.
 
-        So rows of features fit both: those of the columns are rows of the transposed graph.
+        So arrays of rows fit both: columns of this graph are rows of the transposed graph.
 
         Args:
           graph: the whole graph that was sharded.
-          ops: what the plans of the blocks are made for.
+          ops: ops that the plans of the blocks support.
 
         Raises:
           ValueError: if ``graph`` is not of the nodes and edges that were sharded.
@@ -301,34 +301,34 @@ def shard(
     """Spreads the rows of a graph, and its columns, over the devices along an axis of a mesh.
 
     The graph keeps its weights and a normalisation by scales. In a program of several processes all
-    call it with the same graph, and each makes the blocks of its own devices. Senders that are
-    mapped from a file, ``CSRGraph(np.load("indptr.npy", mmap_mode="r"), np.load("indices.npy",
-    mmap_mode="r"))``, are read only for these with ``exchange="all_gather"`` and a partition that
-    is not ``"metis"``; lists, and their choice, read all of them.
+    call it with the same graph, and each builds the blocks of its own devices. Senders may be
+    mapped from a file: ``CSRGraph(np.load("indptr.npy", mmap_mode="r"), np.load("indices.npy",
+    mmap_mode="r"))``. With ``exchange="all_gather"`` and a partition other than ``"metis"``, only
+    those of the own blocks are read; lists, and the choice of them, read all senders.
 
     Args:
       graph: the graph, not traced. If it is square, rows and columns are the same nodes.
       mesh: the devices.
       axis: name of the axis of the mesh; None for the only one.
-      partition: which device gets which rows: a method of ``partition``, its result, or an array
+      partition: assignment of rows to devices: a method of ``partition``, its result, or an array
         with the place along the axis for each row.
-      columns: which device gets which columns of a graph between nodes of two kinds, by a method
-        other than ``"metis"`` or an array; None if the graph is square, whose columns are its rows.
-      exchange: ``"all_gather"`` brings all rows to all devices, ``"all_to_all"`` those that a
-        device reads, on lists padded to the longest; ``"auto"`` takes lists if a device receives
-        less than three quarters of the rows by them.
+      columns: assignment of the columns of a graph between two kinds of nodes, by a method other
+        than ``"metis"`` or an array; None if the graph is square, whose columns are its rows.
+      exchange: ``"all_gather"`` sends all rows to all devices, ``"all_to_all"`` only those that a
+        device reads, in lists padded to the longest; ``"auto"`` uses lists if a device then
+        receives less than three quarters of the rows.
       wire_dtype: ``"bfloat16"`` or ``"float16"`` sends features in that dtype; None in their own.
-      records: whether values and columns of a compressed row travel together, by one collective in
-        the place of two. Packing and taking them apart is a copy of the rows.
+      records: whether values and columns of a compressed row are sent together, by one collective
+        instead of two. Packing and unpacking copies the rows.
       overlap: whether ``spmm`` and ``maxk_spmm`` sum over the edges from own senders while the rows
-        of others travel, and then over theirs. The edges are kept a second time for it, and half
-        precision is rounded once more.
-      ops: what the plans of the blocks are made for, by the names that ``CSRGraph.prepared`` takes.
+        of others are sent, and then over the other edges. This stores the edges a second time, and
+        rounds half precision once more.
+      ops: ops that the plans of the blocks support, by the names that ``CSRGraph.prepared`` takes.
 
     Raises:
       ValueError: if the graph is traced, or not square without ``columns``; it has fewer rows or
-        columns than there are devices; the mesh has not the axis; a partition has another number
-        of parts or leaves one empty; or an option is not as above.
+        columns than there are devices; the mesh does not have the axis; a partition has another
+        number of parts or leaves one empty; or an option is not as above.
 
     Example:
       >>> import jax
@@ -411,7 +411,7 @@ def _row_ids(layout: Layout, place: int) -> np.ndarray:
 
 
 def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:
-    """Cuts blocks for the way in which rows are to travel.
+    """Returns the cutter of the blocks for a method to send rows.
 
     A row has as many bytes either way, so that counting rows is counting bytes.
     """
@@ -434,7 +434,7 @@ def _layouts_for(
     given: Partition | Method | npt.ArrayLike,
     columns: Method | npt.ArrayLike | None,
 ) -> tuple[Layout, Layout]:
-    """Where rows and columns lie: at the same places if the columns are the rows."""
+    """Places of rows and of columns, which are equal if the columns are the rows."""
     for count, what in zip(graph.shape, ("row", "column"), strict=True):
         if count < devices:
             expected = f"of at least one {what} for each of {devices} devices"
@@ -443,7 +443,7 @@ def _layouts_for(
         layout = Layout.of(_partition_for(graph, devices, given, None))
         return layout, layout
     back = graph.transpose()
-    # A method deals columns out by their own degrees, whatever the parts of the rows are.
+    # A method assigns columns by their own degrees, independently of the parts of the rows.
     anywhere = np.zeros(graph.num_rows, np.int32)
     of_columns = partition(back, devices, columns, columns=anywhere).part_of
     of_rows = _partition_for(graph, devices, given, of_columns)
@@ -457,7 +457,7 @@ def _partition_for(
     given: Partition | Method | npt.ArrayLike,
     columns: np.ndarray | None,
 ) -> Partition:
-    """The given partition after checks, or one made by the given method."""
+    """The given partition after checks, or one computed by the given method."""
     if isinstance(given, Partition):
         made = given
     else:
@@ -469,5 +469,5 @@ def _partition_for(
     edges = np.bincount(made.part_of, np.diff(np.asarray(graph.indptr)), devices)
     if np.array_equal(edges, made.edges):
         return made
-    # It is that of another graph of these nodes, such as the same one without self loops.
+    # The partition is that of another graph of these nodes, such as one without self loops.
     return partition(graph, devices, made.part_of, columns=columns)

@@ -21,16 +21,16 @@ from jaxgnn.graph._local_graph import LocalMatrix
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class ShardedMatrix:
-    """A sparse matrix whose rows are spread over devices as the nodes of a ShardedGraph are.
+    """A sparse matrix whose rows are spread over devices like the nodes of a ShardedGraph.
 
     All devices have all columns. Inside of ``sharded`` it is the matrix of the device's own rows,
-    which layers take in the place of dense features.
+    which layers accept instead of dense features.
 
     Attributes:
       blocks: the rows of all devices, with a leading axis.
       mesh: the mesh.
       axis: name of the axis.
-      layout: where the node of each row lies.
+      layout: the place of the node of each row.
     """
 
     blocks: LocalMatrix
@@ -56,7 +56,7 @@ class ShardedMatrix:
         """The rows of the device, inside of ``jax.shard_map``.
 
         Raises:
-          ValueError: outside of it, where there are the rows of all devices.
+          ValueError: outside of ``shard_map``, where the rows of all devices are present.
         """
         leading = self.blocks.indptr.shape[0]
         if leading != 1 or is_concrete(self.blocks.indptr):

@@ -25,7 +25,7 @@ _ROTARY_BASE = 10_000.0
 class CausalLM(nnx.Module):
     """Decoder-only transformer, which predicts each token from the tokens before it.
 
-    Embedding, then ``num_layers`` times attention and a gated MLP, each behind an RMSNorm, then an
+    Embedding, then ``num_layers`` times attention and a gated MLP, each after an RMSNorm, then an
     RMSNorm and the transposed embedding. Positions are rotary (https://arxiv.org/abs/2104.09864),
     so that texts may have any length. Each branch is added to its input, or with
     ``hyper_connections=n`` wrapped in an ``nn.HyperConnection`` over n streams; nothing else

@@ -226,7 +226,7 @@ class TransformerBlock(nnx.Module):
 def expert_output_orthogonality(
     experts: Float[Array, "layers *batch experts features"], form: OutputForm = "gram"
 ) -> Float[Array, ""]:
-    """How far the experts' mean outputs are from orthogonal, averaged over the layers.
+    """Distance of the experts' mean outputs from orthogonality, averaged over the layers.
 
     With ``m_i`` the mean of expert i over batch and time: ``"gram"`` is the mean square of
     ``⟨m_i, m_j⟩ - δ_ij`` over all i and j; ``"cosine"`` is the mean square of ``cos(m_i, m_j)``
@@ -257,7 +257,7 @@ def expert_output_orthogonality(
 def expert_weight_orthogonality(
     model: ExpertGraphLM, form: WeightForm = "frobenius"
 ) -> Float[Array, ""]:
-    """How far the experts' weights are from orthogonal, averaged over layers and matrices.
+    """Distance of the experts' weights from orthogonality, averaged over layers and matrices.
 
     For each of the four matrices of a block, of attention and MLP, the experts' copies are
     normalised to vectors of unit length with Gram matrix G. ``"frobenius"`` is the mean square of G

@@ -40,8 +40,8 @@ class GCNII(nnx.Module):
 
     from z = ``lin_in x`` and h0 = act(z) before the first layer. The scores are those of
     ``lin_out`` for act(z) of the last one. The share ``alpha`` of h0 keeps deep layers from
-    averaging all nodes away, and the falling ``beta`` keeps them near the identity. All layers are
-    run by one ``lax.scan``, so that compilation takes as long for any depth. The paper's activation
+    oversmoothing, and the falling ``beta`` keeps them near the identity. All layers are run by one
+    ``lax.scan``, so that compilation time does not depend on the depth. The paper's activation
     is ReLU. With MaxK, ``P act(z)`` reads ``k`` numbers of each neighbour.
 
     Args:
@@ -53,7 +53,7 @@ class GCNII(nnx.Module):
       k: kept entries per row for ``"maxk"``.
       alpha: share of the initial features in each layer's input.
       strength: how far the layers are from the identity, λ in the paper.
-      dropout: probability of zeroing an entry in front of each convolution and of ``lin_out`` in
+      dropout: probability of zeroing an entry before each convolution and before ``lin_out`` in
         training.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
@@ -136,7 +136,7 @@ class GCNII(nnx.Module):
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: kept entries per row in the place of the layers' ``k``, for schedules.
+          k: kept entries per row instead of the layers' ``k``, for schedules.
         """
         if not graph.is_normalized:
             graph = graph.normalized("sym")
@@ -156,7 +156,7 @@ class GCNII(nnx.Module):
 
 
 class _Layer(nnx.Module):
-    """One convolution with a share of the initial features, behind its activation."""
+    """An activation, then one convolution with a share of the initial features."""
 
     def __init__(
         self,

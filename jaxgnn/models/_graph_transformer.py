@@ -30,13 +30,13 @@ _EPSILON = 1e-5  # of LayerNorm
 
 @saveable
 class GraphTransformer(nnx.Module):
-    """Transformer on graphs: nodes attend to their neighbours, and to all nodes if asked for.
+    """Transformer on graphs: nodes attend to their neighbours, and optionally to all nodes.
 
     ``lin_in`` and the positions' linear map, then ``num_layers`` times these branches, then a
     LayerNorm and ``lin_out``. Each branch begins with a LayerNorm and is added to its input:
 
     - ``ops.dot_attention`` over the senders of each node, with ``heads`` heads;
-    - with ``virtual_nodes=n`` attention through n virtual nodes of each graph: they attend to all
+    - with ``virtual_nodes=n`` attention through n virtual nodes of each graph. They attend to all
       nodes of their graph by learnt queries, and all nodes attend to them (the induced points of
       https://arxiv.org/abs/1810.00825). This takes time and memory in proportion to the nodes;
     - an MLP with one hidden layer of ``mlp_features`` and GELU.
@@ -44,34 +44,34 @@ class GraphTransformer(nnx.Module):
     A node attends to itself only in a graph with self loops; nodes without edges get nothing from
     their neighbours. Weights and scales of the graph are ignored.
 
-    With ``k`` each head keeps the k largest of its values, as MaxK-GNN does in front of its
+    With ``k`` each head keeps the k largest of its values, as MaxK-GNN does before its
     aggregation (https://arxiv.org/abs/2312.08656). With ``hyper_connections=n`` the branches are
     those of ``nn.HyperConnection`` over n streams, and ``nn.HyperHead`` joins the streams.
 
     Features of edges are mapped linearly to a number for each head, which is added to the score of
     the edge; and, unless ``edge_values`` is False, to values that are added to those of its sender.
 
-    Positions of nodes are features that tell where they lie, for example
+    Positions of nodes are features that describe their place in the graph, for example
     ``graph.laplacian_positions`` and ``graph.random_walk_positions``. The sign of a Laplacian
-    eigenvector means nothing: in training, each eigenvector of each graph is multiplied with a
+    eigenvector is arbitrary: in training, each eigenvector of each graph is multiplied with a
     random sign in each step.
 
     Args:
       in_features: width of the node features.
       hidden_features: width of the layers, a multiple of ``heads``.
       out_features: number of classes, or of tasks.
-      num_layers: number of times that nodes attend.
+      num_layers: number of layers.
       heads: number of attention heads.
       mlp_features: width inside the MLPs; None for twice ``hidden_features``.
       k: kept entries of each head's values, at most ``hidden_features / heads``; None for all.
       edge_features: width of the edges' features, zero if there are none.
-      edge_values: whether edges have values, beside scores; without edge features it says nothing.
+      edge_values: whether edges have values besides scores; ignored without edge features.
       laplacian_features: number of Laplacian eigenvectors, zero if there are none.
       walk_features: width of other positions, zero if there are none.
       virtual_nodes: number of virtual nodes of each graph, zero for attention to neighbours alone.
       hyper_connections: number of streams, or None for residual connections.
       dropout: probability of zeroing an entry of a branch's result in training.
-      attention_dropout: probability of leaving out a neighbour for a head in training.
+      attention_dropout: probability of dropping a neighbour for a head in training.
       implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
         run the fastest kernels unless it is ``"xla"``. None for the default.
       dtype: dtype of the computation; None for the promoted dtype of input and parameters.
@@ -173,7 +173,7 @@ class GraphTransformer(nnx.Module):
         node_mask: Bool[Array, " nodes"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Returns the scores of each node; those of padding nodes mean nothing.
+        """Returns the scores of each node; those of padding nodes are undefined.
 
         Args:
           graph: one graph, or a batch of graphs, whose virtual nodes are not shared.
@@ -182,13 +182,13 @@ class GraphTransformer(nnx.Module):
           edge_features: features of the edges in the order of the graph's slots.
           laplacian: Laplacian eigenvectors, a column each.
           walks: other positions of the nodes, such as return probabilities of random walks.
-          node_mask: of one graph that is padded, False for nodes that virtual nodes must not read.
-            A batch has its own mask.
+          node_mask: for one padded graph, False for nodes that virtual nodes must not read. A batch
+            has its own mask.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if the graph is not square, shapes do not match the graph or the options, or
-            there is a ``node_mask`` beside a batch.
+            a ``node_mask`` is given with a batch.
         """
         surroundings = self._surroundings(graph, edge_features, node_mask)
         nodes = surroundings.graph.num_rows
@@ -213,7 +213,7 @@ class GraphTransformer(nnx.Module):
         edge_features: Array | None,
         node_mask: Array | None,
     ) -> _Surroundings:
-        """Checks what a node can read from, and joins it with virtual nodes."""
+        """Checks the inputs that a node reads, and adds virtual nodes."""
         if not isinstance(graph, CSRGraph | GraphBatch):
             raise bad_input(_NAME, "graph", "a CSRGraph or a GraphBatch", type(graph).__name__)
         if isinstance(graph, GraphBatch) and node_mask is not None:
@@ -229,7 +229,7 @@ class GraphTransformer(nnx.Module):
         if sizes.virtual_nodes:
             joined = virtual_nodes(graph, sizes.virtual_nodes, node_mask)
         features = None
-        if edge_features is not None:  # of which padding slots may hold anything
+        if edge_features is not None:  # padding slots are undefined
             real = (structure.receivers() < structure.num_rows)[:, None]
             features = jnp.where(real, edge_features, 0)
         return _Surroundings(structure, features, joined)
@@ -255,7 +255,7 @@ class _Rates(NamedTuple):
 
 
 class _Surroundings(NamedTuple):
-    """What the branches read beside the features of the nodes.
+    """The inputs of the branches besides the features of the nodes.
 
     Attributes:
       graph: the edges.
@@ -269,7 +269,7 @@ class _Surroundings(NamedTuple):
 
 
 def _check_nodes(x: Array | CSRGraph, nodes: int, width: int) -> None:
-    """Raises ValueError unless there is one row for each node, as wide as the model was made for.
+    """Raises ValueError unless there is one row for each node, of the width of the model.
 
     The width of a sparse matrix is checked where it is multiplied.
     """
@@ -292,7 +292,7 @@ def _check_mask(node_mask: Array, nodes: int) -> None:
 
 
 def _check_given(argument: str, array: Any, shape: tuple[int, int]) -> None:
-    """Raises ValueError unless the array ends in this shape, or is None if its width is zero."""
+    """Raises ValueError unless the array has these last axes, or is None if its width is zero."""
     length, width = shape
     if not width:
         if array is not None:
@@ -305,7 +305,7 @@ def _check_given(argument: str, array: Any, shape: tuple[int, int]) -> None:
         raise bad_input(_NAME, argument, expected, got)
 
 
-# The option that says how wide an argument is.
+# The option that sets the width of an argument.
 _OPTIONS = {
     "edge_features": "edge_features",
     "laplacian": "laplacian_features",
@@ -325,7 +325,7 @@ def _branches(
 
 
 class _Branch(nnx.Module):
-    """A LayerNorm, a function of the nodes and what surrounds them, and dropout."""
+    """A LayerNorm, a function of the nodes and their surroundings, and dropout."""
 
     def __init__(self, function: nnx.Module, dropout: float, features: int, options: Any):
         self.norm = _Norm(features, options)
@@ -424,13 +424,14 @@ class _NeighbourAttention(nnx.Module):
     def _logits(self, features: Array | None) -> Any:
         if self.edge_logits is None or features is None:
             return None
-        # The dtype of the nodes' values, or float32, as the op takes it.
+        # The dtype of the nodes' values, or float32, as the op requires.
         return apply_linear(self.edge_logits, features, self.implementation)
 
     def _terms_of_values(self, features: Array | None, dtype: Any) -> dict[str, Any]:
-        """What the op makes of values of edges, which are never there: features and their map.
+        """Arguments of the op for the values of edges: features and their linear map.
 
-        The bias is the map of another feature, which is one for every edge.
+        The values themselves are never stored. The bias is the map of another feature, which is one
+        for every edge.
         """
         layer = self.edge_values
         if layer is None or features is None:
@@ -447,7 +448,7 @@ class _NeighbourAttention(nnx.Module):
 
 
 class _VirtualAttention(nnx.Module):
-    """Attention of virtual nodes to all nodes of their graph, and of these to them."""
+    """Attention of virtual nodes to all nodes of their graph, and of the nodes to virtual nodes."""
 
     def __init__(self, sizes: _Sizes, implementation: ops.Name | None, options: dict[str, Any]):
         d, rngs = sizes.features, options["rngs"]
@@ -504,7 +505,7 @@ class _MLP(nnx.Module):
 
 
 class _RandomSigns(nnx.Module):
-    """In training, multiplies each column of each graph with 1 or -1, by chance."""
+    """In training, multiplies each column of each graph with 1 or -1 at random."""
 
     def __init__(self):
         self.deterministic: bool | None = None
@@ -524,7 +525,7 @@ class _RandomSigns(nnx.Module):
 def _projected(
     layer: FusedLinear, h: Array, heads: int, implementation: ops.Name | None
 ) -> list[Float[Array, "*batch nodes heads dim"]]:
-    """The layer's result in as many parts as it is times as wide as its input, by heads."""
+    """The layer's result, split into parts as wide as its input, by heads."""
     y = apply_linear(layer, h, implementation)
     parts = jnp.split(y, layer.out_features // layer.in_features, axis=-1)
     return [_split(part, heads) for part in parts]

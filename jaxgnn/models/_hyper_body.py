@@ -43,7 +43,7 @@ class HyperBody(nnx.Module):
     def __call__(
         self, graph: Any, h: Float[Array, "*batch nodes d"], **options: Any
     ) -> Float[Array, "*batch nodes d"]:
-        """Returns the nodes' features behind the layers; these get the other arguments."""
+        """Returns the nodes' features after the layers, which get the other arguments."""
         with xla_or_fastest(self.implementation):
             x = ops.mhc_expand(h, self.num_streams)
         h = self.head(self.stack(graph, x, **options))

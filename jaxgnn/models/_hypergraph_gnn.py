@@ -30,7 +30,7 @@ HypergraphKind = Literal[
     "allsettransformer",
     "hypergcn",
 ]
-"""Convolutions of a ``HypergraphGNN``, which says what each of them is."""
+"""Convolutions of a ``HypergraphGNN``, whose docstring describes them."""
 
 _CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
     "hgnn": partial(nn.HypergraphConv, normalization="sym"),

@@ -68,7 +68,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
         keys = None if rngs is None else jax.random.split(rngs.dropout(), self.num_layers)
         arguments = graph, h, state, keys, options
         if any(isinstance(option, nnx.Pytree) for option in options.values()):
-            return _scan(graphdef, arguments)  # of the caller: a program would have copies
+            return _scan(graphdef, arguments)  # not compiled: that would copy these objects
         return run_compiled(_scan, graphdef, arguments)
 
 

@@ -39,7 +39,7 @@ Kind = Literal["sage", "gcn", "gin"]
 
 _CONVOLUTIONS = {"sage": SAGEConv, "gcn": GCNConv, "gin": GINConv}
 _NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "sym", "gin": None}
-# The published network leaves self loops to the data, and the model normalises for all layers.
+# The published network does not add self loops, and the model normalises once for all layers.
 _OPTIONS = {"gcn": {"use_linear_bias": True, "add_self_loops": False}}
 
 
@@ -182,7 +182,7 @@ class MaxKGNN(nnx.Module):
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: kept entries per row in the place of the layers' ``k``, one number or one for each
+          k: kept entries per row instead of the layers' ``k``, one number or one for each
             layer, for schedules.
         """
         if not graph.is_normalized:

@@ -43,7 +43,7 @@ class RecurrentRelationalNetwork(nnx.Module):
 
     Cells embed their digit, row and column, which an MLP joins to ``x``. At each step neighbours in
     ``sudoku_graph`` send ``mlp([h_i ; h_j])``, a cell adds them up to ``m``, and an LSTM reads
-    ``mlp([m ; x])``; a linear layer scores the digits behind every step. All MLPs have three
+    ``mlp([m ; x])``; a linear layer scores the digits after every step. All MLPs have three
     hidden layers with ReLU, as wide as the state. It is trained by ``sudoku_cross_entropy`` of all
     steps, published with 1e-4 ``weight_penalty()``, and may run more steps than in training.
 
@@ -59,8 +59,8 @@ class RecurrentRelationalNetwork(nnx.Module):
       recompute_every: number of steps between states that are stored for the backward pass,
         ``"auto"`` to bound their number, or None to store everything.
       implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
-        least.
+      dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
+        least float32.
       param_dtype: dtype of the parameters.
       rngs: random streams from which the initial parameters are drawn.
 
@@ -127,7 +127,7 @@ class RecurrentRelationalNetwork(nnx.Module):
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
-          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
+          ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
         begin = self.recurrence(puzzles)
         options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
@@ -139,10 +139,10 @@ class RecurrentRelationalNetwork(nnx.Module):
         """Returns the steps for these puzzles, which the caller makes one at a time.
 
         Args:
-          puzzles: digits, 0 where blank. Under ``jit`` they are not looked at.
+          puzzles: digits, 0 where blank. Under ``jit`` they are not checked.
 
         Raises:
-          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
+          ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
         box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
         check_digits("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
@@ -184,8 +184,8 @@ class EquivariantRelationalNetwork(DigitStates):
       recompute_every: number of steps between states that are stored for the backward pass,
         ``"auto"`` to bound their number, or None to store everything.
       implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
-        least.
+      dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
+        least float32.
       param_dtype: dtype of the parameters.
       rngs: random streams from which the initial parameters are drawn.
 

@@ -1,4 +1,4 @@
-"""Networks that remember the options they were made with, so that a file can name them."""
+"""Networks that keep the options of their constructor, so that a file can store them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 UNSAVED = "unsaved"
-"""Key of the object that stands in the place of an option that JSON can not hold."""
+"""Key of the object that replaces an option that JSON can not hold."""
 
 _DTYPES = ("dtype", "param_dtype")
 
@@ -20,8 +20,8 @@ _DTYPES = ("dtype", "param_dtype")
 def saveable[Network: type[nnx.Module]](network: Network) -> Network:
     """Decorates a network: its objects keep their options, except ``rngs``, as a text of JSON.
 
-    The text is a static attribute. It holds defaults too, so that a later default changes nothing.
-    Objects of subclasses do not keep it, since their options may be others.
+    The text is a static attribute. It includes defaults, so that later changes of defaults have no
+    effect. Objects of subclasses do not keep it, since their options may differ.
     """
     init = network.__init__
     signature = inspect.signature(init)

@@ -48,8 +48,8 @@ class CandidateNetwork(DigitStates):
       recompute_every: number of steps between states that are stored for the backward pass,
         ``"auto"`` to bound their number, or None to store everything.
       implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
-        least.
+      dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
+        least float32.
       param_dtype: dtype of the parameters.
       rngs: random streams from which the initial parameters are drawn.
 

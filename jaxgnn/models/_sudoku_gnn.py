@@ -128,7 +128,7 @@ class SudokuGNN(nnx.Module):
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
-          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
+          ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
         begin = self.recurrence(puzzles, rngs=rngs)
         graph, encoded = begin.graph, begin.features
@@ -148,11 +148,11 @@ class SudokuGNN(nnx.Module):
         The steps have no dropout.
 
         Args:
-          puzzles: digits, 0 where blank. Under ``jit`` they are not looked at.
+          puzzles: digits, 0 where blank. Under ``jit`` they are not checked.
           rngs: random streams for the dropout of the encoder; None in evaluation.
 
         Raises:
-          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
+          ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
         box_of("SudokuGNN", "puzzles", puzzles, self.box)
         check_digits("SudokuGNN", "puzzles", puzzles, self.box)

@@ -14,7 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import ids_in_range, is_concrete
 
-KINDS = 3  # that candidate_kinds tells apart
+KINDS = 3  # kinds of candidate_kinds
 
 
 def sudoku_positions(box: int = 3) -> np.ndarray:
@@ -154,9 +154,9 @@ def nan_without_digits(
 ) -> Float[Array, "*steps cells classes"]:
     """Replaces the logits by NaN for boards with a cell that is not in ``least .. box²``.
 
-    This replaces an error where none can be raised.
+    The NaN replace an error under ``jit``, where none can be raised.
     """
-    if is_concrete(boards):  # looked at by check_digits
+    if is_concrete(boards):  # checked by check_digits
         return logits
     good = _are_digits(boards, box, least).all(axis=-1)[..., None, None]
     return jnp.where(good, logits, jnp.asarray(jnp.nan, logits.dtype))

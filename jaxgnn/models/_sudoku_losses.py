@@ -49,7 +49,7 @@ def sudoku_cross_entropy(
       solutions: the right digits, from 1.
 
     Raises:
-      ValueError: if shapes do not fit, or boards have something else than digits.
+      ValueError: if shapes do not fit, or boards contain other values than digits.
     """
     side = _side("sudoku_cross_entropy", logits, solutions=solutions)
     return -jnp.mean(_of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side))
@@ -76,7 +76,7 @@ def sudoku_focal_loss(
       constraint_weight: weight of the loss of constraints.
 
     Raises:
-      ValueError: if shapes do not fit, or boards have something else than digits.
+      ValueError: if shapes do not fit, or boards contain other values than digits.
     """
     side = _side("sudoku_focal_loss", logits, solutions=solutions, puzzles=puzzles)
     log_p = _of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side)
@@ -104,7 +104,7 @@ def sudoku_constraint_loss(
       puzzles: digits, 0 where blank.
 
     Raises:
-      ValueError: if shapes do not fit, or boards have something else than digits.
+      ValueError: if shapes do not fit, or boards contain other values than digits.
     """
     side = _side("sudoku_constraint_loss", logits, puzzles=puzzles)
     log_p = jax.nn.log_softmax(_wide(logits)[..., -side:])
@@ -122,7 +122,7 @@ def fulfils_rules(boards: Int[Array, "*batch cells"]) -> Bool[Array, "*batch"]:
     """Whether each row, column and box of boards has every digit once.
 
     Args:
-      boards: digits, and anything else where a cell has none.
+      boards: digits, and any other value where a cell has none.
     """
     side = math.isqrt(boards.shape[-1])
     found = jax.nn.one_hot(boards - 1, side, dtype=jnp.int32)

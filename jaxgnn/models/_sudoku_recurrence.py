@@ -1,4 +1,4 @@
-"""The steps of a Sudoku network one at a time, for a caller who decides when to stop."""
+"""The steps of a Sudoku network, one at a time, for callers that decide when to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgnn.nn import LSTMState, MessagePassing
 
 @dataclass(frozen=True)
 class SudokuRecurrence:
-    """A network and its puzzles, ready to make one step after another.
+    """A network and its puzzles, which run one step at a time.
 
     Attributes:
       layer: the messages and the update of a step.
@@ -46,12 +46,12 @@ class SudokuRecurrence:
 
 
 def perturbed(state: Any, key: Array, scale: Float[Array, ""] | float) -> Any:
-    """Adds Gaussian noise to what a state remembers.
+    """Adds Gaussian noise to the memory of a state.
 
     Args:
       state: a state of a ``SudokuRecurrence``: the memory of an LSTM is changed, or the features
-        where the state is nothing but them.
-      key: of ``jax.random``.
+        where the state is only features.
+      key: a key of ``jax.random``.
       scale: standard deviation of the noise; with 0 the state stays as it is.
     """
     if isinstance(state, LSTMState):

@@ -1,4 +1,4 @@
-"""What recurrent networks share whose states belong to a cell and a digit of a Sudoku."""
+"""Base class of recurrent networks whose states belong to a cell and a digit of a Sudoku."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxgnn.nn import MessagePassing
 
 
 class DigitStates(nnx.Module):
-    """Base class of these networks: states [*batch, digits, cells, d], for boards of all sizes.
+    """Base class of networks with states [*batch, digits, cells, d], for boards of all sizes.
 
     Attributes:
       kinds: embeddings of the kinds of candidates, which are the inputs of every step.
@@ -48,8 +48,8 @@ class DigitStates(nnx.Module):
             boards cannot raise an error, their logits are NaN.
           num_steps: number of steps; None for the model's.
           warm_up: number of steps to run before these, without gradient.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation, and of no
-            use to a network without dropout.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation. Networks
+            without dropout ignore it.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
@@ -66,7 +66,7 @@ class DigitStates(nnx.Module):
 
         Args:
           puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
-            looked at.
+            checked.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.

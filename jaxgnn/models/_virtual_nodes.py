@@ -21,7 +21,7 @@ class SpreadNodes(NamedTuple):
 
     Attributes:
       graph: the graph of the device.
-      shown: which own rows virtual nodes read: nodes that are not hidden, and no padding.
+      shown: mask of the own rows that virtual nodes read: not hidden and not padding.
     """
 
     graph: LocalGraph
@@ -33,9 +33,9 @@ class SpreadNodes(NamedTuple):
         keys: Float[Array, "*batch nodes heads dim"],
         values: Float[Array, "*batch nodes heads dim"],
     ) -> Float[Array, "*batch 1 queries dim"]:
-        """What ``ops.dot_attention`` gives over the nodes of all devices, the same on each.
+        """Returns ``ops.dot_attention`` over the nodes of all devices, the same on each.
 
-        Each device sums over its own nodes, and only these sums travel.
+        Each device sums over its own nodes, and only these sums are sent.
         """
         wide = accumulation_dtype(keys.dtype)
         shown = self.shown[:, None, None]
@@ -71,7 +71,7 @@ class VirtualNodes(NamedTuple):
         values: Float[Array, "*batch nodes heads dim"],
         implementation: ops.Name | None,
     ) -> Float[Array, "*batch graphs queries dim"]:
-        """What the virtual nodes of each graph get from its nodes."""
+        """Returns the attention of the virtual nodes of each graph to its nodes."""
         if isinstance(self.members, SpreadNodes):
             return self.members.attended(queries, keys, values)
         made: Any = ops.dot_attention(
@@ -88,7 +88,7 @@ def virtual_nodes(
     Args:
       graph: one graph, or a batch, whose padding nodes are graphs of their own.
       count: number of virtual nodes of each graph.
-      node_mask: of one graph, False for nodes that no virtual node reads; None for no such nodes.
+      node_mask: for one graph, False for nodes that no virtual node reads; None if all are read.
 
     Returns:
       The edges, in numpy if the arguments are concrete, so that no size is compiled.
@@ -103,7 +103,7 @@ def virtual_nodes(
         ends = xp.asarray([nodes], dtype=np.int32)
     else:
         mask = xp.asarray(node_mask)
-        # Nodes that are hidden come last, and lie behind the end of the only row.
+        # Hidden nodes come last, past the end of the only row.
         indices = xp.argsort(~mask, stable=True).astype(np.int32)
         ends = mask.sum(dtype=np.int32)[None]
     members: CSRGraph | SpreadNodes
@@ -140,6 +140,6 @@ def _structure(graph: CSRGraph | GraphBatch) -> CSRGraph:
 
 
 def _planned(indptr: Any, indices: Any, num_cols: int) -> CSRGraph:
-    """A graph with what attention needs of it, which is made once for all layers."""
+    """Builds a graph with its plan for attention, once for all layers."""
     graph = CSRGraph(indptr, indices, num_cols=num_cols)
     return graph.with_parts("schedule", "transpose", "permutation")

@@ -1,4 +1,4 @@
-"""What training draws of a graph at random, on the device."""
+"""Random samples of a graph for training, drawn on the device."""
 
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights

@@ -1,9 +1,9 @@
-"""Pairs of nodes without an edge, drawn exactly: nothing is drawn that has to be rejected.
+"""Pairs of nodes without an edge, drawn exactly, without rejection.
 
-The receivers that a sender is not joined to form a list, whose numbers are those of all receivers
-less the gaps that its edges leave. A number of this list is drawn, and the receiver that it stands
-for is found by a binary search among the edges of the sender. All counts are integers, so that no
-rounding can lead to an edge.
+The receivers without an edge from a sender form a list. Their numbers are those of all receivers,
+except for the gaps at the edges of the sender. A place in this list is drawn, and its receiver is
+found by a binary search among the edges of the sender. All counts are integers, so that rounding
+never leads to an edge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph._require_graph import require_graph
 
 PairWeights = Literal["uniform", "degree"]
-"""How likely a node is drawn: all alike, or by the 3/4 power of its number of edges."""
+"""Weights of nodes: all equal, or the 3/4 power of the number of edges."""
 
 # Weights of nodes become integers whose sum is about this.
 _TOTAL = 2**30
@@ -37,16 +37,17 @@ _POWER = 0.75
 class NegativeSampler:
     """Draws pairs of a graph's nodes that no edge joins; a pytree, to be passed to a jitted step.
 
-    ``NegativeSampler.of(graph)`` makes it on the host, once for a graph, in linear time and 8 bytes
+    ``NegativeSampler.of(graph)`` builds it on the host, once a graph, in linear time and 8 bytes
     an edge. A draw is a binary search among all senders, one among the edges of its sender, and one
     among all receivers where these are weighted.
 
     Attributes:
-      offsets: where the receivers that each sender is not paired with begin, int32 [senders + 1].
-      excluded: these receivers, ascending for each sender, int32 [entries].
-      allowed_before: the weight of the receivers before each of them that its sender may be paired
-        with, int32 [entries].
-      allowed: the weight of all receivers that each sender may be paired with, int32 [senders].
+      offsets: first entry of each sender in ``excluded``, int32 [senders + 1].
+      excluded: receivers that a sender is not paired with, ascending for each sender, int32
+        [entries].
+      allowed_before: for each of them, the total weight of the allowed receivers before it, int32
+        [entries].
+      allowed: total weight of the receivers that each sender may be paired with, int32 [senders].
       ends: for weighted receivers, the sum of the weights up to and with each, int32 [receivers];
         None where all weigh one.
       chances: chance of a sender up to and with each, as a part of 2^32 - 1, uint32 [senders].
@@ -67,14 +68,14 @@ class NegativeSampler:
     def of(
         cls, graph: CSRGraph, *, weights: PairWeights = "uniform", self_loops: bool = False
     ) -> NegativeSampler:
-        """Makes the sampler of a graph, on the host.
+        """Builds the sampler of a graph, on the host.
 
         Args:
           graph: the edges that are never drawn. Its edges have directions: a graph without
             directions must have both of each pair.
-          weights: ``"uniform"`` draws all pairs without an edge alike. With ``"degree"`` the chance
-            of a pair grows with the number of edges that leave its sender and of those that enter
-            its receiver, each to the power 3/4 as word2vec has it
+          weights: ``"uniform"`` draws all pairs without an edge with equal probability. With
+            ``"degree"`` the probability of a pair is proportional to the number of edges that leave
+            its sender and of those that enter its receiver, each to the power 3/4 as in word2vec
             (https://arxiv.org/abs/1310.4546); a node without such edges is never drawn.
           self_loops: whether a node without a self loop may be paired with itself.
 
@@ -96,7 +97,7 @@ class NegativeSampler:
 
         Returns:
           Senders and receivers, [2, num], or [2, sources, num]. The receiver is -1 for a source
-          that is joined to all receivers, and both are -1 for one that is no node.
+          with edges to all receivers, and both are -1 for a source that is no node.
 
         Raises:
           ValueError: if ``num`` is no positive integer, or ``sources`` are not a list of integers.
@@ -115,8 +116,8 @@ def negative_edges(
 ) -> Int32[Array, "2 *shape"]:
     """Draws pairs of nodes that no edge of a graph joins.
 
-    This makes a ``NegativeSampler`` and draws from it once; training, which draws in each step,
-    keeps the sampler.
+    This builds a ``NegativeSampler`` and draws from it once. To draw in each step of training, keep
+    a sampler.
 
     Args:
       graph: the edges that are never drawn. Its edges have directions: a graph without directions
@@ -169,7 +170,7 @@ def _sample(
     of_senders, of_receivers = jax.random.split(key)
     if sources is None:
         drawn = jax.random.bits(of_senders, (num,), jnp.uint32)
-        # The largest number of 32 bits is beyond all chances, and so is taken for the one before.
+        # The largest 32-bit number is above all chances, so it is replaced by the one before.
         drawn = jnp.minimum(drawn, np.uint32(2**32 - 2))
         senders = jnp.searchsorted(sampler.chances, drawn, side="right").astype(jnp.int32)
         is_node = jnp.ones(num, bool)
@@ -188,7 +189,7 @@ def _below(limits: Int32[Array, "*shape"], bits: UInt32[Array, "*shape"]) -> Arr
     """``bits · limits / 2^32``, rounded down: even numbers below limits of up to 2^31, int32.
 
     ``jax.random.randint`` takes the remainder of the bits, which for limits near 2^31 makes low
-    numbers half again as likely. The product of 64 bits is put together from parts of 16.
+    numbers half again as likely. The 64-bit product is computed from parts of 16 bits.
     """
     limits, half = limits.astype(jnp.uint32), np.uint32(16)
     low = np.uint32(2**16 - 1)
@@ -200,7 +201,7 @@ def _below(limits: Int32[Array, "*shape"], bits: UInt32[Array, "*shape"]) -> Arr
 
 
 def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
-    """The receiver at each place ``drawn`` of the weights that a sender may draw."""
+    """The receiver at each place ``drawn`` among the weights that a sender may draw."""
     begin = sampler.offsets[senders]
 
     def halve(_, bounds):
@@ -212,8 +213,8 @@ def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
     if sampler.search_steps:
         bounds = begin, sampler.offsets[senders + 1]
         end, _ = lax.fori_loop(0, sampler.search_steps, halve, bounds)
-        # Of the last receiver that is left out before the drawn one: what its sender may draw
-        # before it, and the weight of all receivers up to and with it.
+        # For the last excluded receiver before the drawn one: the allowed weight before it, and the
+        # weight of all receivers up to and including it.
         last = jnp.maximum(end - 1, 0)
         receiver = sampler.excluded[last]
         up_to = receiver + 1 if sampler.ends is None else sampler.ends[receiver]
@@ -264,7 +265,7 @@ def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -
 
 
 def _edges_of(where: str, graph: Any) -> scipy.sparse.csr_array:
-    """Which sender has an edge to which receiver, as ones: [senders, receivers] int32."""
+    """The adjacency of senders and receivers, ones as [senders, receivers] int32."""
     require_graph(where, "graph", graph)
     if not is_concrete(graph.indptr, graph.indices):
         raise bad_input(where, "graph", "concrete; call it outside jit", "a tracer")

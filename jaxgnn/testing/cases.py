@@ -19,7 +19,7 @@ class GraphCase:
 
     Attributes:
       name: describes what is special about the graph.
-      build: function that makes the graph, equal at each call.
+      build: function that builds the graph, equal at each call.
     """
 
     name: str
@@ -88,7 +88,7 @@ def _positive(graph: CSRGraph) -> CSRGraph:
 
 
 def _bfloat16(graph: CSRGraph) -> CSRGraph:
-    """As casting a whole model's arrays does it."""
+    """Casts the scales to bfloat16, as casting all arrays of a model does."""
     assert graph.row_scale is not None and graph.col_scale is not None
     return dataclasses.replace(
         graph,

@@ -24,7 +24,7 @@ def check_against_float64(
     """Compares value and every gradient with plain autodiff of the reference in float64.
 
     Args:
-      function: what is tested, a pytree of arrays out; runs under ``jit``.
+      function: the tested function, which returns a pytree of arrays; runs under ``jit``.
       reference: the same maths; gets the arguments in float64. One function object that several
         tests share is compiled once for all of them.
       *args: floating arrays, all differentiated.
@@ -82,7 +82,7 @@ def check_forward_mode(function: Callable[[Any], jax.Array], x: Any) -> None:
     """Compares forward mode with reverse mode along one tangent: ``⟨J v, dy⟩ = ⟨v, Jᵀ dy⟩``.
 
     Args:
-      function: an array out; runs under ``jit``.
+      function: returns an array; runs under ``jit``.
       x: a pytree of floating arrays.
     """
     made = jax.eval_shape(function, x)

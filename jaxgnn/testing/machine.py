@@ -1,4 +1,4 @@
-"""Whether other processes use the machine while something is measured."""
+"""Detects other processes that use the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Clock ticks of a processor are 10 ms, so that less time than this tells little.
+# Clock ticks of a processor are 10 ms, so shorter readings are not reliable.
 _LEAST_SECONDS = 0.1
-# Parts of the cores; what ticks may feign in the shortest reading is less.
+# Limit as a part of the cores; the error from ticks in the shortest reading is smaller.
 _BUSY = 0.2
 _GPU_QUERY = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """What processors have done up to a moment.
+    """Processor times up to a moment.
 
     Attributes:
       wall_s: the clock, in seconds.
       own_s: processor time of this process, in seconds.
       all_s: processor time of all processes on the cores of this one, in seconds; None where the
-        system does not tell.
+        system does not report it.
       cores: cores that this process may use.
     """
 
@@ -36,7 +36,7 @@ class CpuReading:
 
 
 def read_cpu() -> CpuReading:
-    """Reads the processors now; other processes are told from this one on Linux only."""
+    """Reads the processors now; other processes are counted on Linux only."""
     if hasattr(os, "sched_getaffinity"):
         cores: Collection[int] = os.sched_getaffinity(0)
     else:
@@ -68,7 +68,7 @@ def share_of_others(before: CpuReading, after: CpuReading) -> float | None:
     """The part of this process's cores that other processes used between two readings.
 
     Returns:
-      From 0 to 1; None where it is not known, or the time between is too short to tell.
+      From 0 to 1; None where it is not known, or the time between is too short.
     """
     wall = after.wall_s - before.wall_s
     if before.all_s is None or after.all_s is None or wall < _LEAST_SECONDS:
@@ -81,10 +81,10 @@ def busy_warning(shares: Iterable[float | None]) -> str | None:
     """One line for the reader of a table, if others used the machine while it was measured.
 
     Args:
-      shares: what ``share_of_others`` said of each measurement.
+      shares: the result of ``share_of_others`` for each measurement.
 
     Returns:
-      None if no measurement had others use more than a fifth of the cores.
+      None if other processes used at most a fifth of the cores in all measurements.
     """
     known = [share for share in shares if share is not None]
     busy = [share for share in known if share > _BUSY]
@@ -101,7 +101,7 @@ def gpu_warning() -> str | None:
     """One line if other processes compute on the GPU of this one, as ``nvidia-smi`` lists them.
 
     Returns:
-      None if there are none, and where it can not be found out: without ``nvidia-smi``, or in a
+      None if there are none, and where it is unknown: without ``nvidia-smi``, or in a
       container that does not show it this process.
     """
     program = shutil.which("nvidia-smi")
@@ -115,7 +115,7 @@ def gpu_warning() -> str | None:
 
 
 def other_gpu_processes(listed: str, own: int) -> int:
-    """How many other processes compute on the GPUs of a process.
+    """Number of other processes that compute on the GPUs of a process.
 
     Args:
       listed: lines of a GPU's name, a comma, and the number of a process on it.

@@ -19,9 +19,9 @@ def tolerances(
 
     Args:
       dtype: dtype of the stored result.
-      reduction_length: terms in the longest sum behind it.
-      operands: dtype that the terms of the sum were rounded to on the way, if they were. Their
-        errors add up as the terms do.
+      reduction_length: terms in the longest sum of the result.
+      operands: dtype to which the terms of the sum were rounded before, or None. Their errors add
+        up as the terms do.
       roundings: how many times in succession the terms were rounded to ``operands``.
 
     Returns:
@@ -59,7 +59,7 @@ def assert_close(
       roundings: see ``tolerances``.
       largest_term: magnitude of the largest term of the sums, where these may cancel: an error is
         relative to this, if it is more than the largest result.
-      err_msg: what is compared, for the message.
+      err_msg: name of the compared array, for the message.
     """
     storage, accumulation = tolerances(actual.dtype, reduction_length, operands, roundings)
     actual64 = np.asarray(actual).astype(np.float64)
@@ -87,5 +87,5 @@ def random_array(shape: tuple[int, ...], dtype: Any, seed: int, scale: float = 1
     # Rounded in NumPy, where nothing is compiled for each shape; to infinity as well, as in JAX.
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32).astype(jnp.dtype(dtype))
-    # Without its dtype JAX compiles a program for each shape, which returns its argument.
+    # Without the dtype, JAX would compile an identity program for each shape.
     return jnp.asarray(rounded, rounded.dtype)

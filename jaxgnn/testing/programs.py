@@ -1,4 +1,4 @@
-"""Whether two functions were compiled to the same program."""
+"""Compares the compiled programs of two functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 import jax
 
-# What XLA leaves out of its text, so that equal texts would not mean equal programs: large
+# Parts that XLA omits from its text, so that equal texts would not mean equal programs: large
 # constants, and the Python function of a callback.
 _UNTOLD = re.compile(r"constant\(\{\.\.\.\}\)|custom_call_target=\"[^\"]*callback")
 # A quoted text, braces inside of it included, or one pair of braces without others in it.
@@ -19,18 +19,18 @@ _PARAMETER = re.compile(r"(?<=[(\s])[\w.-]+: ")
 
 
 def program_fingerprint(compiled: jax.stages.Compiled) -> str | None:
-    """A number that programs have in common which XLA has compiled to the same instructions.
+    """A fingerprint that is equal for programs which XLA compiled to the same instructions.
 
-    What is compared is the text after all optimisations: instructions with their shapes, layouts,
-    attributes and order. Names of functions, arguments and instructions, and where in the source
-    they come from, do not count.
+    It compares the text after all optimisations: instructions with their shapes, layouts,
+    attributes and order. Names of functions, arguments and instructions, and their places in the
+    source, are ignored.
 
     Args:
-      compiled: what ``jax.jit(f).lower(...).compile()`` returns.
+      compiled: the result of ``jax.jit(f).lower(...).compile()``.
 
     Returns:
-      64 hexadecimal digits; None where the text does not tell all of the program, because it has a
-      large constant or calls a Python function.
+      64 hexadecimal digits; None where the text does not contain the whole program, because it has
+      a large constant or calls a Python function.
     """
     text = compiled.as_text() or ""
     if not text or _UNTOLD.search(text):
@@ -41,11 +41,11 @@ def program_fingerprint(compiled: jax.stages.Compiled) -> str | None:
 def same_program(first: jax.stages.Compiled, second: jax.stages.Compiled) -> bool:
     """Whether XLA has compiled two functions to the same instructions.
 
-    A difference of their times is then noise of the measurement. Two programs that do the same in
-    another order are not the same, and neither is one of which ``program_fingerprint`` is None.
+    A difference of their times is then noise. Two programs that do the same in another order count
+    as different, and so does a program without a ``program_fingerprint``.
 
     Args:
-      first: what ``jax.jit(f).lower(...).compile()`` returns.
+      first: the result of ``jax.jit(f).lower(...).compile()``.
       second: the same of another function.
 
     Returns:

@@ -1,8 +1,8 @@
-"""How long functions take, and how fast the device copies: the numbers that benchmarks need.
+"""Times functions, and measures the copy bandwidth of the device, for benchmarks.
 
 A sample is the host's time for a batch of back-to-back calls, divided by their number; ``measure``
-says what that includes. What is to be compared takes turns, batch by batch: ``measure_in_turns``.
-``speed_ratio`` says by how much two differ, and whether the measurement can tell.
+describes what that includes. ``measure_in_turns`` compares functions, which take turns batch by
+batch. ``speed_ratio`` is the ratio of two times, with its uncertainty.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Candidate:
       run: the function; arrays in, arrays out.
       inputs: sets of its arguments, of the same shapes. Calls take turns over all of them, so that
         no call finds its input in a cache that is smaller than all the inputs together.
-      jit: whether JAX is to compile it; False for what is not JAX, or compiled already.
-      wait: blocks until the result that it is given, and all before, are there.
+      jit: whether JAX compiles it; False if it is not JAX, or compiled already.
+      wait: blocks until the given result, and all before it, are ready.
     """
 
     run: Callable
@@ -102,15 +102,15 @@ def measure(
     memory than two calls.
 
     Args:
-      fn: what to time; arrays in, arrays out.
+      fn: the function to time; arrays in, arrays out.
       *args: its arguments.
       rotate: further tuples of arguments of the same shapes. Calls take turns over all of them,
         so that no call finds its input in a cache that is smaller than all the inputs together.
-      jit: whether to compile ``fn``; False for what is not JAX, or compiled already.
-      wait: blocks until the result that it is given, and all before, are there.
+      jit: whether to compile ``fn``; False if it is not JAX, or compiled already.
+      wait: blocks until the given result, and all before it, are ready.
       repeats: batches to time.
       batch_ms: least duration of a batch, in milliseconds.
-      budget_ms: once the batches took this long together, three of them are enough.
+      budget_ms: total time of the batches after which three of them are enough.
 
     Returns:
       Milliseconds for one call.
@@ -132,13 +132,13 @@ def measure_in_turns(
 ) -> dict[str, Timing | None]:
     """Times candidates that are to be compared, each as ``measure`` does.
 
-    After all were compiled and warmed up, each has one batch, then each its second in the reverse
-    order, and so on to and fro, so that none always follows the same other. Rising clocks and other
-    drift then affect all candidates equally; if candidates were timed one after the other, drift
-    would look like a difference. Between its batches no result of a candidate is kept.
+    After all were compiled and warmed up, each runs one batch, then each its second in the reverse
+    order, and so on, so that none always follows the same other. Rising clocks and other drift then
+    affect all candidates equally; if candidates were timed one after the other, drift would look
+    like a difference. Between its batches no result of a candidate is kept.
 
     Candidates that JAX compiles to the same program, and that have the same inputs, are timed once,
-    and each has that time: see ``jaxgnn.testing.same_program``.
+    and all of them get that time: see ``jaxgnn.testing.same_program``.
 
     Args:
       candidates: candidates by name.
@@ -169,7 +169,7 @@ def measure_in_turns(
 
 
 def _work(name: str, candidate: Candidate, program: str | None) -> tuple:
-    """What a candidate does: equal for those of which one time is that of all."""
+    """A key of the work of a candidate; candidates with equal keys are timed once."""
     if program is None:
         return (name,)
     return (program, *(id(leaf) for leaf in jax.tree.leaves(candidate.inputs)))
@@ -178,8 +178,8 @@ def _work(name: str, candidate: Candidate, program: str | None) -> tuple:
 def _program(candidate: Candidate) -> str | None:
     """The fingerprint of the compiled candidate; None if JAX does not compile it.
 
-    The same compilation serves the calls that follow. One that runs out of memory has none: those
-    calls will say so.
+    The same compilation serves later calls. If it runs out of memory there is no fingerprint, and
+    later calls report the error.
     """
     run = jax.jit(candidate.run) if candidate.jit else candidate.run
     try:
@@ -195,7 +195,7 @@ def _program(candidate: Candidate) -> str | None:
 
 @dataclass(frozen=True)
 class SpeedRatio:
-    """How many times faster one thing is than another.
+    """Ratio of two times, with its quartiles.
 
     Attributes:
       ratio: the median time of the baseline over that of the other.
@@ -217,11 +217,11 @@ class SpeedRatio:
 
 
 def speed_ratio(baseline: Timing, timing: Timing) -> SpeedRatio:
-    """How many times faster ``timing`` is than ``baseline``, and whether that can be told.
+    """Returns how many times faster ``timing`` is than ``baseline``, with its quartiles.
 
     Args:
-      baseline: what counts as one.
-      timing: what is compared with it.
+      baseline: the time that counts as one.
+      timing: the time that is compared with it.
     """
     return SpeedRatio(
         baseline.median_ms / timing.median_ms,
@@ -234,11 +234,11 @@ def speed_ratio(baseline: Timing, timing: Timing) -> SpeedRatio:
 def kernel_time(candidate: Candidate, calls: int = 20) -> float | None:
     """Milliseconds of the kernels and copies of one call, added up, without the gaps between them.
 
-    What a call costs where it is one of many in a program: there the device need not wait for the
-    host between its kernels. The profiler counts all that this process has on the device.
+    This is the cost of a call that is one of many in a program, where the device does not wait for
+    the host between its kernels. The profiler counts all work of this process on the device.
 
     Args:
-      candidate: what to time; it is called before, so that it is compiled.
+      candidate: the function to time; it is called once before, so that it is compiled.
       calls: how many are recorded.
 
     Returns:
@@ -264,13 +264,13 @@ def busy_ns(profile: Any) -> float:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether JAX or torch raised it for want of the device's memory."""
+    """Whether JAX or torch raised it because the device is out of memory."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
 def _batches(candidate: Candidate) -> Callable[[int], None]:
-    """``run(launches)``, which calls the candidate so often; the first call may compile."""
+    """``run(launches)``, which calls the candidate that many times; the first call may compile."""
     call = jax.jit(candidate.run) if candidate.jit else candidate.run
     turns = itertools.cycle(candidate.inputs)
     queue = _default_device().platform != "cpu"
@@ -291,8 +291,8 @@ class _Series:
     """The batches of one function.
 
     Attributes:
-      run: one batch of ``run(launches)``, of which the first may compile.
-      memory_may_run_out: whether that ends this series instead of the program.
+      run: runs one batch, ``run(launches)``; the first may compile.
+      memory_may_run_out: whether running out of memory ends this series instead of the program.
       launches: calls in each batch; 0 before the warm-up.
       samples: milliseconds of each batch.
       failed: whether memory ran out.
@@ -305,7 +305,7 @@ class _Series:
     failed: bool = False
 
     def take_turn(self, batch_ms: float) -> None:
-        """The warm-up at first, then a batch each time."""
+        """Runs the warm-up at the first call, and a batch at later ones."""
         if self.failed:
             return
         try:
@@ -336,7 +336,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def _take_turns(
     series: Sequence[_Series], repeats: int, batch_ms: float, budget_ms: float
 ) -> float | None:
-    """Warms all up, and then takes one batch of each, ``repeats`` times or until it is enough.
+    """Warms up all series, then runs one batch of each until ``repeats`` or the budget is reached.
 
     Returns:
       The part of the cores that other processes used after the warm-up; None if it is not known.
@@ -347,7 +347,8 @@ def _take_turns(
         )
     before: CpuReading | None = None
     for turn in range(1 + repeats):
-        # To and fro: in step with another process's turns, one would else always be the slower.
+        # The order alternates: in step with the turns of another process, one series would always
+        # be the slower one.
         for one in series if turn % 2 else reversed(series):
             one.take_turn(batch_ms)
         before = before or read_cpu()
@@ -358,7 +359,7 @@ def _take_turns(
 
 
 def _launches_for(run: Callable[[int], None], batch_ms: float) -> int:
-    """Calls that last ``batch_ms``; finding that out is also the warm-up."""
+    """Calls that last ``batch_ms``; the search for their number is also the warm-up."""
     launches = 1
     while True:
         elapsed = _elapsed_ms(run, launches)
@@ -376,10 +377,10 @@ def _elapsed_ms(run: Callable[[int], None], launches: int) -> float:
 
 
 def copy_bandwidth(nbytes: int | None = None, *, repeats: int = 7) -> float:
-    """Measures what the memory of the current device gives to an element-wise pass.
+    """Measures the memory bandwidth of an element-wise pass on the current device.
 
     One pass reads an array and writes it, ``x + 1`` in place; both directions count. The fastest
-    batch does, since this is a limit that others are measured against.
+    batch counts, since the result is a limit for other measurements.
 
     Args:
       nbytes: size of the array; by default 256 MiB on a CPU and 2 GiB elsewhere, much larger
@@ -407,7 +408,7 @@ def copy_bandwidth(nbytes: int | None = None, *, repeats: int = 7) -> float:
 
 
 def device_description() -> dict[str, str | int]:
-    """What a measurement must carry to be worth anything later.
+    """Describes the device and software, to be stored with each measurement.
 
     Returns:
       ``device`` (the accelerator's kind, or the processor's model), ``platform`` (``"cpu"`` or
@@ -427,7 +428,7 @@ def device_description() -> dict[str, str | int]:
 
 
 def _default_device() -> jax.Device:
-    """Where an op without further instructions runs."""
+    """The device on which ops run by default."""
     return next(iter(jnp.zeros(()).devices()))
 
 
