@@ -19,15 +19,15 @@ MAX_INT32 = np.iinfo(np.int32).max
 
 
 def ids_in_range(ids: Any, size: int) -> Any:
-    """Which ids are in ``[0, size)``; ``size`` may exceed the range of their dtype."""
+    """A mask of the ids in ``[0, size)``; ``size`` may exceed the range of their dtype."""
     ids = ids.astype(np.int32) if ids.dtype.itemsize < 4 else ids
     return (ids >= 0) & (ids < size)
 
 
 def first_outside(ids: np.ndarray, size: int, mask: np.ndarray | None = None) -> int | None:
-    """Position of the first id that is not in ``[0, size)``, of those that ``mask`` does not hide.
+    """Position of the first id outside of ``[0, size)`` that ``mask`` does not hide, or None.
 
-    None if there is none. Two passes over good ids find that out, without arrays of their length.
+    Valid ids take two passes, without temporary arrays of their length.
     """
     if not ids.size or (ids.min() >= 0 and ids.max() < size):
         return None
@@ -43,7 +43,7 @@ def shown(array: Any) -> str:
 
 
 def take(array: Any, positions: Any) -> jax.Array:
-    """Returns ``array[positions]``; on the host if both are, so that no length is compiled."""
+    """Returns ``array[positions]``; on the host if both are there, to compile no length."""
     if is_concrete(array, positions):
         return put_own(np.asarray(array)[np.asarray(positions)])
     return jnp.asarray(kept(array))[positions]
@@ -52,9 +52,9 @@ def take(array: Any, positions: Any) -> jax.Array:
 def match_varying(*trees: Any) -> tuple[Any, ...]:
     """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
 
-    Operands of a kernel and values carried by a loop must vary so. Ops cast outside of their
-    ``custom_vjp``, so that differentiating the cast sums the gradients of shared operands over the
-    mesh.
+    Operands of a kernel and values carried by a loop must vary over the same axes. Ops cast outside
+    of their ``custom_vjp``, so that the derivative of the cast sums the gradients of shared
+    operands over the mesh.
     """
     leaves, structure = jax.tree.flatten(trees)
     varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
@@ -68,7 +68,7 @@ def match_varying(*trees: Any) -> tuple[Any, ...]:
 
 
 def empty_like(kind: Any, like: Any) -> jax.Array:
-    """Makes a new array without elements, of the shape and dtype of ``kind``.
+    """Creates a new array without elements, of the shape and dtype of ``kind``.
 
     Inside ``shard_map`` it varies over the mesh axes of ``like``. There XLA aborts the process if
     an array without elements that is a constant, or the result of another program, is an operand of
@@ -89,9 +89,9 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
 class KeepsArrays:
     """Base class of the pytrees of arrays: it copies the arrays of callers before storing them.
 
-    JAX on a CPU reads numpy arrays in place, and a plan is made from them once, so later changes to
-    the caller's array must not reach either. All other leaves are stored unchanged, because JAX
-    puts other objects in their places.
+    JAX on a CPU reads numpy arrays in place, and a plan is built from them once, so later changes
+    to the caller's array must not affect either. All other leaves are stored unchanged, because JAX
+    uses other objects as placeholders.
     """
 
     def __post_init__(self):
@@ -103,10 +103,10 @@ class KeepsArrays:
 def of_one[Self, **Arguments, Result](
     method: Callable[Concatenate[Self, Arguments], Result],
 ) -> Callable[Concatenate[Self, Arguments], Result]:
-    """Decorates a method that needs arrays of one axis, so that it refuses stacked graphs.
+    """Decorates a method that needs arrays of one axis: it raises for stacked graphs.
 
     ``jax.vmap`` returns graphs stacked along a leading axis. Outside of ``jax.vmap`` methods do not
-    know about this axis, and would take differences between graphs, or mix them. Numbers of nodes
+    know about this axis, and would compute across graphs. Numbers of nodes
     and edges are read from the last axes, so they are available for stacked graphs too.
     """
 
@@ -129,7 +129,7 @@ def require_one(where: str, argument: str, graph: Any) -> None:
 
 
 def shown_sides(graph: Any) -> str:
-    """Describes the shape of a graph that should be square, and is not."""
+    """Describes the shape of a graph that should be square but is not."""
     if graph.num_rows != graph.num_cols:
         return f"shape {graph.shape}"
     return f"rows and columns that are nodes of two kinds, {graph.num_rows} on each device"
@@ -155,7 +155,7 @@ def _is_read_only(array: Any) -> bool:
         if array.flags.writeable:
             return False
         array = array.base
-    # A file is mapped so that it is not read whole; other memory may belong to anybody.
+    # A file is mapped to avoid reading all of it; other memory may have another owner.
     return array is None or isinstance(array, mmap.mmap)
 
 
@@ -195,7 +195,7 @@ def require_x64() -> None:
 
 
 def require_size(where: str, argument: str, size: Any) -> None:
-    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can name.
+    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can represent.
 
     It may be symbolic, and known only when an exported program is called.
     """
@@ -233,7 +233,7 @@ def require_weights(where: str, argument: str, weights: Any, length: int, what: 
 
 
 def require_no_heads(where: str, argument: str, weights: Any) -> None:
-    """Raises ValueError if there are weights, and each edge has one for each of several heads."""
+    """Raises ValueError if edges have weights for several heads."""
     if weights is not None and weights.ndim > 1:
         expected = "one number for each edge, since only ops.spmm takes heads"
         raise bad_input(where, f"{argument}.weights", expected, f"shape {weights.shape}")

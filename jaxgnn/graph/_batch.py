@@ -35,15 +35,14 @@ class GraphBatch(KeepsArrays):
     """Many graphs as one graph without edges between them, padded to a fixed shape.
 
     The nodes of the first graph come first, then those of the second, and so on; so do the edges.
-    Behind the real graphs there is, as in jraph, one padding graph, which has all padding nodes (at
-    least one) and all padding edges, and behind it graphs without nodes. Every id in ``graph_ids``
-    is therefore in range, and sums over the nodes of a graph need no mask. Padding edges lie
-    behind ``graph.indptr[-1]``, where no op reads them. A batch that was made without padding has
-    none of these.
+    After the real graphs there is, as in jraph, one padding graph, which has all padding nodes (at
+    least one) and all padding edges, and after it graphs without nodes. Every id in ``graph_ids``
+    is therefore in range, and sums over the nodes of a graph need no mask. Padding edges are after
+    ``graph.indptr[-1]``, where no op reads them. A batch without padding has none of these.
 
-    A batch is made on the host, and all of its arrays are numpy arrays. It is a pytree: pass it to
+    A batch is built on the host, and all of its arrays are numpy arrays. It is a pytree: pass it to
     a jitted function, which compiles once for each shape, or to ``jax.device_put``. ``graph`` has
-    its plan, but without ``edge_blocks``, which take several times as long to make as the rest;
+    its plan, but without ``edge_blocks``, which take several times as long to build as the rest;
     the backward pass of ``maxk_spmm`` on a GPU then runs without them.
 
     Attributes:
@@ -81,14 +80,14 @@ class GraphBatch(KeepsArrays):
     def from_graphs(
         cls, graphs: Sequence[CSRGraph | GraphSample | Any], pad_to: PadTo = None
     ) -> GraphBatch:
-        """Puts graphs into one batch, on the host.
+        """Joins graphs to one batch, on the host.
 
         The shape of the batch depends on ``pad_to`` alone (with a pair of sizes, and without
         padding, on the number of graphs too), so a jitted function compiles once for each:
 
         - ``(nodes, edges, graphs)`` are the sizes of the batch. Because of the padding graph there
-          is room for ``nodes - 1`` nodes and ``graphs - 1`` graphs.
-        - ``(nodes, edges)`` leaves the number of graphs at one more than there are.
+          is space for ``nodes - 1`` nodes and ``graphs - 1`` graphs.
+        - ``(nodes, edges)`` sets the number of graphs to one more than there are.
         - A table of such sizes, from small to large, chooses the first in which the graphs fit.
         - ``"power_of_two"`` chooses the least powers of two in which they fit, for each size.
         - None adds no padding and no padding graph.
@@ -116,12 +115,12 @@ class GraphBatch(KeepsArrays):
 
     @classmethod
     def from_graphs_tuple(cls, graphs: Any, *, padded: bool = False) -> GraphBatch:
-        """Makes a batch of a batched ``jraph.GraphsTuple``, of the same shape, on the host.
+        """Builds a batch from a batched ``jraph.GraphsTuple``, of the same shape, on the host.
 
         Args:
           graphs: the tuple. Its edge features are put into the order of the batch: by receiver.
-          padded: True if the tuple went through ``jraph.pad_with_graphs``, which can not be told
-            from the tuple. Its padding graphs are then those of the batch.
+          padded: True if the tuple was padded by ``jraph.pad_with_graphs``, which can not be
+            detected. Its padding graphs are then those of the batch.
 
         Raises:
           ValueError: if it is no such tuple or is traced, it lacks senders or receivers, an edge
@@ -150,11 +149,10 @@ class GraphBatch(KeepsArrays):
         """Returns the batch as a ``jraph.GraphsTuple`` of the same shape and padding.
 
         Edges are in the order of the batch. Padding edges lead from the first padding node to
-        itself, as ``jraph.pad_with_graphs`` has them.
+        itself, as in ``jraph.pad_with_graphs``.
 
         Raises:
-          ValueError: if the batch is traced, or has weights or scales, for which a tuple has no
-            place.
+          ValueError: if the batch is traced, or has weights or scales, which a tuple can not store.
         """
         where = "GraphBatch.to_graphs_tuple"
         _require_host(where, "self", self)
@@ -186,7 +184,7 @@ def unbatch(
     Args:
       batch: a batch that is not traced.
       tree: a pytree of arrays, with an entry per node, edge or graph slot of the batch.
-      of: what the first axis of the arrays runs over: ``"nodes"``, ``"edges"`` or ``"globals"``.
+      of: meaning of the first axis of the arrays: ``"nodes"``, ``"edges"`` or ``"globals"``.
 
     Returns:
       For each real graph, in their order, the pytree of its numpy arrays: [its nodes, ...],
@@ -226,7 +224,7 @@ def unbatch(
 
 
 def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBatch:
-    """Puts graphs that have been read into a batch of a shape in which they fit.
+    """Joins graphs that have been read to a batch of a shape in which they fit.
 
     Raises:
       ValueError: names the graph with an id out of range, or which differs in kind.
@@ -282,5 +280,5 @@ def _require_host(where: str, argument: str, batch: GraphBatch) -> None:
 
 
 def _shapes(tree: Any) -> str:
-    """A pytree with dtypes and shapes in the place of its arrays."""
+    """A pytree with dtypes and shapes instead of its arrays."""
     return str(jax.tree.map(shown, tree)).replace("'", "")

@@ -23,25 +23,25 @@ def dynamic_batches(
 ) -> Iterator[GraphBatch]:
     """Fills batches of one shape with graphs, in their order, and yields each when it is full.
 
-    A batch is full when the next graph has no room in it. All batches have the shape
+    A batch is full when the next graph does not fit. All batches have the shape
     ``max_nodes``, ``max_edges``, ``max_graphs``, so a jitted step compiles once. One node and one
-    graph of these are padding, which is how ``jraph.dynamically_batch`` counts too; so a batch
+    graph of these are padding, as in ``jraph.dynamically_batch``; so a batch
     takes up to ``max_nodes - 1`` nodes, ``max_edges`` edges and ``max_graphs - 1`` graphs.
 
     Args:
-      graphs: any iterable of what ``GraphBatch.from_graphs`` takes; it is read as it is needed,
-        and may have no end.
+      graphs: any iterable of graphs that ``GraphBatch.from_graphs`` accepts. It is read lazily, and
+        may be infinite.
       max_nodes: nodes of each batch, at least 1.
       max_edges: edge slots of each batch.
       max_graphs: graphs of each batch, at least 2.
 
     Returns:
-      An iterator over batches; the last may be emptier than the others.
+      An iterator over batches; the last may have fewer graphs than fit.
 
     Raises:
       ValueError: at once for a bad budget; while iterating, for a graph that is larger than the
-        budget, which the message names by its place in ``graphs``, and for all that
-        ``GraphBatch.from_graphs`` refuses.
+        budget, which the message names by its place in ``graphs``, and for all inputs that
+        ``GraphBatch.from_graphs`` rejects.
 
     Example:
       >>> sizes = [3, 2, 4]
@@ -60,7 +60,7 @@ def dynamic_batches(
 
 
 def _filled(graphs: Iterable[Any], shape: BatchShape) -> Iterator[GraphBatch]:
-    """Yields batches, each of as many graphs as have room."""
+    """Yields batches, each of as many graphs as fit."""
     parts: list[Part] = []
     needed = _EMPTY
     for place, graph in enumerate(graphs):
@@ -77,17 +77,17 @@ def _filled(graphs: Iterable[Any], shape: BatchShape) -> Iterator[GraphBatch]:
 
 
 _EMPTY = BatchShape(nodes=1, edges=0, graphs=1)
-"""What a batch without graphs needs: the padding graph with one node."""
+"""The sizes of a batch without graphs: the padding graph with one node."""
 
 
 def _with(needed: BatchShape, part: Part) -> BatchShape:
-    """Returns what is needed with one more graph."""
+    """Returns the sizes that are needed with one more graph."""
     nodes, edges, graphs = needed
     return BatchShape(nodes + part.num_nodes, edges + part.num_edges, graphs + 1)
 
 
 def _too_large(shape: BatchShape, part: Part) -> ValueError:
-    """The error for a graph that has no room even in a batch of its own."""
+    """The error for a graph that does not fit even in an empty batch."""
     expected = f"of at most {shape.nodes - 1} nodes (max_nodes less one) and {shape.edges} edges"
     got = f"{part.num_nodes} nodes and {part.num_edges} edges"
     return bad_input(_WHERE, f"graphs[{part.place}]", expected, got)

@@ -1,4 +1,4 @@
-"""Joining what the graphs of a batch have: features, weights and scales."""
+"""Joins the features, weights and scales of the graphs of a batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def same_normalization(where: str, parts: Sequence[Part]) -> Normalization | Non
 def joined(
     where: str, parts: Sequence[Part], field: str, slots: int, order: np.ndarray | None = None
 ) -> Any:
-    """Concatenates one field of all graphs, behind which it puts zeros up to ``slots`` entries.
+    """Concatenates one field of all graphs, padded with zeros to ``slots`` entries.
 
     Args:
       where: the public function, for error messages.
@@ -71,7 +71,7 @@ def joined(
 
 
 def _joined_array(where, parts, name, column, slots, order):
-    """Joins the arrays of one leaf, all of one dtype and of one shape behind the first axis."""
+    """Joins the arrays of one leaf, all of one dtype and of one shape after the first axis."""
     field, path = name
     is_global = field == "globals"
     arrays = [host_array(where, f"{field}{path} of the graphs", values) for values in column]

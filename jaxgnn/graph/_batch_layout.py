@@ -1,4 +1,4 @@
-"""Where the graphs of a batch lie in it: node numbers, sorted edges and checked ids."""
+"""Layout of the graphs in a batch: node numbers, sorted edges and checked ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgnn.graph._sorting import row_ids_on_host, sort_edges
 
 
 class Layout(NamedTuple):
-    """Where each graph of a batch lies; counts are [graphs], padding graphs included."""
+    """Sizes of the graphs of a batch; counts are [graphs], padding graphs included."""
 
     shape: BatchShape
     num_real: int
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(parts: Sequence[Part], shape: BatchShape) -> Layout:
-    """Puts the graphs one behind the other, and all padding into one graph behind them."""
+    """Places the graphs one after the other, and all padding in one graph after them."""
     num_nodes, num_edges = np.zeros((2, shape.graphs), np.int32)
     num_real = len(parts)
     num_nodes[:num_real] = [part.num_nodes for part in parts]

@@ -1,4 +1,4 @@
-"""What can be put into a batch: raw edge lists, graphs and jraph tuples, all read as one kind."""
+"""Inputs of a batch: edge lists, graphs and jraph tuples, all read as one kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GraphSample:
 
     Raises:
       ValueError: if ids are no integers, or ids or weights do not have one entry per edge. Features
-        and the range of ids are checked when a batch is made.
+        and the range of ids are checked when a batch is built.
 
     Example:
       >>> water = GraphSample(senders=[0, 0, 1, 2], receivers=[1, 2, 0, 0], num_nodes=3)
@@ -72,14 +72,14 @@ class GraphSample:
 
     @property
     def num_edges(self) -> int:
-        """How many edges the graph has, each direction counted."""
+        """Number of edges of the graph, each direction counted."""
         return self.senders.shape[0]
 
     @classmethod
     def from_graph(
         cls, graph: CSRGraph, *, nodes: Any = None, edges: Any = None, globals: Any = None
     ) -> GraphSample:
-        """Joins a graph and its features. Padding slots of the graph are left out.
+        """Joins a graph and its features. Padding slots of the graph are dropped.
 
         Args:
           graph: a concrete square graph that has no scales; its weights become the sample's.
@@ -130,7 +130,7 @@ class Part(NamedTuple):
 
 
 def read_part(where: str, place: int, graph: Any) -> Part:
-    """Reads one graph, whichever of the accepted kinds it is.
+    """Reads one graph of any accepted kind.
 
     Args:
       where: the public function, for error messages.
@@ -219,7 +219,7 @@ def _part_of_tuple(where: str, place: int, graph: Any) -> Part:
 
 def _first(tree: Any) -> Any:
     """The first entries of all arrays of a pytree."""
-    if hasattr(tree, "dtype"):  # which is an array alone, and quick
+    if hasattr(tree, "dtype"):  # a single array, which is fast
         return tree[0]
     return jax.tree.map(operator.itemgetter(0), tree)
 

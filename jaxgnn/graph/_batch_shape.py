@@ -1,4 +1,4 @@
-"""How large a batch of graphs becomes: the numbers of nodes, edges and graphs it has room for."""
+"""Shape of a batch of graphs: the numbers of its slots for nodes, edges and graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BatchShape(NamedTuple):
     graphs: int
 
     def holds(self, other: BatchShape) -> bool:
-        """Whether there is room for ``other``."""
+        """Whether ``other`` fits."""
         return all(map(operator.ge, self, other))
 
 
@@ -42,12 +42,12 @@ def batch_shape(
 
     Args:
       where: the public function, for error messages.
-      pad_to: what the caller asks for; see ``GraphBatch.from_graphs``.
+      pad_to: the requested padding; see ``GraphBatch.from_graphs``.
       num_nodes: the nodes of each graph, [graphs].
       num_edges: the edges of each graph, [graphs].
 
     Raises:
-      ValueError: if ``pad_to`` has no such form, or leaves no room for one of the graphs, which the
+      ValueError: if ``pad_to`` has no such form, or one of the graphs does not fit, which the
         message names.
     """
     least = least_shape(num_nodes, num_edges)
@@ -86,7 +86,7 @@ def _table(where: str, pad_to: Any, graphs: int) -> list[BatchShape]:
 
 
 def _no_room(where, shape, num_nodes, num_edges) -> ValueError:
-    """The error that names the first graph for which there is no room behind those before it."""
+    """The error that names the first graph that does not fit after those before it."""
     left = shape.nodes - 1 - np.cumsum(num_nodes), shape.edges - np.cumsum(num_edges)
     slots = shape.graphs - 1 - np.arange(1, len(num_nodes) + 1)
     at = int(np.flatnonzero((left[0] < 0) | (left[1] < 0) | (slots < 0))[0])

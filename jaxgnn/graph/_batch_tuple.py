@@ -1,4 +1,4 @@
-"""A tuple of many graphs that jraph has batched, taken apart into its graphs."""
+"""Splits a batched tuple of jraph into its graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxgnn.graph._batch_shape import BatchShape
 def parts_of_batched_tuple(
     where: str, graphs: Any, *, padded: bool
 ) -> tuple[list[Part], BatchShape]:
-    """Takes a batched ``jraph.GraphsTuple`` apart.
+    """Splits a batched ``jraph.GraphsTuple``.
 
     Returns:
       Its graphs without the padding graphs, and the shape of the whole.
@@ -73,5 +73,5 @@ def parts_of_batched_tuple(
 
 
 def _num_padding_graphs(num_nodes: np.ndarray) -> int:
-    """The last graph that has nodes is padding, and so are all behind it."""
+    """Counts the padding graphs: the last graph that has nodes, and all after it."""
     return int(np.argmin(num_nodes[::-1] == 0)) + 1

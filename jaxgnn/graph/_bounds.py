@@ -1,7 +1,7 @@
-"""Keeps kernels inside of their arrays for graphs and compressed rows that nobody has validated.
+"""Keeps kernels inside of their arrays for graphs and compressed rows that are not validated.
 
-Values of traced arrays are not known when a program is made. A kernel would follow an id out of
-range to other memory, so ops clamp ids unless it is known that they are in range.
+Values of traced arrays are not known when a program is traced. A kernel would read or write other
+memory at an id out of range, so ops clamp ids unless it is known that they are in range.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def bounded_graph(graph: CSRGraph) -> CSRGraph:
-    """A traced graph with all senders and offsets in range, and the same graph if they are known.
+    """Returns a traced graph with senders and offsets clamped, or the same graph if in range.
 
-    A sender out of range becomes the nearest node, 0 or the last, and an offset beyond the edges
-    their end. Where offsets fall, or do not begin at 0, the graph has no edges. A plan of ids that
-    are not known is left out.
+    A sender out of range becomes the nearest node, 0 or the last, and an offset past the last edge
+    becomes the number of edges. Where offsets decrease, or do not begin at 0, the graph has no
+    edges. A plan of ids that are not known is dropped.
     """
     if graph.in_range:
         return graph
@@ -41,7 +41,7 @@ def bounded_graph(graph: CSRGraph) -> CSRGraph:
 def bounded_rows(cbsr: CBSR) -> CBSR:
     """Compressed rows with all columns in range: entries out of range count as zeros.
 
-    They get a column that is free in their row. There is one, since fewer than ``dim`` are taken.
+    They get a free column of their row. There is one, since fewer than ``dim`` are used.
     """
     if cbsr.in_range:
         return cbsr

@@ -1,4 +1,4 @@
-"""From an edge list to a graph: the step that all constructors share."""
+"""Builds a graph from an edge list: the step that all constructors share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sorted_graph(
     *,
     with_order: bool = False,
 ) -> tuple[Any, Any]:
-    """Makes the graph of an edge list, and on request the input position of its edge slots.
+    """Builds the graph of an edge list, and on request the input position of its edge slots.
 
     Args:
       cls: ``CSRGraph``.
@@ -32,11 +32,11 @@ def sorted_graph(
       edges: the edges in input order, concrete or traced.
       num_nodes: number of receivers.
       num_senders: number of senders; None for that of receivers.
-      with_order: whether the positions are wanted.
+      with_order: whether to return the positions.
 
     Returns:
-      The graph, and the positions: in numpy if the list is concrete, traced otherwise. None if they
-      are not wanted.
+      The graph, and the positions: in numpy if the list is concrete, traced otherwise. None unless
+      requested.
     """
     edges = as_arrays(edges)
     num_cols = num_nodes if num_senders is None else num_senders
@@ -70,7 +70,7 @@ def _sort_concrete(edges: EdgeList, num_rows: int, num_cols: int, needs_order: b
     if mask is not None:  # the senders of padding may be out of range
         indptr, order = sort_edges(receivers, num_rows, mask)
         return put_own(indptr), put_own(senders[order]), order
-    # Without an order there is nothing to move beside the senders but one byte an edge.
+    # Without an order only the senders and one byte an edge have to be moved.
     values = np.arange(len(senders), dtype=np.int32 if needs_order else np.int8)
     if len(senders) > np.iinfo(np.int32).max:
         values = values.astype(np.int64)
@@ -91,7 +91,7 @@ def _sort_traced(edges: EdgeList, num_rows: int, num_cols: int):
 
 
 def _taken(array: Any, order: Any) -> Any:
-    """``array[order]``, where the order is: on the host, or on the device that has sorted."""
+    """Returns ``array[order]`` on the host, or on the device where the order is."""
     if isinstance(order, np.ndarray):
         return take(array, order)
     return jnp.asarray(kept(array))[order]

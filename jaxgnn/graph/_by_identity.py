@@ -1,4 +1,4 @@
-"""A memory of what was computed from arrays, which keeps none of these arrays alive."""
+"""A cache of values computed from arrays, which does not keep the arrays alive."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class IdentityMemory[Made]:
-    """Remembers a value for each tuple of arrays, which it knows by identity and not by content.
+    """Caches a value for each tuple of arrays, by their identity and not by their contents.
 
-    Graphs are taken apart and put together again by functions of pytrees, and the new object has
-    the old arrays. What is remembered here is found for it too. An entry is forgotten as soon as
-    one of its arrays is. Arrays must not change, and a value must not hold on to them: then the
-    entry would live forever.
+    Functions of pytrees flatten graphs and build them again, and the new object has the same
+    arrays, so that cached values are found for it too. An entry is removed when one of its arrays
+    is freed. Arrays must not change. A value must not reference them, or the entry would never be
+    removed.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class IdentityMemory[Made]:
         return len(self._entries)
 
     def get(self, arrays: tuple[Any, ...], options: Hashable, make: Callable[[], Made]) -> Made:
-        """Returns what ``make()`` has returned for these very arrays and options.
+        """Returns the result of ``make()`` for these array objects and options.
 
         Args:
           arrays: arrays of JAX or numpy, or None.
-          options: whatever else the value depends on.
+          options: other arguments that the value depends on.
           make: called once for each tuple of arrays and options.
         """
         key = tuple(map(id, arrays)), options

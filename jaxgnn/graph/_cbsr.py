@@ -20,8 +20,8 @@ class CBSR(KeepsArrays):
 
     Column ids are distinct and ascending within a row. They are stored in the smallest unsigned
     type that holds ``dim - 1``: uint8 up to 256 columns, uint16 up to 65,536, uint32 beyond.
-    Ops leave out entries whose id is out of range, unless it is known that there are none;
-    ``validate`` finds them in rows that were not made by an op. See "MaxK-GNN: Extremely Fast
+    Ops ignore entries whose id is out of range, unless it is known that there are none;
+    ``validate`` finds them in rows that were not computed by an op. See "MaxK-GNN: Extremely Fast
     GPU Kernel Design for Accelerating Graph Neural Networks Training"
     (https://arxiv.org/abs/2312.08656).
 
@@ -29,8 +29,8 @@ class CBSR(KeepsArrays):
       values: kept entries, [*batch, rows, k].
       indices: column of each kept entry, [*batch, rows, k].
       dim: number of columns of the dense matrix.
-      in_range: whether the ids are known to be below ``dim``: an op made them, or ``validate`` has
-        seen them.
+      in_range: whether the ids are known to be below ``dim``: an op computed them, or ``validate``
+        checked them.
     """
 
     values: Float[Array, "*batch rows k"]
@@ -57,7 +57,7 @@ class CBSR(KeepsArrays):
         """The dense matrix, zeros where nothing was kept.
 
         Raises:
-          ValueError: if ``indices`` has not the shape of ``values``.
+          ValueError: if ``indices`` does not have the shape of ``values``.
         """
         self._check_shapes()
         flat_values = self.values.reshape(-1, self.k)
@@ -74,7 +74,7 @@ class CBSR(KeepsArrays):
           Itself.
 
         Raises:
-          ValueError: if ``indices`` has not the shape of ``values`` or not the dtype for ``dim``,
+          ValueError: if ``indices`` has another shape than ``values`` or not the dtype for ``dim``,
             a column id is not below ``dim``, or the ids of a row are not strictly ascending. Names
             the first bad entry.
         """

@@ -70,9 +70,9 @@ class GraphConstructors:
     ) -> Any:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
-        Concrete edges are checked and sorted on the host, also under ``jit``; where arrays are
-        placed on a GPU, a million edges and more are sorted there. Traced edges are sorted by XLA,
-        and only shapes and dtypes are checked: edges with a node out of range become padding.
+        Concrete edges are checked and sorted on the host, also under ``jit``. If arrays are placed
+        on a GPU, it sorts lists of a million edges and more. Traced edges are sorted by XLA, and
+        only shapes and dtypes are checked: edges with a node out of range become padding.
 
         Args:
           senders: node that each edge leaves, integers [edges].
@@ -83,15 +83,15 @@ class GraphConstructors:
           edge_mask: [edges] bool, False for padding edges, which are moved after ``indptr[-1]``;
             None for no padding.
           edge_data: a pytree of arrays [edges, ...] in the order of ``senders`` and ``receivers``,
-            such as features of the edges. With it the graph knows its ``edge_order``, so ``()``
-            asks for this alone.
+            such as features of the edges. With it the graph keeps its ``edge_order``; pass ``()``
+            to keep only this.
 
         Returns:
           The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
           graph's edge slots, as JAX arrays. Data of padding edges are last.
 
         Raises:
-          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes; of
+          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes; for
             ``edge_data`` the message names the path of the leaf.
 
         Example:
@@ -144,12 +144,12 @@ class GraphConstructors:
         edge_mask: npt.ArrayLike | None = None,
         edge_data: PyTree = None,
     ) -> Any:
-        """Builds a graph from an ``edge_index`` as PyTorch Geometric has it.
+        """Builds a graph from an ``edge_index`` as in PyTorch Geometric.
 
         Args:
           edge_index: integers [2, edges]: in row 0 the node that each edge leaves, in row 1 the
-            node that it enters, which is the row of the graph. Whatever numpy can read, a tensor
-            of PyTorch on the CPU too.
+            node that it enters, which is the row of the graph. Any array that numpy can read,
+            including a tensor of PyTorch on the CPU.
           num_nodes: number of nodes, ``data.num_nodes`` in PyTorch Geometric.
           weights: edge weights; None for an unweighted graph.
           num_senders: number of senders of a bipartite graph.
@@ -223,8 +223,8 @@ class GraphConstructors:
 
         An edge ``(u, v)`` of a directed graph goes from ``u`` to ``v``, so ``v`` is the row. An
         undirected edge becomes two edges, one in each direction, and an undirected self loop one.
-        Parallel edges of a multigraph stay apart. ``edge_order`` says for each edge slot its
-        position in ``list(graph.edges)``, so it names an undirected edge twice.
+        Parallel edges of a multigraph stay separate. ``edge_order`` has for each edge slot its
+        position in ``list(graph.edges)``, so an undirected edge occurs twice.
 
         Args:
           graph: a ``networkx.Graph``, ``DiGraph``, ``MultiGraph`` or ``MultiDiGraph``, or another
@@ -233,12 +233,12 @@ class GraphConstructors:
           weight: edge attribute that holds the weights, or None for an unweighted graph. Edges
             without it have the weight one, as in networkx. If no edge has an attribute
             ``"weight"``, the graph is unweighted.
-          node_attributes: names of attributes that every node has, to return.
-          edge_attributes: names of attributes that every edge has, to return.
+          node_attributes: names of attributes to return, which every node must have.
+          edge_attributes: names of attributes to return, which every edge must have.
 
         Returns:
           The graph and the list of its nodes in the order of the rows: node ``nodes[i]`` is row
-          ``i``. If attributes were asked for, also ``NetworkXAttributes``: the dictionaries
+          ``i``. If attributes are requested, also ``NetworkXAttributes``: the dictionaries
           ``nodes`` of arrays [rows, ...], and ``edges`` of arrays [edges, ...] in the order of the
           edge slots.
 
@@ -293,17 +293,17 @@ class GraphConstructors:
         Args:
           graphs: the tuple; node ids are numbered through the batch, so its graphs stay separate.
           weights: edge weights in the tuple's edge order; None for an unweighted graph.
-          padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the padding
+          padded: True if it was padded by ``jraph.pad_with_graphs``. The edges of the padding
             graphs are then dropped; otherwise they stay, between padding nodes.
           return_edges: whether to return ``graphs.edges`` too.
 
         Returns:
           The graph; or with ``return_edges`` the graph and ``graphs.edges`` in the order of the
-          graph's edge slots, where those of padding edges are last. The graph then knows its
+          graph's edge slots, where those of padding edges are last. The graph then keeps its
           ``edge_order``.
 
         Raises:
-          ValueError: if the tuple lacks senders or receivers, is said to be padded but has fewer
+          ValueError: if the tuple lacks senders or receivers, ``padded`` is True but it has fewer
             than two graphs, or has invalid indices, lengths, dtypes or weights.
         """
         from jaxgnn.graph._jraph import edge_list

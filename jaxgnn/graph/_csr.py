@@ -63,11 +63,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     the structure, and no gradient flows to them.
 
     The constructors (``from_edges``, ``from_edge_index``, ``from_scipy``, ``from_networkx``,
-    ``from_graphs_tuple``) sort the edges. The other things that ops need, such as the transpose,
-    are the parts of a ``plan``. An op that gets a concrete graph makes the parts that it needs,
-    once, beside the graph, which stays the same pytree. As a pytree a concrete graph from a
-    constructor brings those that ``spmm`` and its gradients need, and ``prepared`` adds others. A
-    traced graph that lacks a part gets it inside of every step.
+    ``from_graphs_tuple``) sort the edges. The other arrays that ops need, such as the transpose,
+    are the parts of a ``plan``. An op that gets a concrete graph builds the parts that it needs,
+    once, outside of the pytree, which stays the same. As a pytree a concrete graph from a
+    constructor includes the parts that ``spmm`` and its gradients need, and ``prepared`` adds
+    others. For a traced graph, missing parts are computed inside of every step.
 
     Attributes:
       indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
@@ -77,12 +77,12 @@ class CSRGraph(KeepsArrays, GraphConstructors):
       num_cols: number of senders; defaults to the number of rows.
       row_scale: ``r_i``, float32 (float64 under ``jax.enable_x64``), or None for ones.
       col_scale: ``c_j``, float32 (float64 under ``jax.enable_x64``), or None for ones.
-      plan: transpose and work schedules, or None. That of a graph from a constructor is made when
+      plan: transpose and work schedules, or None. That of a graph from a constructor is built when
         it is first read.
       normalization: kind of normalisation that ``normalized`` has applied, or None.
       in_range: whether offsets and senders are known to be in range, because the host has checked
-        them or a constructor has seen to it. In a traced graph of which this is not known, ops
-        take a sender out of range for the nearest node, 0 or the last.
+        them or a constructor guarantees it. In other traced graphs, ops replace a sender out of
+        range by the nearest node, 0 or the last.
     """
 
     indptr: Int[Array, " rows+1"]
@@ -101,7 +101,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
 
     def __repr__(self) -> str:
-        """Shows shapes instead of arrays, the parts that have been made, and the size of all."""
+        """Shows shapes instead of arrays, the parts that have been built, and the total size."""
         names = ("indptr", "indices", "weights", "row_scale", "col_scale")
         arrays = ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
         made = ", ".join(sorted(self._made()))
@@ -110,7 +110,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @property
     def nbytes(self) -> int:
-        """Size of all arrays that there are now, with the parts that ops have made, in bytes.
+        """Size of all current arrays in bytes, including the parts that ops have built.
 
         Arrays that the graph shares with another one, such as its transpose, count for both.
         """
@@ -119,7 +119,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         return sum(array.size * array.dtype.itemsize for array in distinct.values())
 
     def _made(self) -> dict[str, Any]:
-        """What has been made of the structure, by the name of the part."""
+        """The parts that have been built from the structure, by name."""
         plan, parts = given_plan(self), self.__dict__.get("_parts")
         of_plan: dict[str, Any] = {} if plan is None else {p: plan.arrays_of(p) for p in plan.parts}
         if parts is None:
@@ -134,7 +134,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Returns the matrix that the graph multiplies features by, as a scipy CSR array.
 
         ``graph.to_scipy() @ x`` is ``spmm(graph, x)``: row ``i`` is the receiver, and an entry is
-        ``r_i w_ij c_j``, so a normalisation is multiplied in. Padding is left out. Repeated edges
+        ``r_i w_ij c_j``, so a normalisation is multiplied in. Padding is dropped. Repeated edges
         stay repeated entries, which scipy adds up where it multiplies. Entries are float32, or
         float64 if the weights or scales are.
 
@@ -165,20 +165,20 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     ) -> Any:
         """Returns a jraph ``GraphsTuple`` of one graph, whose edges are in the order of the slots.
 
-        Weights and scales are not part of a ``GraphsTuple``; pass ``edges=graph.weights`` to take
-        the weights along.
+        Weights and scales are not part of a ``GraphsTuple``; pass ``edges=graph.weights`` to
+        include the weights.
 
         Args:
           nodes: a pytree of arrays [rows, ...], or None.
           edges: a pytree of arrays [edge slots, ...] in the graph's order, or None.
           globals: a pytree of arrays [1, ...], or None.
-          padded: False leaves padding slots out, with their ``edges``; their number has to be
+          padded: False drops padding slots, with their ``edges``; their number has to be
             known, so the graph must be concrete. True, which works under ``jit`` too, appends a
             second graph, as ``jraph.pad_with_graphs`` does: it has one node, all padding slots as
             its edges, and zeros for its node and globals.
 
         Returns:
-          The tuple. ``from_graphs_tuple(made, padded=padded)`` gives the edges of this graph back;
+          The tuple. ``from_graphs_tuple(made, padded=padded)`` returns the edges of this graph;
           with ``padded`` there is one more node.
 
         Raises:
@@ -191,7 +191,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @classmethod
     def batch(cls, graphs: Sequence[Any], pad_to: PadTo = None) -> GraphBatch:
-        """Puts many graphs into one batch of a fixed shape; see ``GraphBatch.from_graphs``."""
+        """Joins many graphs to one batch of a fixed shape; see ``GraphBatch.from_graphs``."""
         from jaxgnn.graph._batch import GraphBatch
 
         return GraphBatch.from_graphs(graphs, pad_to)
@@ -233,9 +233,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def uniform_degrees(self) -> tuple[int | None, int | None]:
-        """Returns the common degree of all rows, and of all columns, as far as the host knows them.
+        """Returns the common degree of all rows, and of all columns, if the host knows them.
 
-        A degree is None where degrees differ, and for a graph that is traced, or has padding slots
+        A degree is None where degrees differ, and for a graph that is traced, has padding slots
         or no edge. The number is static: with it, the sum over the edges of a row is a sum over an
         axis.
 
@@ -259,7 +259,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @property
     def senders(self) -> Int[Array, " edges"]:
-        """Sender of each edge slot: ``indices`` by another name."""
+        """Sender of each edge slot: an alias of ``indices``."""
         return self.indices
 
     @of_one
@@ -269,14 +269,14 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def sender_table(self, of_nodes: Array) -> Array:
-        """What ``indices`` point into, of an array with a row for each node: the array itself."""
+        """The table that ``indices`` point into: the array, which has a row for each node."""
         return of_nodes
 
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is out of range."""
         if is_concrete(self.indptr, self.indices) and not is_for_device(self.num_edges):
-            self.concrete_parts()  # which checks the structure
+            self.concrete_parts()  # checks the structure
             return put_own(row_ids_on_host(self.indptr, self.num_edges))
         return row_ids(jnp.asarray(self.indptr), self.num_edges)
 
@@ -284,18 +284,18 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def edge_order(self) -> Int[Array, " edges"] | np.ndarray:
         """Position in the input of each edge slot, int32 [edges] (int64 beyond 2^31 - 1 edges).
 
-        ``features[graph.edge_order]`` brings edge features from input order into the graph's. A
-        loop that ``with_self_loops`` has added has no position in the input, and -1 here. Padding
-        edges are last. The order is an array of numpy, or traced inside of ``jit``.
+        ``features[graph.edge_order]`` brings edge features from input order into the graph's order.
+        A loop that ``with_self_loops`` has added has no position in the input, and -1 here. Padding
+        edges are last. The order is a numpy array, or traced inside of ``jit``.
 
         Four bytes an edge are kept only on request: by ``from_edges`` and ``from_edge_index`` with
         ``edge_data``, by ``from_graphs_tuple`` with ``return_edges``, and by ``from_networkx``.
         ``with_weights``, ``normalized``, ``prepared``, ``with_self_loops`` and ``transpose`` keep
-        it. A pytree has no place for it, so graphs that were passed to or returned by ``jit``,
-        ``jax.tree.map`` or a checkpoint do not know it.
+        it. It is not part of the pytree, so graphs that were passed to or returned by ``jit``,
+        ``jax.tree.map`` or a checkpoint do not have it.
 
         Raises:
-          ValueError: if the graph does not know its order.
+          ValueError: if the graph does not have its order.
         """
         require_one("CSRGraph.edge_order", "self", self)
         order = known_order(self)
@@ -311,12 +311,12 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def prepared(self, *ops: str) -> CSRGraph:
-        """Returns this graph with the parts that ops need, made now, as a part of the pytree.
+        """Returns this graph with the parts that ops need, built now, as a part of the pytree.
 
-        The parts of a concrete graph are made once and kept, on the host, or on a GPU if there is
-        one and the graph is large. Asking ahead is for graphs that are passed to a jitted function,
-        which cannot keep what it makes: from then on the graph is another pytree, with more leaves,
-        for which such a function compiles once more.
+        The parts of a concrete graph are built once and kept, on the host, or on a GPU if there is
+        one and the graph is large. Call this for graphs that are passed to a jitted function, which
+        cannot keep the parts that it computes. The result is another pytree, with more leaves, for
+        which such a function compiles once more.
 
         The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"gat_attention"``,
         ``"gatv2_attention"``, ``"dot_attention"``, ``"maxk_spmm"`` and ``"edge_mlp_aggregate"``.
@@ -325,7 +325,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         ``indices``.
 
         Args:
-          ops: names of ops of ``jaxgnn.ops``; without any, all parts are made.
+          ops: names of ops of ``jaxgnn.ops``; without any, all parts are built.
 
         Raises:
           ValueError: if an op is unknown, or a concrete graph has invalid offsets or senders.
@@ -342,7 +342,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             return self.with_parts(*available(ALL_PARTS))
         weighted = self.weights is not None
         parts = frozenset[Part]().union(*(parts_for(op, weighted=weighted) for op in ops))
-        if makes_plan(self):  # beside what it brings already
+        if makes_plan(self):  # besides the parts that it has already
             parts |= parts_of_leaves(weighted=weighted)
         return self.with_parts(*parts)
 
@@ -350,8 +350,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def prepared_for(self, op: str | None) -> CSRGraph:
         """Returns this graph with the parts that an op needs; a traced one is returned unchanged.
 
-        Ops call this first. One that is not among those of ``prepared``, or None, is given all
-        parts but the edge blocks.
+        Ops call this first. For None and ops that ``prepared`` does not list, these are all parts
+        but the edge blocks.
         """
         if not is_concrete(self.indptr, self.indices):
             return self
@@ -359,9 +359,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def with_parts(self, *parts: Part) -> CSRGraph:
-        """Returns this graph with some parts of a plan, made now if they are missing.
+        """Returns this graph with some parts of a plan, built now if they are missing.
 
-        Of a traced graph that nobody has validated, offsets and senders are brought into range.
+        In a traced graph that is not validated, offsets and senders are clamped to their range.
         """
         graph = self if is_concrete(self.indptr, self.indices) else bounded_graph(self)
         made = graph.made_plan(*parts)
@@ -378,9 +378,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def concrete_parts(self) -> ConcreteParts:
-        """Returns what is made of this concrete graph, whose offsets and senders are checked first.
+        """Returns the parts of this concrete graph, after a check of its offsets and senders.
 
-        A graph that has a plan, or is from a constructor, has been checked.
+        A graph with a plan or from a constructor has been checked already.
         """
         parts = self._shared_parts()
         if not parts.is_checked:
@@ -400,7 +400,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def made_plan(self, *parts: Part) -> GraphPlan:
-        """Returns a plan with some parts, made now if they are missing.
+        """Returns a plan with some parts, built now if they are missing.
 
         Args:
           parts: the parts; without any, all but the edge blocks.
@@ -473,11 +473,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Normalises by degree. Rows (and columns) without edges get scale zero.
 
         ``"mean"`` is D⁻¹ A. ``"sym"`` is D_r^-½ A D_c^-½ with the degrees of rows and of columns,
-        the two being equal on an undirected graph. ``"gcn"`` is D_r^-½ A D_r^-½ with the degrees of
+        which are equal on an undirected graph. ``"gcn"`` is D_r^-½ A D_r^-½ with the degrees of
         rows at both ends, as in PyTorch Geometric's ``gcn_norm``; it adds no self loops. An
         unweighted graph stays without weights and carries the scales for the kernels to apply. On a
         weighted graph degrees are sums of weights, and the result is folded into the weights, so
-        gradients see it; nonpositive sums count as no edges.
+        gradients flow through it; nonpositive sums count as no edges.
 
         Raises:
           ValueError: if ``kind`` is unknown, the graph is normalised already or has weights for
@@ -507,7 +507,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """The scales of an unweighted graph, on the host unless it is traced."""
         is_host = is_concrete(self.indptr, self.indices)
         if is_host:
-            self.concrete_parts()  # which checks the structure
+            self.concrete_parts()  # checks the structure
         degrees: list[Any] = [self.degrees(), _column_degrees(self) if kind == "sym" else None]
         if is_host:
             degrees = [None if d is None else np.asarray(d) for d in degrees]
@@ -518,7 +518,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Computes normalised weights, on the host in float64 or traced with few roundings."""
         is_host = is_concrete(self.indptr, self.indices, weights)
         if is_host:
-            self.concrete_parts()  # which checks the structure
+            self.concrete_parts()  # checks the structure
         xp: Any = np if is_host else jnp
         rows = (row_ids_on_host if is_host else row_ids)(self.indptr, self.num_edges)
         real = rows < self.num_rows
@@ -536,7 +536,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         return put_own(made) if is_host else made
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
-        """The sum over the edges that leave each node that ``indices`` may name; traced."""
+        """The sum over the edges that leave each node, by ``indices``; traced."""
         plan = self.made_plan()
         return sum_rows(of_edges[plan.permutation], plan.transposed_indptr)
 
@@ -548,17 +548,17 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         duplicates: bool = False,
         num_real_nodes: int | Int[Array, ""] | None = None,
     ) -> CSRGraph:
-        """Adds an edge from each node to itself where there is none yet.
+        """Adds an edge from each node to itself unless there is one already.
 
-        A graph without padding gets one slot for each loop. One with padding keeps padding: it gets
-        one slot for each node, so that graphs of one shape give graphs of one shape, and so does a
-        traced one, whatever its values are.
+        A graph without padding gets one slot for each loop. A graph with padding, or a traced one,
+        gets one slot for each node, whatever its values are, so that graphs of one shape give
+        graphs of one shape.
 
         Args:
           weight: weight of each new edge; ignored on an unweighted graph.
-          duplicates: whether to add the edge even where the node has a self loop already.
-          num_real_nodes: number of nodes that are no padding, which come first; the others get no
-            loop. For a ``GraphBatch``, ``batch.node_mask.sum()``. None for all.
+          duplicates: whether to add the edge even if the node has a self loop already.
+          num_real_nodes: number of nodes that are no padding, which come first; padding nodes get
+            no loop. For a ``GraphBatch``, ``batch.node_mask.sum()``. None for all.
 
         Raises:
           ValueError: if the graph is not square, or is normalised already; or if ``num_real_nodes``
@@ -571,11 +571,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
                 "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
             )
         if is_concrete(self.indptr, self.indices):
-            self.concrete_parts()  # which checks the structure
+            self.concrete_parts()  # checks the structure
         return self._with_loops(weight, duplicates, num_real_nodes)
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> CSRGraph:
-        """``with_self_loops`` after its checks."""
+        """Implements ``with_self_loops``, after its checks."""
         return with_self_loops(self, weight, duplicates=duplicates, num_real_nodes=num_real_nodes)
 
     @of_one

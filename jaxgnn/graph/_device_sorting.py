@@ -1,8 +1,8 @@
-"""Sorting the edges of large concrete graphs on a GPU, by programs that few sizes share.
+"""Sorts the edges of large concrete graphs on a GPU, by programs for a few sizes.
 
-A host sorts a hundred million edges in seconds, a GPU in a tenth of one, but the program takes
-seconds to compile. So arrays are padded to one of few sizes, with which that program is compiled
-once. Results are cut to their own size again, and are those of the host, bit for bit.
+A host sorts a hundred million edges in seconds, and a GPU in a tenth of a second, but the program
+takes seconds to compile. So arrays are padded to one of few sizes, for which the program is
+compiled once. Results are cut to their own size again, and equal those of the host bit for bit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jaxgnn.graph._arrays import MAX_INT32
 from jaxgnn.graph._run_now import run_now
 from jaxgnn.graph._sorting import row_ids
 
-# Fewer edges are sorted on the host in less time than it takes to compile anything.
+# Fewer edges are sorted on the host in less time than a compilation takes.
 _LEAST_EDGES = 1 << 20
-# Each size is padded by less than one in so many.
+# Sizes are padded by less than ``1 / _PARTS`` of them.
 _PARTS = 4
 
 
 def on_gpu() -> bool:
-    """Whether arrays are placed on a GPU, unless told otherwise."""
+    """Whether arrays are placed on a GPU by default."""
     device = jax.config.jax_default_device
     if device is None:
         return jax.default_backend() == "gpu"
@@ -35,7 +35,7 @@ def on_gpu() -> bool:
 
 
 def is_for_device(num_edges: int) -> bool:
-    """Whether a concrete graph of so many edges is best prepared on the default device."""
+    """Whether a concrete graph of ``num_edges`` edges is best prepared on the default device."""
     return on_gpu() and num_edges >= _LEAST_EDGES and bucket(num_edges) <= MAX_INT32
 
 
@@ -83,7 +83,7 @@ def transpose_on_device(
 
 @partial(jax.jit, static_argnames="sizes")
 def _resized(arrays: Any, sizes: tuple[int, ...]) -> Any:
-    """Cuts each array to its size, or repeats its last entry; compiled in no time."""
+    """Cuts each array to its size, or repeats its last entry; which compiles fast."""
 
     def resized(array, size):
         if array is None:

@@ -25,7 +25,7 @@ _ENTRIES_ALIGNED = 8
 
 @dataclass(frozen=True)
 class BlockShape:
-    """How a graph is cut into blocks: every ``rows`` rows by every ``senders`` senders.
+    """Shape of the blocks of a graph: every ``rows`` rows by every ``senders`` senders.
 
     Attributes:
       rows: number of rows of a block, whose gradients a multiprocessor holds in shared memory; less
@@ -117,25 +117,25 @@ class BlockShape:
 _BYTES_OF_KERNELS = 2 * 1024
 # Wider rows are processed one by one.
 _MOST_PASSES = 2
-# Blocks are large in graphs of so many rows, which leave 128 blocks and more, that have so many
-# edges each. On an H200 they took 0.50 to 0.60 of the time of small blocks for parts of graphs of
-# 17,408 to 66,560 rows with 465 to 585 edges each; fewer rows were not measured. What they leave of
-# the memory of a multiprocessor is its first-level cache, which the kernels need too.
+# Blocks are large in graphs with at least this many rows, which give at least 128 blocks, and at
+# least this many edges a row. On an H200 they took 0.50 to 0.60 of the time of small blocks for
+# parts of graphs of 17,408 to 66,560 rows with 465 to 585 edges each; fewer rows were not measured.
+# The rest of the memory of a multiprocessor is its first-level cache, which the kernels also need.
 _MANY_ROWS, _MANY_EDGES = 16_384, 128
-# Rows of a large block: one of so many parts of all, within these bounds; for narrow rows twice
-# the part, up to the last of these numbers.
+# Rows of a large block: this fraction of all rows, within these bounds; for narrow rows twice the
+# fraction, up to the last of these numbers.
 _LARGE_BLOCKS, _MANY_BLOCKS, _MOST_IN_BLOCK = (128, 144), 1024, 288
 _SMALL_BLOCKS = 64
-# Senders that the bits of an entry can name.
+# Number of senders that the bits of an entry can represent.
 _MOST_SENDERS = 1 << (32 - ROW_BITS)
-# Of the sums of a sender, if 32 columns are kept.
+# Bytes of the sums of a sender, if 32 columns are kept.
 _BYTES_OF_FEW_SUMS = 32 * 4
-# Of a tile, by the bytes of an entry of the rows: the narrower they are, the less it costs to read
-# them again, and the more tiles pay. Where rows have many edges, the sums' part of the second-level
-# cache, in 25ths; elsewhere senders, as measured on an H200.
+# Sizes of a tile, by the bytes of an entry of the rows. Narrower rows are cheaper to read again, so
+# that more tiles pay. With many edges in a row, the part of the second-level cache for the sums, in
+# 25ths; elsewhere a number of senders, as measured on an H200.
 _CACHED_PARTS, _PARTS = {2: 8, 4: 16}, 25
 _TILE_SENDERS = {2: 7 << 17, 4: 5 << 18}
-# No tile has to be smaller where rows have many edges: that would leave tasks of few of them.
+# With many edges in a row no tile is smaller: its tasks would have few edges.
 _SMALL_TILE = 1 << 17
 
 
@@ -245,7 +245,7 @@ def make_edge_blocks(
       indptr: row offsets of the receivers.
       transposed_indptr: row offsets of the senders.
       transposed_indices: receiver of each edge, ordered by sender.
-      permutation: position of each edge in the graph itself; None leaves out ``edges``.
+      permutation: position of each edge in the graph itself; None omits ``edges``.
 
     Returns:
       One for each of ``BlockShape.choices``; numpy arrays from concrete input, traced arrays
@@ -302,7 +302,7 @@ def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBl
 
 
 def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
-    """Makes the tasks for a number of tiles; the entries of blocks lie between ``offsets``."""
+    """Builds the tasks for a number of tiles; ``offsets`` delimit the entries of blocks."""
     first_senders = shape.senders_of(tiles) * np.arange(1, tiles, dtype=np.int32)
     block_begins, block_ends = offsets[:-1, None], offsets[1:, None]
     inner = _search(xp, entries, block_begins, block_ends, first_senders)
@@ -331,7 +331,7 @@ def _search(xp, entries, begins, ends, senders):
     shape = np.broadcast_shapes(begins.shape, senders.shape)
     begins, ends = xp.broadcast_to(begins, shape), xp.broadcast_to(ends, shape)
     if 0 in (*shape, entries.shape[0]):
-        return begins  # there is nothing to look up or to read, which JAX would trace all the same
+        return begins  # no entries: the rest would be traced for nothing
 
     def halve(_, bounds):
         begins, ends = bounds

@@ -1,4 +1,4 @@
-"""Edge data: trees of arrays with one entry for each edge, brought into the order of a graph."""
+"""Edge data: reorders trees of arrays with one entry for each edge into the order of a graph."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def require_leading(where: str, argument: str, leaf: Any, length: int, of_what: 
 
 
 def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
-    """Raises ValueError if JAX would cut integers of 64 bits to 32, and lose their upper halves."""
+    """Raises ValueError if JAX would truncate integers of 64 bits to 32 bits."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
         return
     narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
@@ -65,22 +65,22 @@ def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
 def known_order(graph: Any) -> Any:
     """The input position of each edge slot of this graph, or None if it is not known.
 
-    It is no field, but lies beside the fields like the plan that a graph makes on demand: graphs
-    with and without it are the same pytree, share compilations and checkpoints, and ``jit``,
-    which takes graphs apart, forgets it.
+    The order is no field, but is stored beside the fields, like the plan that a graph builds on
+    demand. So graphs with and without it are the same pytree and share compilations and
+    checkpoints. ``jit``, which flattens graphs, drops it.
     """
     return graph.__dict__.get("_edge_order")
 
 
 def keep_order[Graph](graph: Graph, order: Any) -> Graph:
-    """Lets ``graph``, which the library has just made, know the input position of each slot."""
+    """Stores the input position of each slot in ``graph``, which the library has just built."""
     if order is not None:
         graph.__dict__["_edge_order"] = order
     return graph
 
 
 def reordered(order: Any, slots: Any) -> Any:
-    """``order[slots]``, on the host if both are there; None if the order is not known."""
+    """``order[slots]``, on the host if both are on the host; None if the order is not known."""
     if order is None:
         return None
     if is_concrete(order, slots):

@@ -1,4 +1,4 @@
-"""Edge lists as callers give them, and what is wrong with them."""
+"""Edge lists as callers pass them, and checks of these lists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxgnn.graph._id_range import least_and_most
 
 
 class EdgeNames(NamedTuple):
-    """What the caller of a constructor calls the parts of an edge list; errors use these names."""
+    """Names of the arguments of a constructor for the parts of an edge list, used in errors."""
 
     where: str = "CSRGraph.from_edges"
     senders: str = "senders"
@@ -63,7 +63,7 @@ def as_array(values: Any, empty_dtype: Any = None) -> Any:
 
 def rows_of_edge_index(where: str, edge_index: Any) -> Any:
     """Returns the senders and the receivers of an ``edge_index``, or raises ValueError."""
-    if is_concrete(edge_index):  # so that taking its rows compiles nothing
+    if is_concrete(edge_index):  # so that its rows are split without a compilation
         try:
             edge_index = np.asarray(edge_index)
         except ValueError as error:  # from lists of different lengths

@@ -18,7 +18,7 @@ _WORD = np.uint64(0xFFFFFFFF)
 
 
 class Words(NamedTuple):
-    """Unsigned integers of 64 bits, as two words of 32: JAX has none of 64 by default."""
+    """Unsigned integers of 64 bits, as two words of 32: JAX has no 64-bit integers by default."""
 
     high: UInt32[Array, "*shape"] | np.ndarray
     low: UInt32[Array, "*shape"] | np.ndarray
@@ -62,9 +62,9 @@ def totals_before(counts: UInt32[Array, " n"], total: int) -> UInt32[Array, "n 2
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EdgeNumbers(KeepsArrays):
-    """Where the edges of each row of a device stand among the edge slots of the whole graph.
+    """Numbers of the edges of each row of a device among the edge slots of the whole graph.
 
-    The edges of a row keep their order, so that the number of the first one tells all of them.
+    The edges of a row keep their order, so that the number of the first one determines all of them.
 
     Attributes:
       first: number of the first edge of each row in two words, the higher one first, uint32
@@ -76,7 +76,7 @@ class EdgeNumbers(KeepsArrays):
     total: int = field(metadata={"static": True})
 
     def of_slots(self, indptr: Int[Array, " rows+1"], receivers: Int[Array, " edges"]) -> Words:
-        """The number of each edge slot of the device; anything for padding slots.
+        """The number of each edge slot of the device; undefined for padding slots.
 
         Args:
           indptr: row offsets of the device's block.

@@ -2,11 +2,11 @@
 
 An edge from ``j`` to ``i`` of weight ``w`` is divided by ``√(d_i d_j)``, where ``d`` is the sum of
 the weights of the edges that enter a node, at both ends. On an undirected graph this is ``"sym"``;
-on a directed one it is what ``gcn_norm`` of PyTorch Geometric computes. See
+on a directed one it equals ``gcn_norm`` of PyTorch Geometric. See
 https://arxiv.org/abs/1609.02907.
 
-A self loop that is added adds one to ``d_i``, and ``h_i / d_i`` to the sum of the node. The sum
-over the edges needs none of these loops: so no graph is sorted anew, and no other plan is made.
+An added self loop adds one to ``d_i``, and ``h_i / d_i`` to the sum of the node. These loops need
+not be stored as edges, so no graph is sorted again, and no other plan is built.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class GCNCoefficients(NamedTuple):
-    """What a sum over neighbours and the node itself multiplies by.
+    """Factors of the neighbours and of the node itself in a sum over both.
 
     Attributes:
       scale: factor of a node as receiver and as sender, for a graph without weights; or None.
@@ -53,7 +53,7 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
     """Computes the normalisation of a square graph that is not normalised yet.
 
     On a concrete graph it is computed on the host in float64, and only once for the same arrays,
-    also where a jitted function closes over the graph. Gradients flow to traced weights. Sums of
+    also if a jitted function closes over the graph. Gradients flow to traced weights. Sums of
     weights that are not positive count as no edges.
 
     Args:
@@ -74,7 +74,7 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
 
 
 def every_node_has_a_loop(graph: CSRGraph) -> bool:
-    """Whether each node of a square graph, not traced, has a self loop; looked up once."""
+    """Whether each node of a square graph, not traced, has a self loop; computed once."""
     arrays = graph.indptr, graph.indices
 
     def ask() -> bool:
@@ -147,7 +147,7 @@ def _ends_on_host(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _without_loop(rows: Any, indices: Any, num_nodes: int) -> Bool[Array, " nodes"] | np.ndarray:
-    """Which nodes have no edge to themselves; the row of a padding slot is ``num_nodes``."""
+    """A mask of nodes without an edge to themselves; the row of a padding slot is ``num_nodes``."""
     if isinstance(rows, np.ndarray):
         without = np.ones(num_nodes, bool)
         without[indices[(rows == indices) & (rows < num_nodes)]] = False

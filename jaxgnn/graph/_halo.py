@@ -1,4 +1,4 @@
-"""The halo of one device's rows: what their edges read of the rows of other devices."""
+"""The halo of one device's rows: the rows of other devices that their edges read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxgnn.graph._arrays import KeepsArrays, match_varying
 from jaxgnn.graph._cbsr import CBSR
 
 Form = Literal["all_gather", "all_to_all"]
-"""How rows travel: each device gets all rows of all devices, or those on static lists."""
+"""Method to send rows: each device gets all rows of all devices, or those on static lists."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Halo(KeepsArrays):
-    """How the devices of a mesh axis give each other the rows that their edges read.
+    """Exchange of the rows that edges read, among the devices of a mesh axis.
 
     Inside of ``jax.shard_map`` each device owns ``rows`` rows, and its edges read a table. With
     ``"all_gather"`` the table has the rows of all devices, one device after the other. With
@@ -37,8 +37,8 @@ class Halo(KeepsArrays):
       axis: name of the mesh axis.
       devices: number of devices along it.
       num_nodes: number of nodes of the whole graph.
-      wire_dtype: name of the floating dtype in which wider numbers travel, or None for their own.
-      records: whether values and columns of a compressed row travel together, by one collective.
+      wire_dtype: name of the floating dtype in which wider numbers are sent, or None for their own.
+      records: whether values and columns of a compressed row are sent together, by one collective.
     """
 
     ids: Int[Array, " rows"]
@@ -51,7 +51,7 @@ class Halo(KeepsArrays):
 
     @property
     def form(self) -> Form:
-        """How rows travel: all to all devices, or those on lists."""
+        """Method to send rows: all to all devices, or those on lists."""
         return "all_gather" if self.send is None else "all_to_all"
 
     @property
@@ -61,7 +61,7 @@ class Halo(KeepsArrays):
 
     @property
     def is_real(self) -> Bool[Array, " rows"]:
-        """Which own rows are nodes of the graph, and no padding."""
+        """A mask of the own rows that are nodes of the graph, not padding."""
         return self.ids < self.num_nodes
 
     @property
@@ -79,7 +79,7 @@ class Halo(KeepsArrays):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the table has the own rows alone, so that nothing travels.
+        """Whether the table has only the own rows, so that nothing is sent.
 
         XLA ends the process where arrays without elements are exchanged (jaxlib 0.11.2).
         """
@@ -96,12 +96,12 @@ class Halo(KeepsArrays):
     def exchange(self, x: Array | CBSR, row_axis: int = 0) -> Array | CBSR:
         """Returns the table of the rows that edges read.
 
-        The gradient is the transpose: what a table entry gets is added at the owner of the row.
-        Of compressed rows it is that of the values, since the owner knows the columns.
+        The gradient is the transpose: the gradient of a table entry is added at the owner of the
+        row. For compressed rows it is that of the values, since the owner has the columns.
 
         Args:
           x: own rows, with ``rows`` entries along ``row_axis``; or compressed rows, whose values
-            and columns both travel.
+            and columns are both sent.
           row_axis: the axis of the rows.
 
         Raises:
@@ -132,7 +132,7 @@ class Halo(KeepsArrays):
         return dataclasses.replace(x, values=values, indices=columns)
 
     def add_at_owners(self, table: Array, row_axis: int = 0) -> Array:
-        """Adds up, for each own row, what all devices have at its place in their tables.
+        """Sums, for each own row, the entries of all devices at its place in their tables.
 
         Args:
           table: an array with ``table_rows`` entries along ``row_axis``.
@@ -148,7 +148,7 @@ class Halo(KeepsArrays):
         return self._along(_returned if has_gradient else _give_back, table, row_axis)
 
     def _along(self, move, x: Array, row_axis: int) -> Array:
-        """Applies a way of moving rows, which are made the first axis for it."""
+        """Applies ``move`` to an array whose rows are moved to the first axis."""
         _, send, x = match_varying(self.ids, self.send, jnp.asarray(x))
         moved = move(self._way(x.dtype), send, jnp.moveaxis(x, row_axis, 0))
         return jnp.moveaxis(moved, 0, row_axis)
@@ -157,7 +157,7 @@ class Halo(KeepsArrays):
         return _Way(self.axis, self.devices, self.rows, self._wire(dtype))
 
     def _wire(self, dtype: jnp.dtype) -> str:
-        """The name of the dtype in which numbers of ``dtype`` travel."""
+        """The name of the dtype in which numbers of ``dtype`` are sent."""
         if self.wire_dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             return dtype.name
         narrow = jnp.dtype(self.wire_dtype)
@@ -170,13 +170,13 @@ class Halo(KeepsArrays):
 
 
 class _Way(NamedTuple):
-    """What is static of an exchange of arrays whose first axis is that of the rows.
+    """Static description of an exchange of arrays whose first axis is that of the rows.
 
     Attributes:
       axis: name of the mesh axis.
       devices: number of devices along it.
       rows: number of own rows.
-      wire: name of the dtype in which numbers travel.
+      wire: name of the dtype in which numbers are sent.
     """
 
     axis: str
@@ -200,17 +200,17 @@ def _gather(way: _Way, send: Array | None, x: Array) -> Array:
 
 
 def _give_back(way: _Way, send: Array | None, table: Array) -> Array:
-    """What the devices have in their tables, added at the owners in the order of the devices."""
+    """Sums the table entries of all devices at their owners, in the order of the devices."""
     if send is None and way.wire == table.dtype.name:
         return lax.psum_scatter(table, way.axis, scatter_dimension=0, tiled=True)
-    if send is None:  # rounded once for the wire, and added up in their own dtype
+    if send is None:  # rounded once to the wire's dtype, and summed in their own dtype
         parts = way.swap(table).reshape(way.devices, way.rows, *table.shape[1:])
         return jnp.sum(parts, axis=0)
     received = way.swap(table[way.rows :]).reshape(*send.shape, *table.shape[1:])
 
     def add(total, part):
         rows, values = part
-        # Rows are distinct but for padding, which is dropped, so that bits repeat.
+        # Rows are distinct except for padding, which is dropped, so that results are reproducible.
         return total.at[rows].add(values, mode="drop"), None
 
     return lax.scan(add, table[: way.rows], (send, received))[0]

@@ -29,7 +29,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
 
     Args:
       graphs: the graph of each relation.
-      num_nodes: number of nodes of types, which is needed only of those without any relation.
+      num_nodes: number of nodes of types, needed only for types without any relation.
 
     Attributes:
       edge_types: the relations.
@@ -74,7 +74,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         """The graph of a relation.
 
         Raises:
-          KeyError: if there is no such relation; it names those that there are.
+          KeyError: if there is no such relation; the message lists the existing ones.
         """
         if edge_type not in self.edge_types:
             raise KeyError(f"HeteroGraph: {edge_type!r} is none of {list(self.edge_types)}")
@@ -104,14 +104,14 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     # -- a pytree ----------------------------------------------------------------------------
 
     def tree_flatten_with_keys(self):
-        """The graphs, and what is prepared of them, as the children of the pytree."""
+        """The graphs, and their prepared parts, as the children of the pytree."""
         keys = [*map(jax.tree_util.DictKey, self.edge_types), jax.tree_util.GetAttrKey("joined")]
         children = zip(keys, (*self._graphs, self._joined), strict=True)
         return tuple(children), (self.edge_types, tuple(self.num_nodes.items()))
 
     @classmethod
     def tree_unflatten(cls, options: Any, children: Sequence[Any]) -> HeteroGraph:
-        """Puts the pytree together again; its children may be of any kind."""
+        """Builds the pytree from its children, which may be of any kind."""
         made = object.__new__(cls)
         made.edge_types, made.num_nodes = options[0], dict(options[1])
         *graphs, made._joined = children
@@ -127,11 +127,11 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
 
     @property
     def metadata(self) -> tuple[tuple[str, ...], tuple[EdgeType, ...]]:
-        """The types of nodes and the relations, of which ``nn.HGTConv`` is made."""
+        """The types of nodes and the relations, from which ``nn.HGTConv`` is built."""
         return self.node_types, self.edge_types
 
     def node_slices(self) -> dict[str, slice]:
-        """Where the nodes of each type are when all nodes stand one type after the other."""
+        """The range of the nodes of each type when the nodes of all types are concatenated."""
         ends = np.cumsum(list(self.num_nodes.values())).tolist()
         starts = [0, *ends[:-1]]
         return {t: slice(*at) for t, *at in zip(self.num_nodes, starts, ends, strict=True)}
@@ -146,14 +146,14 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     def with_reverse(self, prefix: str = "rev_") -> HeteroGraph:
         """Adds, for each relation between two types, the relation in the other direction.
 
-        Without these, types that only send, such as authors who write papers, learn nothing of
+        Without these, types that only send, such as authors who write papers, get no messages from
         their neighbours.
 
         Args:
-          prefix: what is put in front of the names of the new relations.
+          prefix: prefix of the names of the new relations.
 
         Raises:
-          ValueError: if there is a relation of the new name already.
+          ValueError: if a relation with the new name exists already.
         """
         graphs = dict(self)
         for (sender, name, receiver), graph in self.items():
@@ -171,14 +171,14 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
 
         Receivers are the nodes of all types, one type after the other. Senders are the nodes of the
         sending type of each relation, one relation after the other: those of a type that sends in
-        two relations stand there twice, as each relation has features of its own.
+        two relations occur twice, as each relation has its own features.
 
-        If all relations are concrete it is made once. If they are traced the edges are sorted in
-        each call of the program, unless ``prepared`` has been called before.
+        If all relations are concrete it is built once. If they are traced, each call of the program
+        sorts the edges, unless ``prepared`` has been called before.
 
         Raises:
-          ValueError: if a relation is normalised already, since a normalisation of one relation
-            means nothing in the sum over several.
+          ValueError: if a relation is normalised already, since a normalisation of one relation is
+            not valid for the sum over several.
         """
         if self._joined is not None:
             return self._joined
@@ -194,18 +194,18 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     def prepared(self) -> HeteroGraph:
         """Returns the same relations with ``joined`` as a part of the pytree.
 
-        It is for graphs that are passed to a jitted function, which would make it in every call.
+        Use it for graphs that are passed to a jitted function, which would compute it in each call.
         """
         made = HeteroGraph(dict(self), num_nodes=self.num_nodes)
         made._joined = self.joined()
         return made
 
     def to_homogeneous(self) -> RelationalGraph:
-        """All nodes as nodes of one graph, one type after the other, with the same relations.
+        """Returns one graph with the nodes of all types, one type after the other.
 
-        For layers such as ``nn.RGCNConv``: put the features of all types into one array, in the
-        order of ``node_types``. Relation ``r`` is ``edge_types[r]``, and ``node_slices`` says where
-        the nodes of a type are.
+        For layers such as ``nn.RGCNConv``: concatenate the features of all types to one array, in
+        the order of ``node_types``. Relation ``r`` is ``edge_types[r]``, and ``node_slices`` has
+        the ranges of the types.
 
         Raises:
           ValueError: if a relation is normalised already.
@@ -234,7 +234,7 @@ def _counted(graphs: Mapping[EdgeType, CSRGraph], given: Mapping[str, int]) -> d
     """The number of nodes of each type, sorted by type.
 
     Raises:
-      ValueError: if relations, or ``given``, disagree, or a number of nodes is none.
+      ValueError: if relations, or ``given``, disagree, or a number of nodes is invalid.
     """
     found: dict[str, tuple[int, str]] = {}
     for node_type, count in given.items():

@@ -1,4 +1,4 @@
-"""The range of concrete ids, wherever they are."""
+"""The range of concrete ids on any device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxgnn.graph._run_now import run_now
 
 
 def is_read_in_place(array: Any) -> bool:
-    """Whether the host reads a concrete array where it is: one of numpy, or in a CPU's memory."""
+    """Whether the host reads a concrete array in place: a numpy array, or one on a CPU."""
     if not isinstance(array, jax.Array):
         return True
     return array.is_fully_addressable and all(d.platform == "cpu" for d in array.devices())
@@ -26,8 +26,8 @@ def least_and_most(ids: Any) -> tuple[int, int]:
     numbers. It may be called while a function is being traced.
 
     Args:
-      ids: integers of any shape, of numpy or of JAX; also an array that is spread over processes,
-        if all of them call this.
+      ids: integers of any shape, of numpy or of JAX. If an array is spread over processes, all of
+        them have to call this.
     """
     if is_read_in_place(ids):
         ids = np.asarray(ids)

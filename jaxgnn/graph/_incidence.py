@@ -1,4 +1,4 @@
-"""Incidence: which nodes are in which hyperedges, as a pytree."""
+"""Incidence: the nodes of the hyperedges of a hypergraph, as a pytree."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from jaxgnn.graph._incidence_validate import (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Incidence(KeepsArrays):
-    """A hypergraph: which nodes are in which hyperedges, one entry for each incidence.
+    """A hypergraph: the nodes of its hyperedges, with one entry for each incidence.
 
     The numbers of nodes and hyperedges are static, so there may be hyperedges without nodes and
-    nodes without hyperedges. A node that is in a hyperedge repeatedly counts as often.
+    nodes without hyperedges. A node that is in a hyperedge several times counts as often.
 
     A slot with ``node_ids == num_nodes`` and ``hyperedge_ids == num_hyperedges`` is padding: it is
     no incidence, so hypergraphs of different sizes can share one shape and one compilation
     (``padded``).
 
     The constructors (``from_hyperedges``, ``from_matrix``, ``from_hyperedge_index``, ``batch``)
-    check the ids and, on concrete input, make the ``plan``. A hypergraph built directly gets its
-    plan on demand: once if concrete, inside every step if traced. Traced ids that are out of range
-    are treated as padding.
+    check the ids and, on concrete input, build the ``plan``. For a hypergraph built directly the
+    plan is computed on demand: once if concrete, inside every step if traced. Traced ids that are
+    out of range are treated as padding.
 
     Attributes:
       node_ids: node of each incidence, integers.
@@ -113,8 +113,8 @@ class Incidence(KeepsArrays):
         """Builds a hypergraph from an incidence matrix ``[nodes, hyperedges]``.
 
         Args:
-          matrix: dense, or any scipy.sparse format. Entries say how often a node is in a
-            hyperedge: whole numbers of any dtype, booleans too.
+          matrix: dense, or any scipy.sparse format. Entries are the number of times that a node is
+            in a hyperedge: whole numbers of any dtype, booleans too.
 
         Raises:
           ValueError: if it is not two-dimensional, or an entry is no such number.
@@ -145,7 +145,7 @@ class Incidence(KeepsArrays):
         num_nodes: int,
         num_hyperedges: int | None = None,
     ) -> Incidence:
-        """Builds a hypergraph from a ``hyperedge_index`` as torch-geometric has it.
+        """Builds a hypergraph from a ``hyperedge_index`` as in torch-geometric.
 
         Args:
           hyperedge_index: integers ``[2, incidences]``: nodes above hyperedges.
@@ -209,7 +209,7 @@ class Incidence(KeepsArrays):
 
     @of_one
     def mask(self) -> Bool[Array, " incidences"]:
-        """Which slots are incidences, [incidences] bool; False for padding."""
+        """A mask of the slots that are incidences, [incidences] bool; False for padding."""
         return in_range(*self._ids(), *self.shape)
 
     @of_one
@@ -236,7 +236,7 @@ class Incidence(KeepsArrays):
 
     @of_one
     def todense(self, dtype: Any = jnp.float32) -> Float[Array, "nodes hyperedges"]:
-        """The incidence matrix: how often each node is in each hyperedge."""
+        """The incidence matrix: the number of times that each node is in each hyperedge."""
         if is_concrete(self.node_ids, self.hyperedge_ids):
             dense = np.zeros(self.shape, dtype)
             nodes, hyperedges = np.asarray(self.node_ids), np.asarray(self.hyperedge_ids)
@@ -262,7 +262,7 @@ class Incidence(KeepsArrays):
         """The same hypergraph with more slots, and more nodes and hyperedges without incidences.
 
         Raises:
-          ValueError: if a number is less than the present one.
+          ValueError: if a number is less than the current one.
         """
         slots = self._at_least("num_incidences", num_incidences)
         sizes = (
@@ -283,7 +283,7 @@ class Incidence(KeepsArrays):
 
     @of_one
     def prepared(self) -> Incidence:
-        """Returns this hypergraph with its plan, made on the host and cached if concrete.
+        """Returns this hypergraph with its plan, built on the host and cached if concrete.
 
         Raises:
           ValueError: if it is concrete and its ids are out of range or of a wrong dtype or shape.
@@ -292,7 +292,7 @@ class Incidence(KeepsArrays):
 
     @of_one
     def made_plan(self) -> IncidencePlan:
-        """Returns the plan, made now if there is none."""
+        """Returns the plan, built now if there is none."""
         if self.plan is not None:
             return self.plan
         if not is_concrete(self.node_ids, self.hyperedge_ids):
@@ -351,7 +351,7 @@ class Incidence(KeepsArrays):
 
 
 def is_array(values: Any) -> bool:
-    """Whether it is an array, of numpy or of JAX."""
+    """Whether ``values`` are an array, of numpy or of JAX."""
     return hasattr(values, "dtype")
 
 
@@ -364,7 +364,7 @@ def _joined(where: str, parts: Sequence[Any], sizes: Sequence[int]) -> Incidence
 def _made(
     where: str, node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int
 ) -> Incidence:
-    """Checks the ids and makes the plan, if they are concrete."""
+    """Checks the ids and builds the plan, if they are concrete."""
     require_size(where, "num_nodes", num_nodes)
     require_size(where, "num_hyperedges", num_hyperedges)
     made = Incidence(node_ids, hyperedge_ids, int(num_nodes), int(num_hyperedges))

@@ -39,7 +39,7 @@ def make_incidence_plan(
     num_nodes: int,
     num_hyperedges: int,
 ) -> IncidencePlan:
-    """Makes the plan, in numpy if the ids are concrete, traced otherwise.
+    """Builds the plan, in numpy if the ids are concrete, traced otherwise.
 
     Incidences keep their order within a row. Those out of range are dropped, like padding.
     """
@@ -63,11 +63,11 @@ def make_traced_incidence_plan(
     num_nodes: int,
     num_hyperedges: int,
 ) -> IncidencePlan:
-    """Makes the plan of traced ids in one compiled program."""
+    """Builds the plan of traced ids in one compiled program."""
     nodes, hyperedges = match_varying(node_ids, hyperedge_ids)
     return make_incidence_plan(nodes, hyperedges, num_nodes, num_hyperedges)
 
 
 def in_range(node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int) -> Any:
-    """Returns which incidences have a node and a hyperedge in range, [incidences] bool."""
+    """Returns a mask of incidences with a node and a hyperedge in range, [incidences] bool."""
     return ids_in_range(node_ids, num_nodes) & ids_in_range(hyperedge_ids, num_hyperedges)

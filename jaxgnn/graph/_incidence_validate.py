@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def validate_incidence(incidence: Incidence) -> None:
-    """Raises ValueError naming the first entry that would mislead a kernel."""
+    """Raises ValueError naming the first invalid entry."""
     if not is_concrete(*jax.tree.leaves(incidence)):
         raise bad_input("Incidence.validate", "self", "concrete; call it outside jit", "a tracer")
     check_incidence_shapes("Incidence", incidence)
@@ -27,7 +27,7 @@ def validate_incidence(incidence: Incidence) -> None:
 
 
 def check_incidence_shapes(where: str, incidence: Incidence) -> None:
-    """The checks that shapes and dtypes allow, at trace time; ``where`` is the op that asks."""
+    """The checks that shapes and dtypes allow, at trace time; ``where`` is the calling op."""
     require_size(where, "num_nodes", incidence.num_nodes)
     require_size(where, "num_hyperedges", incidence.num_hyperedges)
     for name in ("node_ids", "hyperedge_ids"):
@@ -67,7 +67,7 @@ def check_incidence_ids(where: str, incidence: Incidence) -> None:
 
 
 def _check_plan(incidence: Incidence) -> None:
-    """Raises unless the plan equals the one that would be made; another gives wrong results."""
+    """Raises unless the plan equals the one of these ids; another gives wrong results."""
     expected = make_incidence_plan(incidence.node_ids, incidence.hyperedge_ids, *incidence.shape)
     given, structure = jax.tree.flatten_with_path(incidence.plan)
     wanted = structure.flatten_up_to(expected)

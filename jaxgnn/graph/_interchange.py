@@ -1,6 +1,6 @@
 """The edges of graphs of scipy and networkx, and a graph's matrix for scipy.
 
-networkx is not imported: whatever has its methods is read.
+networkx is not imported: any object with its methods is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def to_scipy(graph: CSRGraph) -> scipy.sparse.csr_array:
     indptr = np.array(graph.indptr)  # copies, because scipy works in place
     indices = np.array(graph.indices)[: indptr[-1]]
     factors = [f for f in (graph.weights, graph.row_scale, graph.col_scale) if f is not None]
-    # numpy and scipy know no sum of float16 or bfloat16.
+    # numpy and scipy have no sums of float16 or bfloat16.
     dtype = np.result_type(np.float32, *(f.dtype for f in factors if f.dtype.itemsize > 2))
     values = np.ones(len(indices))
     if graph.weights is not None:

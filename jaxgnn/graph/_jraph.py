@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 def edge_list(
     graphs: Any, *, padded: bool
 ) -> tuple[Int[Array, " edges"], Int[Array, " edges"], int, Bool[Array, " edges"] | None]:
-    """Reads ``(senders, receivers, num_nodes, edge_mask)`` off a ``GraphsTuple``.
+    """Reads ``(senders, receivers, num_nodes, edge_mask)`` from a ``GraphsTuple``.
 
-    The mask is None unless ``padded``, and else False on the edges of the padding graphs.
+    The mask is None unless ``padded``, otherwise False for the edges of the padding graphs.
 
     Raises:
       ValueError: if ``graphs`` is no ``GraphsTuple`` with senders and receivers, its number of
-        nodes can not be told from its shapes, or it has too few graphs to be padded.
+        nodes can not be derived from its shapes, or it has too few graphs to be padded.
     """
     where = "CSRGraph.from_graphs_tuple"
     if not isinstance(graphs, jraph.GraphsTuple):
@@ -45,7 +45,7 @@ def edge_list(
 def _edge_mask(graphs: jraph.GraphsTuple) -> Bool[Array, " edges"]:
     if not is_concrete(graphs.n_node, graphs.n_edge):
         return jraph.get_edge_padding_mask(graphs)  # pyrefly: ignore[bad-return]
-    # The same on the host: the last graph that has nodes is padding, and all behind it.
+    # The same on the host: the last graph that has nodes is padding, and all after it.
     nodes, edges = np.asarray(graphs.n_node), np.asarray(graphs.n_edge)
     padding = int(np.argmin(nodes[::-1] == 0)) + 1
     senders: Any = graphs.senders
@@ -65,7 +65,7 @@ def _num_nodes(where: str, graphs: jraph.GraphsTuple) -> int:
 def graphs_tuple(
     graph: CSRGraph, nodes: PyTree, edges: PyTree, globals: PyTree, *, padded: bool
 ) -> jraph.GraphsTuple:
-    """Makes the ``GraphsTuple`` of a graph, with a second one for its padding if ``padded``."""
+    """Builds the ``GraphsTuple`` of a graph, with a second one for its padding if ``padded``."""
     where = "CSRGraph.to_graphs_tuple"
     if graph.num_rows != graph.num_cols:
         raise bad_input(where, "self", "square", f"shape {graph.shape}")

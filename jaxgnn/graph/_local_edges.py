@@ -1,7 +1,7 @@
-"""Other edges for the rows of one device: some left out, and self loops added.
+"""Other edges for the rows of one device: some removed, and self loops added.
 
-What one device of the whole graph would number its edges after such a change is counted by all
-devices together, so that dropout behind it draws the same on any number of devices.
+All devices together count the edges, so that a device gets the numbers that its edges have in the
+changed whole graph. So later dropout draws the same on any number of devices.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class LocalEdges(NamedTuple):
-    """One device's rows with other edges, and where these come from.
+    """One device's rows with other edges, and the origin of these.
 
     Attributes:
       graph: the rows, without scales and plan.
-      sources: for each edge slot of ``graph`` the edge slot of the graph that it was made of, which
-        had E of them; E + i for the loop of row i. In padding slots it means nothing.
+      sources: for each edge slot of ``graph`` the edge slot of the original graph, which had E of
+        them; E + i for the loop of row i. In padding slots it is undefined.
     """
 
     graph: LocalGraph
@@ -39,12 +39,12 @@ def with_edges(
     loops: Bool[Array, " rows"] | None = None,
     weight: Any = 1.0,
 ) -> LocalEdges:
-    """Keeps some edges of each row, in their order, and puts a self loop behind those of some rows.
+    """Keeps some edges of each row, in their order, and appends a self loop to some rows.
 
     Args:
       graph: the rows of one device of a graph that is not normalised; square if loops are added.
-      kept: which edge slots stay; False for padding slots.
-      loops: which rows get a loop; None for none, and as many edge slots as before.
+      kept: mask of the edge slots that are kept; False for padding slots.
+      loops: mask of the rows that get a loop; None for none, and as many edge slots as before.
       weight: weight of the loops, if the graph has weights.
     """
     edges, rows = graph.num_edges, graph.num_rows
@@ -89,7 +89,7 @@ def _behind(first: Array, second: Array) -> Array:
 
 
 def _numbers(graph: LocalGraph, counts: Int[Array, " rows"], total: int) -> EdgeNumbers:
-    """Where the edges of each own row stand in the whole graph, from how many each row has."""
+    """Numbers of the edges of each own row in the whole graph, from the counts of each row."""
     axis = graph.halo.axis
     ids, counts = match_varying(graph.row_numbers(), counts)
     of_all = (lax.all_gather(part, axis, tiled=True) for part in (ids, counts.astype(jnp.uint32)))

@@ -52,19 +52,19 @@ def _at(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
 class LocalGraph(CSRGraph):
     """The rows of one device of a square graph, inside of ``jax.shard_map``.
 
-    Layers and ops take it in the place of the whole graph, with the features of the device's own
-    nodes. It has as many rows as columns, which are the own nodes and then padding. Ops first get
-    the rows of other nodes that the edges read (``halo``); ``indices`` are places in that table,
-    and the plan is that of the rows by the table.
+    Layers and ops accept it instead of the whole graph, with the features of the device's own
+    nodes. It has as many rows as columns, which are the own nodes and then padding. Ops first
+    exchange the rows of other nodes that the edges read (``halo``); ``indices`` are places in that
+    table, and the plan is that of the rows by the table.
 
     Attributes:
       col_scale: factor of each entry of the table; or of each own node, which ops then exchange.
-      halo: how the devices give each other the rows that their edges read.
-      numbers: where the edges stand in the whole graph, by which dropout draws.
+      halo: exchange of the rows that edges read, among the devices.
+      numbers: numbers of the edges in the whole graph, from which dropout draws.
       split: the same edges in two parts, own senders and others, for sums that begin before the
         rows of others arrive; or None.
       row_ids: number in the whole graph of each own row, int32, -1 for padding rows; None where
-        rows and columns are the same nodes, which ``halo.ids`` has.
+        rows and columns are the same nodes, as in ``halo.ids``.
     """
 
     halo: Halo = dataclasses.field(default=cast(Halo, None))
@@ -79,7 +79,7 @@ class LocalGraph(CSRGraph):
 
     @property
     def is_real_row(self) -> Bool[Array, " rows"]:
-        """Which rows are nodes of the graph, and no padding."""
+        """A mask of the rows that are nodes of the graph, not padding."""
         return self.halo.is_real if self.row_ids is None else self.row_ids >= 0
 
     def bipartite(self) -> CSRGraph:
@@ -118,7 +118,7 @@ class LocalGraph(CSRGraph):
         return near._with_fields(col_scale=own, **rows), far._with_fields(col_scale=scale, **rows)
 
     def edge_numbers(self) -> Words:
-        """The number of each edge slot in the whole graph; anything for padding slots."""
+        """The number of each edge slot in the whole graph; undefined for padding slots."""
         return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
 
     def senders_as_rows(self) -> Int[Array, " edges"]:
@@ -140,7 +140,7 @@ class LocalGraph(CSRGraph):
         """The rows of all nodes of a square graph, in their order in the whole graph.
 
         Args:
-          x: array with a row for each own node. All of them travel to each device.
+          x: array with a row for each own node. All of them are sent to each device.
         """
         all_ids, rows = (
             lax.all_gather(part, self.halo.axis, tiled=True)
@@ -150,7 +150,7 @@ class LocalGraph(CSRGraph):
         return jnp.zeros(shape, rows.dtype).at[all_ids].set(rows, mode="drop")
 
     def sender_table(self, of_nodes: Array) -> Array:
-        """The table that ``indices`` point into, of an array with a row for each own node."""
+        """The table that ``indices`` point into, for an array with a row for each own node."""
         return self.halo.exchange(of_nodes)
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
@@ -168,7 +168,7 @@ class LocalGraph(CSRGraph):
         return dict(zip(("row_scale", "col_scale"), scales, strict=True))
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> LocalGraph:
-        """Adds loops as they are added to the whole graph, by the numbers of the nodes there."""
+        """Adds the loops of the whole graph, by the numbers of the nodes there."""
         real = self.receivers() < self.num_rows
         missing = self.is_real_row
         if not duplicates:
@@ -178,7 +178,7 @@ class LocalGraph(CSRGraph):
         return with_edges(self, real, missing, weight).graph
 
     def _rows_of_loops(self) -> Int[Array, " edges"]:
-        """The row of each edge from a node to itself, and one that there is not for other edges."""
+        """The row of each edge from a node to itself, and a row out of range for other edges."""
         rows = self.receivers()
         return jnp.where(rows == self.senders_as_rows(), rows, self.num_rows)
 
@@ -194,20 +194,20 @@ class LocalMatrix(CSRGraph):
     """The rows of one device of a sparse matrix, such as features, with all of its columns.
 
     Attributes:
-      numbers: where the stored entries stand in the whole matrix, by which dropout draws.
+      numbers: numbers of the stored entries in the whole matrix, from which dropout draws.
     """
 
     numbers: EdgeNumbers = dataclasses.field(default=cast(EdgeNumbers, None))
 
     def edge_numbers(self) -> Words:
-        """The number of each stored entry in the whole matrix; anything for padding slots."""
+        """The number of each stored entry in the whole matrix; undefined for padding slots."""
         return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
 
 
 def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
-    """Returns the graph that kernels take, and what its columns give.
+    """Returns the graph for kernels, and the arrays of its columns.
 
-    Of a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are
+    For a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are
     returned unchanged.
 
     Args:
@@ -216,7 +216,7 @@ def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tupl
       axes: the axis of the nodes in each of them, by default the last but one.
 
     Raises:
-      ValueError: if what is exchanged has not one row for each own node.
+      ValueError: if an array does not have one row for each own node.
     """
     if not isinstance(graph, LocalGraph | LocalUnion):
         return graph, *of_senders
@@ -228,7 +228,7 @@ def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tupl
 def sum_of_parts(
     graph: Any, x: Any, axis: int, product: Callable[[CSRGraph, Any], Array]
 ) -> Array | None:
-    """Sums over the edges from own senders while the rows of others travel, and then over theirs.
+    """Sums over the edges from own senders while the rows of others are sent, then over the rest.
 
     Args:
       graph: the graph that an op was called with.
@@ -249,7 +249,7 @@ def sum_of_parts(
 def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
     """The lower 32 bits of the number in the whole graph of each edge slot of a device.
 
-    None for a whole graph, whose edge slots are numbered as they stand.
+    None for a whole graph, whose edge slots are numbered in their order.
 
     Raises:
       ValueError: if the edges are those of several relations, which have no number.

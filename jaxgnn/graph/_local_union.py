@@ -22,10 +22,10 @@ from jaxgnn.graph._normalization import Normalization
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class JoinedHalo(KeepsArrays):
-    """The tables of the rows that several relations read, one behind the other.
+    """The tables of the rows that several relations read, one after the other.
 
     Attributes:
-      halos: how rows travel, for each table.
+      halos: the exchange of rows, for each table.
       starts: the first own row of each table, among the own rows of all senders.
       rows: number of own rows of all senders.
     """
@@ -40,7 +40,7 @@ class JoinedHalo(KeepsArrays):
         return sum(halo.table_rows for halo in self.halos)
 
     def exchange(self, x: Array, row_axis: int = 0) -> Array:
-        """Returns the tables, one behind the other.
+        """Returns the tables, one after the other.
 
         Args:
           x: own rows of all senders, ``rows`` entries along ``row_axis``.
@@ -64,11 +64,11 @@ class JoinedHalo(KeepsArrays):
 class LocalUnion(CSRGraph):
     """The edges of several relations that enter one device's rows, inside of ``jax.shard_map``.
 
-    Ops take it in the place of the union of the whole relations. Its columns are the own nodes of
-    all senders, and ``indices`` are places in the tables that ``halo`` brings.
+    Ops accept it instead of the union of the whole relations. Its columns are the own nodes of
+    all senders, and ``indices`` are places in the tables of ``halo``.
 
     Attributes:
-      halo: how the devices give each other the rows that the edges read.
+      halo: exchange of the rows that edges read, among the devices.
       is_of_squares: whether the senders and receivers of each relation are the same nodes.
     """
 
@@ -97,7 +97,7 @@ class LocalUnion(CSRGraph):
         """Divides by the degrees of rows; see ``CSRGraph.normalized``.
 
         Raises:
-          ValueError: as there; or if ``kind`` is one that divides by the degrees of senders.
+          ValueError: as ``CSRGraph.normalized``; or if ``kind`` divides by degrees of senders.
         """
         if kind not in (None, "mean"):
             expected = "'mean' or None for relations that are spread over devices"
@@ -106,7 +106,7 @@ class LocalUnion(CSRGraph):
 
 
 def joined_halo(parts: Sequence[tuple[Any, int]]) -> tuple[JoinedHalo, list[int]]:
-    """The tables of several relations, and where that of each relation begins.
+    """The tables of several relations, and the start of that of each relation.
 
     Relations that all gather the same senders share a table.
 

@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph
 
 LoopReduce = Literal["mean", "add", "min", "max", "mul"]
-"""How the features of a self loop are made from those of the edges that enter the node."""
+"""Reduction of the features of the edges that enter a node to those of its self loop."""
 
 FillValue = LoopReduce | float | Sequence[float]
-"""Features of self loops: a way to make them, one number, or one number for each feature."""
+"""Features of self loops: a reduction, one number, or one number for each feature."""
 
 
 class LoopedGraph(NamedTuple):
-    """A graph with one self loop for each node, and where its edges come from.
+    """A graph with one self loop for each node, and the origin of its edges.
 
     Attributes:
       graph: the graph, without weights and scales. The loop is the last edge of its row.
-      sources: for each edge slot of ``graph`` the edge slot of the graph that it was made of, which
-        had E of them; E + i for the loop of node i. In padding slots it means nothing.
-      kept: for each edge slot of the graph that it was made of, whether ``graph`` has it: it is no
-        padding and no self loop.
+      sources: for each edge slot of ``graph`` the edge slot of the original graph, which had E of
+        them; E + i for the loop of node i. In padding slots it is undefined.
+      kept: for each edge slot of the original graph, whether ``graph`` has it: it is no padding and
+        no self loop.
     """
 
     graph: CSRGraph
@@ -66,16 +66,16 @@ _MADE: IdentityMemory[LoopedGraph] = IdentityMemory()
 def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     """Removes all self loops, then adds one to each node.
 
-    An edge from sender ``i`` to receiver ``i`` is a loop, in a bipartite graph too, where the loops
-    that are added are those of the first ``min(rows, columns)`` nodes.
+    An edge from sender ``i`` to receiver ``i`` is a loop, also in a bipartite graph. There the
+    added loops are those of the first ``min(rows, columns)`` nodes.
 
-    Of a concrete graph it is made on the host, and only once for the same arrays, also where a
-    jitted function closes over the graph. A graph without padding gets none. One with padding, and
-    a traced one, has as many slots as edge slots and loops together, so that graphs of one shape
+    For a concrete graph it is computed on the host, and only once for the same arrays, also if a
+    jitted function closes over the graph. A graph without padding gets none. A graph with padding,
+    or a traced one, has as many slots as edge slots and loops together, so that graphs of one shape
     give graphs of one shape.
 
     Args:
-      graph: the graph, whose weights and scales are left out.
+      graph: the graph, whose weights and scales are dropped.
 
     Raises:
       ValueError: if a concrete graph has invalid offsets or senders, or several graphs are stacked.
@@ -111,7 +111,7 @@ class _Places(NamedTuple):
 
 
 def _places(xp: Any, graph: CSRGraph, rows: Any, kept: Any) -> _Places:
-    """The rows keep their order and that of their edges; behind them the loop is put."""
+    """Places the edges: rows and their edges keep their order, and the loop is the last."""
     loops = _num_loops(graph)
     dtype = offset_dtype(graph.num_edges + loops)
     ends = xp.cumsum(kept, dtype=dtype)
@@ -124,7 +124,7 @@ def _places(xp: Any, graph: CSRGraph, rows: Any, kept: Any) -> _Places:
 
 
 def _on_host(graph: CSRGraph) -> LoopedGraph:
-    graph.concrete_parts()  # which checks the structure
+    graph.concrete_parts()  # checks the structure
     rows, indices = row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)
     real = rows < graph.num_rows
     kept = real & (rows != indices)
@@ -179,12 +179,12 @@ def looped_features(
 
     Args:
       graph: the graph without the new loops.
-      looped: what ``with_one_loop_each`` has made of it.
+      looped: the result of ``with_one_loop_each`` for it.
       features: features of the edge slots of ``graph``.
       fill_value: features of a loop: ``"mean"``, ``"add"``, ``"min"``, ``"max"`` or ``"mul"`` for
-        the mean, sum, smallest, largest or product of those of the edges that enter the node,
-        without the loops that were removed; one number; or one number for each feature. A node
-        without such edges gets zero, and one for ``"mul"``.
+        the mean, sum, smallest, largest or product over the edges that enter the node,
+        without the removed loops; one number; or one number for each feature. A node without such
+        edges gets zero, and one for ``"mul"``.
 
     Returns:
       Features of the edge slots of ``looped.graph``, finite ones in padding slots if those of all
@@ -210,7 +210,7 @@ def looped_features(
     require_floats(where, "features", features)
     loops = _loop_features(where, graph, looped.kept, jnp.moveaxis(features, -2, 0), fill_value)
     loops = jnp.moveaxis(loops[: _num_loops(graph)], 0, -2)
-    # What padding holds may be anything.
+    # The contents of padding are undefined.
     real = jnp.where(looped.kept[:, None], features, 0)
     return jnp.take(jnp.concatenate([real, loops], axis=-2), looped.sources, axis=-2, mode="clip")
 

@@ -1,4 +1,4 @@
-"""Transforms that make one edge of all edges from one node to another, on the host."""
+"""Transforms that merge all edges from one node to another, on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxgnn.graph._sorting import sort_edges
 from jaxgnn.graph._transform_input import edges_of
 
 Reduce = Literal["sum", "mean", "min", "max", "mul"]
-"""How the weights of edges that become one are combined."""
+"""Reduction of the weights of merged edges."""
 
 _UFUNCS: dict[Reduce, Callable[..., np.ndarray]] = {
     "sum": np.add.reduceat,
@@ -32,7 +32,7 @@ def coalesce(
     graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: Literal[True]
 ) -> tuple[CSRGraph, np.ndarray]: ...
 def coalesce(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = False) -> Any:
-    """Makes one edge of all edges from one node to another.
+    """Merges all edges from one node to another into one edge.
 
     An unweighted graph stays without weights, so an edge that occurred three times then counts
     once. To keep the count, give the graph weights of one first.
@@ -41,7 +41,7 @@ def coalesce(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = Fa
       graph: a graph that is not normalised; it may be bipartite.
       reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
         ``"min"``, ``"max"`` or ``"mul"``.
-      return_slots: whether to return where the edges went.
+      return_slots: whether to return the new slots of the edges.
 
     Returns:
       The graph, its edges sorted by receiver and then by sender. With ``return_slots`` also the new
@@ -72,18 +72,18 @@ def to_undirected(
     graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: Literal[True]
 ) -> tuple[CSRGraph, np.ndarray]: ...
 def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = False) -> Any:
-    """Adds the reverse of every edge, and makes one edge of all edges between the same two nodes.
+    """Adds the reverse of every edge, then merges all edges from one node to another.
 
-    As in PyTorch Geometric, ``"sum"`` gives both directions the sum of the weights of both: a graph
-    that is undirected already gets twice its weights, and so does every self loop, which is its own
-    reverse. ``"mean"`` and ``"max"`` leave an undirected graph without repeated edges as it is.
-    An unweighted graph stays without weights.
+    As in PyTorch Geometric, ``"sum"`` gives both directions the sum of the weights of both. So a
+    graph that is undirected already gets twice its weights, and so does every self loop, which is
+    its own reverse. ``"mean"`` and ``"max"`` do not change an undirected graph without repeated
+    edges. An unweighted graph stays without weights.
 
     Args:
       graph: a square graph that is not normalised.
       reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
         ``"min"``, ``"max"`` or ``"mul"``.
-      return_slots: whether to return where the edges went.
+      return_slots: whether to return the new slots of the edges.
 
     Returns:
       The graph, its edges sorted by receiver and then by sender. With ``return_slots`` also the new
@@ -116,7 +116,7 @@ class _Merged(NamedTuple):
       senders: sender of each new edge.
       receivers: receiver of each new edge.
       weights: combined weights, or None.
-      slots: new edge that each old edge has become part of.
+      slots: new edge into which each old edge is merged.
     """
 
     senders: np.ndarray
@@ -138,7 +138,7 @@ def _merge(
     reduce: Reduce,
     shape: tuple[int, int],
 ) -> _Merged:
-    """Makes one edge of all edges that have the same two ends.
+    """Merges all edges that have the same two ends.
 
     Args:
       senders: int32 [edges].

@@ -1,4 +1,4 @@
-"""The edges between near points, as they are found on the host and on a device."""
+"""The edges between near points, as found on the host and on a device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import KeepsArrays, is_concrete, require_floats, shown
 from jaxgnn.graph._csr import CSRGraph
 
-# Larger coordinates leave no room in float64 for the squared distances of a tree of clouds.
+# Larger coordinates leave too few digits of float64 for squared distances in a tree of clouds.
 _LARGEST = 1e100
-# The number of neighbours that stands for a radius of which images in a periodic box are missing.
+# The number of neighbours that marks a radius for which images in a periodic box are missing.
 BEYOND_HALF_OF_THE_BOX = np.iinfo(np.int32).max
 
 
@@ -28,8 +28,8 @@ class NeighbourEdges(KeepsArrays):
     """Edges from the neighbours of each point to the point.
 
     They are sorted by receiver, then by distance, then by the lower sender. So edge ``e`` here is
-    edge ``e`` of ``graph()``, and arrays of one value for each edge belong to both. Edges that were
-    found under ``jit`` end in padding: slots that have ``num_points`` for both their ends.
+    edge ``e`` of ``graph()``, and arrays of one value for each edge fit both. Edges that were
+    found under ``jit`` end in padding: slots with ``num_points`` for both ends.
 
     Attributes:
       senders: the neighbour, int32 [edges].
@@ -37,11 +37,11 @@ class NeighbourEdges(KeepsArrays):
       shifts: in a periodic box, whole sides of the box that lead to the image of the sender nearest
         to the receiver, in the unit of the points, [edges, dimensions]; None without a box. They
         are constants: no gradient flows to the sides.
-      most_neighbours: the largest number of neighbours that any point has, int32 scalar, whether or
-        not there was room for them; the largest int32 if a radius that was traced is more than half
-        of a side of the box.
+      most_neighbours: the largest number of neighbours of any point, int32 scalar, even if it
+        exceeds the capacity; the largest int32 if a traced radius is more than half of a side of
+        the box.
       num_points: number of points.
-      capacity: number of neighbours that a point has room for, or None if there is no limit.
+      capacity: the most neighbours that can be stored for a point, or None if there is no limit.
     """
 
     senders: Int[Array, " edges"]
@@ -58,10 +58,10 @@ class NeighbourEdges(KeepsArrays):
 
     @property
     def overflow(self) -> Bool[Array, ""]:
-        """Whether neighbours are missing, as some point has more than there was room for.
+        """Whether neighbours are missing, because a point has more than the capacity.
 
-        Or as a traced radius is more than half of a side of the box. It can be read under ``jit``,
-        where no error can be raised; ``checked`` raises one outside.
+        This is also True if a traced radius is more than half of a side of the box. It can be read
+        under ``jit``, where no error can be raised; ``checked`` raises one outside.
         """
         if self.capacity is None:
             return jnp.zeros_like(self.most_neighbours, bool)
@@ -71,8 +71,8 @@ class NeighbourEdges(KeepsArrays):
         """Returns itself if no neighbour is missing; call it outside of ``jit``.
 
         Raises:
-          ValueError: if a point has more neighbours than there was room for; it says how many. If
-            a radius that was traced is more than half of a side of the box. If the edges are
+          ValueError: if a point has more neighbours than the capacity; the message has their
+            number. If a traced radius is more than half of a side of the box. If the edges are
             traced.
         """
         where = "NeighbourEdges.checked"
@@ -111,7 +111,7 @@ class NeighbourEdges(KeepsArrays):
         """``x_sender + shift - x_receiver`` of each edge, zero in padding; differentiable.
 
         Args:
-          points: the points that the edges were found for, or others of as many.
+          points: the points of the edges, or the same number of other points.
 
         Raises:
           ValueError: if there are not ``num_points`` points.
@@ -135,7 +135,7 @@ class NeighbourEdges(KeepsArrays):
         Where two points coincide the distance has no derivative, and gradients get zero.
 
         Args:
-          points: the points that the edges were found for, or others of as many.
+          points: the points of the edges, or the same number of other points.
 
         Raises:
           ValueError: if there are not ``num_points`` points.
@@ -155,7 +155,7 @@ def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
     """Checks shapes and dtypes, and the values of concrete arrays.
 
     Returns:
-      The points, and the cloud of each or None; numpy arrays if the caller's are no JAX arrays.
+      The points, and the cloud of each or None; numpy arrays unless the caller's are JAX arrays.
 
     Raises:
       ValueError: names the first bad entry.
@@ -202,7 +202,7 @@ def check_k(where: str, k: Any, num_points: int, batch: Any, *, loop: bool) -> i
 
 
 def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> tuple[Any, Any]:
-    """Checks the radius and the sides of the box, as far as they are concrete.
+    """Checks the radius and the sides of the box, if they are concrete.
 
     Returns:
       Both in ``dtype``, numpy arrays where they are concrete; the box may be None.
@@ -234,7 +234,7 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
 
 
 def to_nearest_image(apart: Any, box: Any) -> Any:
-    """What to add to differences of points, in numpy or JAX, to make them the shortest ones."""
+    """Returns the shifts of differences of points to the nearest images, in numpy or JAX."""
     return -box * (apart / box).round()
 
 

@@ -21,9 +21,9 @@ from jaxgnn.graph._neighbour_edges import (
 )
 from jaxgnn.graph._sorting import sort_edges
 
-# Candidates of neighbours that are in memory at a time.
+# Number of candidates of neighbours in memory at a time.
 _MOST_CANDIDATES = 2**22
-# Distances of the tree, which are rounded, decide about candidates only.
+# Distances of the tree, which are rounded, only select candidates.
 _SLACK = 1e-12
 
 
@@ -142,10 +142,10 @@ class _Cloud:
         if batch is None:
             batch = np.zeros(self.num_points, np.int32)
         self.batch = np.asarray(batch)
-        self.ids = np.flatnonzero(self.batch >= 0)  # of the points that take part
+        self.ids = np.flatnonzero(self.batch >= 0)  # of the points with a cloud
 
     def tree(self, points: np.ndarray, apart: float, sides: np.ndarray | None = None) -> KDTree:
-        """The tree of the points that take part, whose clouds are more than ``apart`` apart."""
+        """The tree of the points with a cloud; clouds are more than ``apart`` apart."""
         _, ranks = np.unique(self.batch[self.ids], return_inverse=True)
         coordinates = np.column_stack([points[self.ids], ranks * (2 * apart + 1)])
         return KDTree(coordinates, boxsize=None if sides is None else np.append(sides, 0))
@@ -193,7 +193,7 @@ def _within(
     if box is not None:
         box = box.astype(np.float64)
         points = np.mod(points, box)
-        points = np.where(points < box, points, 0)  # of -1e-20 the remainder is rounded to the side
+        points = np.where(points < box, points, 0)  # the remainder of -1e-20 is rounded to the side
         size += box.max(initial=0)
     reach = r + _SLACK * (size + r)
     pairs = cloud.tree(points, reach, box).query_pairs(reach, output_type="ndarray")
@@ -211,8 +211,8 @@ def _within(
 def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarray]:
     """Senders and receivers of the ``k`` nearest neighbours of each point, sorted.
 
-    The tree finds one candidate more than is needed. Where that is as near as the last neighbour,
-    more may be, of lower ids, and twice as many candidates are asked for.
+    The tree finds one candidate more than needed. If that is as near as the last neighbour, there
+    may be others with lower ids, so the search is repeated with twice as many candidates.
     """
     if not len(cloud.ids):
         return cloud.ids, cloud.ids

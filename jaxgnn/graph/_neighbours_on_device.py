@@ -20,7 +20,7 @@ from jaxgnn.graph._neighbour_edges import (
     to_nearest_image,
 )
 
-# Distances that are in memory at a time, from a tile of receivers to all points: 16 MB of float32.
+# Number of distances in memory at a time, from a tile of receivers to all points: 16 MB of float32.
 _TILE_ENTRIES = 2**22
 
 
@@ -50,7 +50,7 @@ def knn_graph_on_device(
 
     Returns:
       The edges, ``points * k`` slots. A point whose cloud has fewer than ``k`` others gets an edge
-      from each of them, and the slots that are left are padding, behind all edges.
+      from each of them, and the other slots are padding, after all edges.
 
     Raises:
       ValueError: if ``k`` is not positive, or too large for a single cloud; on wrong shapes or
@@ -96,17 +96,17 @@ def radius_graph_on_device(
       batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
         points with a negative cloud have no edges, so that batches can be padded. None for a single
         cloud.
-      max_neighbours: number of neighbours that each point has room for, static. Of more the nearest
-        are kept, and ``overflow`` of the result is True; ``checked`` raises then.
+      max_neighbours: the most neighbours that can be stored for a point, static. If there are more,
+        the nearest are kept, and ``overflow`` of the result is True; ``checked`` then raises.
       loop: whether each point is a neighbour of itself.
       box: sides of a periodic box with right angles, floating [dimensions]; may be traced. The
         distance is that of the nearest image, so ``r`` must be at most half of the shortest side:
-        with a larger one further images would be missed. A traced one then sets ``overflow``.
+        a larger radius would miss other images. If it is traced, ``overflow`` is set.
         Points may lie outside of the box. At exactly half a side two images are equally near, and
         one of them is a neighbour.
 
     Returns:
-      The edges, ``points * max_neighbours`` slots, padding behind all edges.
+      The edges, ``points * max_neighbours`` slots, padding after all edges.
 
     Raises:
       ValueError: on a concrete radius that is negative or more than half of a side, or a side that
@@ -169,7 +169,7 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries):
     tile = max(1, min(num_points, tile_entries // num_points))
     senders, is_edge, counts = jax.lax.map(of_one, ids, batch_size=tile)
     receivers = jnp.broadcast_to(ids[:, None], senders.shape)
-    # Edges move to the front, in their order; slots behind them have ends that are no points.
+    # Edges move to the front, in their order; slots after them have ends that are no points.
     size = num_points * capacity
     slots = jnp.where(is_edge, jnp.cumsum(is_edge.ravel()).reshape(is_edge.shape) - 1, size)
     empty = jnp.full(size, num_points, jnp.int32)

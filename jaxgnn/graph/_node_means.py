@@ -16,19 +16,19 @@ def mean_over_nodes(
 ) -> Float[Array, " *rest"]:
     """The mean of the values of all nodes, those of other devices included.
 
-    The same call serves a whole graph on one device, whose mean it is.
+    On a whole graph on one device it is the mean of its nodes.
 
     Args:
       graph: the graph of the nodes, or inside of ``sharded`` that of the device.
-      values: values of the own nodes; those of padding rows do not count.
-      weight: how much each node counts, bool or numbers [nodes]; None to count each once.
+      values: values of the own nodes; those of padding rows are ignored.
+      weight: weight of each node, bool or numbers [nodes]; None to count each once.
 
     Returns:
       ``Σ w_i v_i / Σ w_i``, the same on all devices, of the wider floating dtype of values and
       weights, and float32 if neither is floating. Sums are accumulated in float32 or wider.
 
     Raises:
-      ValueError: if ``graph`` is none of these, or there is another number of values or weights
+      ValueError: if ``graph`` is not a graph, or there is another number of values or weights
         than of nodes.
     """
     if not isinstance(graph, CSRGraph):
@@ -55,7 +55,7 @@ def mean_over_nodes(
 
 
 def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
-    """Adds up what each device has; of a whole graph on one device it is returned unchanged.
+    """Sums a pytree over the devices; for a whole graph it is returned unchanged.
 
     Args:
       graph: the graph, or inside of ``sharded`` that of the device.
@@ -65,7 +65,7 @@ def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
 
 
 def max_over_devices(graph: CSRGraph, of_device: Array) -> Array:
-    """The largest of what each device has, differentiable; of a whole graph it is that itself.
+    """The maximum over the devices, differentiable; for a whole graph the array itself.
 
     Args:
       graph: the graph, or inside of ``sharded`` that of the device.

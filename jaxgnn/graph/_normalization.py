@@ -1,4 +1,4 @@
-"""Normalisation by degree: scales of an unweighted graph, or other weights of a weighted one."""
+"""Normalisation by degree: scales of an unweighted graph, or new weights of a weighted one."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 Normalization = Literal["mean", "sym", "gcn"]
-"""What degrees divide: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``, with the degrees
-of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
+"""Kind of normalisation: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``, with the
+degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
 
 
 def degree_scales(
     row_degrees: Int[Array, " rows"], column_degrees: Int[Array, " cols"] | None
 ) -> tuple[Float[Array, " rows"], Float[Array, " cols"] | None]:
-    """The row and column scales of an unweighted graph; without column degrees, of its mean.
+    """The row and column scales of an unweighted graph; without column degrees those of ``"mean"``.
 
-    They are float64 where JAX has float64 enabled, and else float32. Those of numpy's degrees are
-    computed in float64 and rounded once: numpy's powers of float32 are off by another rounding.
+    They are float64 if JAX has float64 enabled, else float32. For degrees in numpy they are
+    computed in float64 and rounded once, since numpy's powers of float32 are rounded once more.
     """
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     wide = np.float64 if isinstance(row_degrees, np.ndarray) else dtype
@@ -36,7 +36,7 @@ def degree_scales(
 class Edges(NamedTuple):
     """Both ends and the weight of each edge slot: numpy arrays, or traced ones.
 
-    Padding slots have the weight zero, and as their ends one more than the last row and column.
+    Padding slots have the weight zero, and ends past the last row and column.
     """
 
     rows: Any

@@ -1,4 +1,4 @@
-"""The parts of the plan of a concrete graph, each made when it is first needed, and once."""
+"""The parts of the plan of a concrete graph, each built once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jaxgnn.graph._sorting import inverse_permutation, transpose_on_host
 
 ALL_PARTS: frozenset[Part] = frozenset(("schedule", "transpose", "permutation", "edge_blocks"))
 
-# Of each op, for its values and gradients. A graph with weights needs the permutation too, wherever
-# it needs its transpose. ``edge_mlp_aggregate`` asks for the permutation of a regular graph itself.
+# Parts that each op needs, for its values and gradients. A graph with weights also needs the
+# permutation, if it needs its transpose. ``edge_mlp_aggregate`` asks for that of regular graphs.
 _NEEDED: dict[str, tuple[Part, ...]] = {
     "spmm": ("schedule", "transpose"),
     "sddmm": ("schedule", "transpose", "permutation"),
@@ -34,11 +34,11 @@ _NEEDED: dict[str, tuple[Part, ...]] = {
     "edge_mlp_aggregate": ("schedule",),
 }
 OPS = tuple(_NEEDED)
-"""The ops whose needs are known; of others it is assumed that they need all but the edge blocks."""
+"""The ops with known parts; other ops are assumed to need all parts but the edge blocks."""
 
 
 def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
-    """The parts that an op needs of a graph with or without weights, where arrays are placed."""
+    """The parts that an op needs, with or without weights, on the device of new arrays."""
     wanted = set(_NEEDED.get(op or "", ("schedule", "transpose", "permutation")))
     if weighted and "transpose" in wanted:
         wanted.add("permutation")
@@ -46,25 +46,25 @@ def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
 
 
 def parts_of_leaves(*, weighted: bool) -> frozenset[Part]:
-    """The parts that a graph from a constructor has as a pytree: what ``spmm`` needs."""
+    """The parts that a graph from a constructor has as a pytree: those for ``spmm``."""
     return parts_for("spmm", weighted=weighted)
 
 
 def available(parts: Iterable[Part]) -> frozenset[Part]:
-    """Those of the parts that have a use where arrays are placed."""
+    """The parts among these that are used on the device of new arrays."""
     return frozenset(parts) - (frozenset() if on_gpu() else {"edge_blocks"})
 
 
 class ConcreteParts:
-    """What is made of the structure of a concrete graph: once, by whoever needs it first.
+    """Parts built from the structure of a concrete graph, each once, on first use.
 
-    Graphs with the same edges share one of these. It is no part of the pytree, so a graph that gets
-    another part is still the same to ``jit``.
+    Graphs with the same edges share one of these. It is not part of the pytree, so a graph that
+    gets another part is still the same to ``jit``.
 
     Small graphs are prepared on the host; the edges of large ones are sorted on a GPU, if there is
     one. All results are on the default device.
 
-    ``is_checked`` is set when the structure has been validated; nothing is made before.
+    ``is_checked`` is set when the structure has been validated; nothing is built before.
 
     Args:
       indptr: row offsets.
@@ -87,7 +87,7 @@ class ConcreteParts:
 
     @classmethod
     def of(cls, indptr: Any, indices: Any, num_cols: int, plan: GraphPlan | None) -> ConcreteParts:
-        """Begins with the parts of a plan that the graph has already."""
+        """Starts with the parts of a plan that the graph has already."""
         made = cls(indptr, indices, num_cols)
         if plan is None:
             return made
@@ -104,7 +104,7 @@ class ConcreteParts:
     def plan(self, parts: Iterable[Part]) -> GraphPlan:
         """Returns a plan of these parts, the same object for the same parts.
 
-        Its edge blocks serve weights if it has a permutation.
+        Its edge blocks support weights if it has a permutation.
         """
         wanted = frozenset(parts)
         if wanted not in self._plans:
@@ -113,7 +113,7 @@ class ConcreteParts:
 
     def _assembled(self, wanted: frozenset[Part]) -> GraphPlan:
         fields: dict[str, Any] = {}
-        if "permutation" in wanted:  # first, since it brings the transpose
+        if "permutation" in wanted:  # first, since it includes the transpose
             fields["permutation"] = self.permutation
         if "schedule" in wanted:
             fields["schedule"] = self.schedule
@@ -170,7 +170,7 @@ class ConcreteParts:
 
     @cached_property
     def weighted_edge_blocks(self) -> tuple[EdgeBlocks, ...]:
-        """The edges by block, with the position of each, by which weights are found."""
+        """The edges by block, with the position of each, which weights need."""
         made = self._make_edge_blocks(self.permutation)
         there = self.__dict__.get("edge_blocks")
         if there is None:
@@ -201,13 +201,14 @@ class ConcreteParts:
     def flipped(self) -> ConcreteParts:
         """Returns the parts of the transposed graph, for which nothing is sorted.
 
-        They hold these, and not the other way round: arrays end with the last graph that has them.
+        They reference this object, not the other way round, so that arrays are freed with the last
+        graph that uses them.
         """
         indptr, indices = self.transpose
         return ConcreteParts(indptr, indices, self.indptr.shape[0] - 1, original=self)
 
     def made(self) -> dict[str, Any]:
-        """The parts that have been made, by name."""
+        """The parts that have been built, by name."""
         names = ("schedule", "transpose", "transposed_schedule", "permutation")
         blocks = ("edge_blocks", "weighted_edge_blocks")
         return {name: self.__dict__[name] for name in names + blocks if name in self.__dict__}

@@ -28,9 +28,9 @@ NOT_MADE: Any = cast(Any, None)
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class GraphPlan(KeepsArrays):
-    """Transpose and work schedules of a graph, made once for all kernels.
+    """Transpose and work schedules of a graph, built once for all kernels.
 
-    Each is None if it has not been made.
+    Each is None if it has not been built.
 
     Attributes:
       schedule: work units over the rows.
@@ -51,12 +51,12 @@ class GraphPlan(KeepsArrays):
     edge_blocks: tuple[EdgeBlocks, ...] = ()
 
     def __repr__(self) -> str:
-        """Names the parts that are there."""
+        """Names the existing parts."""
         return f"GraphPlan({', '.join(sorted(self.parts))})"
 
     @property
     def parts(self) -> frozenset[Part]:
-        """The parts that have been made."""
+        """The parts that have been built."""
         there: dict[Part, Any] = {
             "schedule": self.schedule,
             "transpose": self.transposed_schedule,
@@ -66,7 +66,7 @@ class GraphPlan(KeepsArrays):
         return frozenset(part for part, made in there.items() if made is not None)
 
     def missing(self, wanted: frozenset[Part]) -> frozenset[Part]:
-        """Those of ``wanted`` that are not there; with a permutation, blocks must serve weights."""
+        """The missing parts of ``wanted``; with a permutation, blocks must support weights."""
         there = self.parts
         if "permutation" in wanted and any(blocks.edges is None for blocks in self.edge_blocks):
             there -= {"edge_blocks"}
@@ -110,7 +110,7 @@ def make_traced_plan(
     *,
     edge_blocks: bool = False,
 ) -> GraphPlan:
-    """Makes the plan of a traced graph in one compiled program."""
+    """Builds the plan of a traced graph in one compiled program."""
     indptr, indices = match_varying(indptr, indices)
     return make_plan(indptr, indices, num_cols, edge_blocks=edge_blocks)
 
@@ -122,13 +122,13 @@ def make_plan(
     *,
     edge_blocks: bool = False,
 ) -> GraphPlan:
-    """Makes the whole plan, in numpy if the graph is concrete, traced otherwise.
+    """Builds the whole plan, in numpy if the graph is concrete, traced otherwise.
 
     Args:
       indptr: row offsets.
       indices: sender of each edge.
       num_cols: number of senders.
-      edge_blocks: whether to group the edges by block too, which takes up to three more sorts and,
+      edge_blocks: whether to also group the edges by block, which takes up to three more sorts and,
         for large graphs, a search for communities.
     """
     num_edges = indices.shape[0]

@@ -1,4 +1,4 @@
-"""The field ``plan`` of graphs from constructors, which is filled when it is first read."""
+"""The field ``plan`` of graphs from constructors, which is built when it is first read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from jaxgnn.graph._plan import GraphPlan
 class PlanOnDemand:
     """A descriptor of the field ``plan`` of ``CSRGraph``.
 
-    Inside of a jitted function nobody can keep what was made there. So a graph that is passed to
-    one should bring what its ops need, and all graphs from constructors should be the same pytree.
-    On the other hand an op that gets the concrete graph makes what it needs, which may be less.
+    A jitted function can not keep the parts that it computes. So a graph that is passed to one
+    should already have the parts that its ops need, and all graphs from constructors should be the
+    same pytree. On the other hand, an op that gets the concrete graph builds only the parts that it
+    needs, which may be fewer.
 
-    Therefore the plan of a graph from a constructor is made when the field is first read, which
-    taking the graph apart does: with the schedules, the transpose, and if there are weights the
-    permutation. This is what ``spmm`` and its gradients need. Whatever else has been made of the
-    graph, and whether this field has been read before, changes nothing.
+    Therefore the plan of a graph from a constructor is built when the field is first read, which
+    flattening the graph does. It has the schedules, the transpose, and with weights the
+    permutation: the parts that ``spmm`` and its gradients need. Other parts that have been built,
+    and earlier reads of this field, change nothing.
     """
 
     def __get__(self, graph: Any, owner: Any = None) -> GraphPlan | None:
@@ -38,7 +39,7 @@ _MARK, _LEAVES = "_makes_plan_on_demand", "_plan_of_leaves"
 
 
 def plan_on_demand[Graph](graph: Graph, like: Any = None) -> Graph:
-    """Lets ``graph`` make its plan when it is first read; with ``like``, only if that one does."""
+    """Makes ``graph`` build its plan on first read; with ``like``, only if that graph does."""
     if like is None or makes_plan(like):
         graph.__dict__[_MARK] = True
     return graph
@@ -50,5 +51,5 @@ def makes_plan(graph: Any) -> bool:
 
 
 def given_plan(graph: Any) -> GraphPlan | None:
-    """The plan that the graph was given, without making one; None if there is none."""
+    """The plan that the graph was given, without building one; None if there is none."""
     return graph.__dict__.get("plan")

@@ -1,8 +1,8 @@
-"""Where nodes lie in a graph, as features: eigenvectors of the Laplacian, and random walks.
+"""Positions of nodes in a graph, as features: eigenvectors of the Laplacian, random walks.
 
 Both are computed on the host in numpy and scipy, from concrete graphs, and no gradient flows
-through them. Each connected component is computed by itself, so that the nodes of a batch get what
-they get in their graph alone.
+through them. Each connected component is computed separately, so that the nodes of a batch get the
+same features as in their own graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._transform_input import edges_of
 
-# Components of at most so many nodes are decomposed as dense matrices.
+# Components of at most this many nodes are decomposed as dense matrices.
 _DENSE = 600
-# A sparse matrix; the types of scipy know little of what one can do with it.
+# A sparse matrix; the types of scipy lack many of its operations.
 Matrix = Any
-# So many columns of the powers of a matrix are held at a time.
+# Columns of the powers of a matrix that are in memory at a time.
 _COLUMNS = 256
 
 
@@ -33,13 +33,13 @@ def laplacian_positions(graph: CSRGraph, num_features: int) -> np.ndarray:
     """Eigenvectors of the normalised Laplacian I - D^-½ A D^-½, those of the lowest frequencies.
 
     Positional encodings of https://arxiv.org/abs/2003.00982. Edges count in both directions, with
-    half of their weight each. The constant mode, of eigenvalue zero, is left out. Vectors are
+    half of their weight each. The constant mode, of eigenvalue zero, is omitted. Vectors are
     scaled such that the squares of their entries have mean one. A connected component of n nodes
     has n - 1 of them; further columns are zero, and so are isolated nodes and padding.
 
-    The sign of an eigenvector is arbitrary: here its largest entry is positive, and a network is
-    trained on random ones, as ``models.GraphTransformer`` does. Where an eigenvalue is repeated,
-    its eigenvectors are any basis of the same space.
+    The sign of an eigenvector is arbitrary. Here its largest entry is positive; networks should be
+    trained with random signs, as ``models.GraphTransformer`` does. For a repeated eigenvalue, the
+    eigenvectors are any basis of the same space.
 
     Args:
       graph: a square, concrete graph that is not normalised. Weights, if any, must not be negative.
@@ -70,7 +70,7 @@ def laplacian_positions(graph: CSRGraph, num_features: int) -> np.ndarray:
 
 
 def random_walk_positions(graph: CSRGraph, num_steps: int) -> np.ndarray:
-    """Probabilities that a random walk is back where it began after 1, 2, … steps.
+    """Probabilities that a random walk returns to its first node after 1, 2, … steps.
 
     Positional encodings of https://arxiv.org/abs/2110.07875: the diagonals of the powers of D⁻¹ A.
     A walk steps from a node to one of its senders, with a probability proportional to the weight of
@@ -123,7 +123,7 @@ def _adjacency(where: str, graph: CSRGraph) -> Matrix:
     entries = (weights.astype(np.float64), (edges.receivers, edges.senders))
     matrix: Matrix = scipy.sparse.coo_array(
         entries, shape=shape
-    ).tocsr()  # which adds up repeated edges
+    ).tocsr()  # this adds up repeated edges
     matrix.eliminate_zeros()
     return matrix
 
@@ -158,7 +158,7 @@ def _slowest_modes(part: Matrix, count: int) -> np.ndarray:
         chosen = (size - count - 1, size - 1)
         found: Any = scipy.linalg.eigh(similar.toarray(), subset_by_index=chosen)
     else:
-        start = np.random.default_rng(0).normal(size=size)  # so that calls give the same
+        start = np.random.default_rng(0).normal(size=size)  # so that results are reproducible
         found = scipy.sparse.linalg.eigsh(similar, count + 1, which="LA", v0=start)
     values, vectors = found
     vectors = vectors[:, np.argsort(-values, kind="stable")[1:]]

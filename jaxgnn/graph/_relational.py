@@ -1,4 +1,4 @@
-"""RelationalGraph: several relations between the same nodes, stacked so that one sum reads all."""
+"""RelationalGraph: several relations between the same nodes, stacked for one sum over all."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from jaxgnn.graph._sorting import row_ids, row_ids_on_host
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class RelationalGraph(KeepsArrays):
-    """Several relations between the same nodes, as one graph with a row for each pair of both.
+    """Several relations between the same nodes, as one graph with a row for each node and relation.
 
     Row ``i * num_relations + r`` of ``graph`` has the edges of relation ``r`` that enter node
-    ``i``. One ``ops.spmm`` so sums the neighbours of all nodes by relation, and
+    ``i``. So one ``ops.spmm`` sums the neighbours of all nodes by relation, and
     ``graph.normalized("mean")`` divides by their number in this relation: ``nn.RGCNConv``.
 
     Attributes:
@@ -69,11 +69,11 @@ class RelationalGraph(KeepsArrays):
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[CSRGraph]) -> RelationalGraph:
-        """Stacks one graph for each relation; of concrete graphs only once for the same arrays.
+        """Stacks one graph for each relation; concrete graphs only once for the same arrays.
 
         Args:
           graphs: graphs of one shape that are not normalised. If some have weights, the edges of
-            the others have the weight one. Traced graphs are sorted in every call of the program.
+            the others have the weight one. Each call of the program sorts traced graphs.
 
         Raises:
           ValueError: if there are no graphs, or one of them is normalised, has weights for several
@@ -106,14 +106,14 @@ class RelationalGraph(KeepsArrays):
 
         Args:
           graph: a graph that is not normalised.
-          edge_types: the relation of each edge slot in the graph's order, integers [edges]: what
-            ``CSRGraph.from_edges(..., edge_data=edge_types)`` returns.
+          edge_types: the relation of each edge slot in the graph's order, integers [edges], as
+            returned by ``CSRGraph.from_edges(..., edge_data=edge_types)``.
           num_relations: number of relations.
 
         Raises:
           ValueError: if the graph is normalised, ``num_relations`` is no positive integer, or
             ``edge_types`` are not one integer for each edge slot; if they are not traced, also if
-            that of an edge is not in [0, num_relations). Traced edges of such types are left out.
+            one is not in [0, num_relations). Traced edges with such types are dropped.
 
         Example:
           >>> types = np.array([0, 0, 1])
@@ -126,7 +126,7 @@ class RelationalGraph(KeepsArrays):
         is_count = isinstance(num_relations, int | np.integer) and num_relations > 0
         if not is_count or isinstance(num_relations, bool):
             raise bad_input(where, "num_relations", "an int of at least 1", repr(num_relations))
-        # What is made of an array is remembered, so that of a caller must not change.
+        # Results are cached by array, so a caller's array is copied: it must not change.
         types: Any = (
             edge_types if isinstance(edge_types, jax.Array) else kept(np.asarray(edge_types))
         )
@@ -141,13 +141,13 @@ class RelationalGraph(KeepsArrays):
 
 
 class Shift(NamedTuple):
-    """A graph, and where its edges go in a larger one: row ``factor * i + first_row``.
+    """A graph, and the place of its edges in a larger one: row ``factor * i + first_row``.
 
     Attributes:
       graph: the graph, not normalised.
-      first_row: of all edges, or of each edge slot, int [edges].
+      first_row: first row of all edges, or of each edge slot, int [edges].
       factor: distance of consecutive rows.
-      first_column: what is added to the senders.
+      first_column: number that is added to the senders.
     """
 
     graph: CSRGraph
@@ -160,11 +160,11 @@ _UNIONS: IdentityMemory[CSRGraph] = IdentityMemory()
 
 
 def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
-    """The graph of all edges of several graphs, with rows and columns of their own.
+    """The graph of all edges of several graphs, with their own rows and columns.
 
-    Of concrete parts it is made on the host, and only once for the same arrays. Of traced ones the
-    edges are sorted by the program. Of graphs that are spread over devices it is the own rows of
-    the device.
+    For concrete parts it is built on the host, and only once for the same arrays. For traced parts
+    the program sorts the edges. For graphs that are spread over devices it has the own rows of the
+    device.
 
     Args:
       parts: the graphs. If some have weights, the edges of the others have the weight one.
@@ -206,7 +206,7 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     dtypes: list[Any] = [p.graph.weights.dtype for p in parts if p.graph.weights is not None]
     for graph, first_row, factor, first_column in parts:
         if xp is np:
-            graph.concrete_parts()  # which checks the structure
+            graph.concrete_parts()  # checks the structure
         rows = (row_ids_on_host if xp is np else row_ids)(graph.indptr, graph.num_edges)
         real.append(rows < graph.num_rows)
         if hasattr(first_row, "dtype"):

@@ -1,4 +1,4 @@
-"""What functions of a graph say to those who pass something else."""
+"""The error of functions of a graph for arguments of other types."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from jaxgnn.graph._csr import CSRGraph
 
 
 def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
-    """Raises ValueError unless ``given`` is a CSRGraph; says how to make one of what came.
+    """Raises ValueError unless ``given`` is a CSRGraph; the message says how to build one.
 
     Args:
       where: the function or class that errors name.
       argument: its argument.
       given: what the caller passed.
-      note: what else the error says of the argument, such as ``", which comes first"``.
+      note: more text about the argument for the message, such as ``", which comes first"``.
     """
     if not isinstance(given, CSRGraph):
         expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(given)}"
@@ -27,7 +27,7 @@ def _way_to_make_one(given: Any) -> str:
         return " (CSRGraph.from_graphs_tuple makes one)"
     if hasattr(given, "graph") and isinstance(given.graph, CSRGraph):
         return " (pass batch.graph)"
-    dtype = str(getattr(given, "dtype", None))  # of torch too, whose dtypes have no kind
+    dtype = str(getattr(given, "dtype", None))  # also for torch, whose dtypes have no kind
     if getattr(given, "ndim", 0) == 2 and given.shape[0] == 2 and "int" in dtype:
         return " (CSRGraph.from_edge_index(edge_index, num_nodes) makes one)"
     return ""

@@ -1,4 +1,4 @@
-"""Sums over the edges of each row, whose rounding does not grow with the number of edges."""
+"""Sums over the edges of each row, with rounding that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph._sorting import row_ids
 
-# Number of terms that are added one after the other, which is what XLA does on a CPU.
+# Number of terms that are added one after the other, as XLA does on a CPU.
 _MOST_IN_TURN = 32
 
 
@@ -19,8 +19,8 @@ def sum_rows(
 
     ``jax.ops.segment_sum`` adds the numbers of a segment one after the other on a CPU, so a row of
     a million edges has a million roundings, which in float32 can cost four digits. Here a row is
-    cut into parts of at most 32 edges, and the sums of all parts but the first, of which there
-    are few, are summed in the same way. So there are 32 roundings at most for each factor of 32.
+    cut into parts of at most 32 edges. The sums of all parts but the first, which are few, are
+    summed in the same way. So there are at most 32 roundings for each factor of 32.
 
     Args:
       values: one value for each edge slot, in the order of the rows, in the dtype to sum in. Values

@@ -9,12 +9,12 @@ import jax
 
 
 def run_now(program: Callable[..., Any], *arguments: Any, **static: Any) -> Any:
-    """Calls a function on concrete arrays, whatever is being traced around it.
+    """Calls a function on concrete arrays, even while another function is being traced.
 
-    ``jax.ensure_compile_time_eval`` would do so too, but inside of it JAX computes at once whatever
-    depends on no argument, such as ``jnp.arange``, even where it traces a jitted function. A
-    program would be compiled with arrays of the size of the graph as constants in it, which takes
-    seconds.
+    ``jax.ensure_compile_time_eval`` would do so too, but inside of it JAX immediately computes all
+    operations that depend on no argument, such as ``jnp.arange``, even while it traces a jitted
+    function. A program would be compiled with arrays of the size of the graph as constants, which
+    takes seconds.
 
     Args:
       program: a jitted function, or one that places arrays.

@@ -14,14 +14,14 @@ from jaxtyping import Array, Int
 from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own
 
 MAX_EDGES_PER_UNIT = 256
-"""Edges of a work unit at most; longer rows are cut into several."""
+"""The most edges of a work unit; longer rows are cut into several units."""
 
 MAX_UNITS_PER_PIECE = 16
 
 
 def units_per_piece(num_edges: int) -> int:
     """Returns the maximum number of units of a piece, which one warp processes alone."""
-    if jax.export.is_symbolic_dim(num_edges):  # no kernel takes those
+    if jax.export.is_symbolic_dim(num_edges):  # no kernel supports those
         return 1
     return min(max(num_edges >> 20, 1), MAX_UNITS_PER_PIECE)
 
@@ -37,7 +37,7 @@ def long_piece(num_edges: int) -> int:
     Pieces that share a warp cost less each, but the longest shared piece must be a small part of
     the total work of a warp, which on a large GPU is about ``num_edges >> 14``.
     """
-    if jax.export.is_symbolic_dim(num_edges):  # no kernel takes those
+    if jax.export.is_symbolic_dim(num_edges):  # no kernel supports those
         return 64
     return min(max(num_edges >> 17, 64), 1024)
 
@@ -71,7 +71,7 @@ class RowSchedule(KeepsArrays):
 
 
 def units(num_rows: int, num_edges: int, most: int = MAX_EDGES_PER_UNIT) -> int:
-    """Number of units of at most ``most`` edges that suffices for any graph of this shape."""
+    """Number of units of at most ``most`` edges that is enough for any graph of this shape."""
     return num_rows + num_edges // most
 
 
@@ -103,7 +103,7 @@ def cut_rows(
 
 
 def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> RowSchedule:
-    """Makes the schedule of a CSR structure.
+    """Builds the schedule of a CSR structure.
 
     Args:
       indptr: row offsets; numpy on the host, or traced.

@@ -1,4 +1,4 @@
-"""Adding a loop to each node of a graph."""
+"""Adds a loop to each node of a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHERE = "CSRGraph.with_self_loops"
 
 
 def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes: Any) -> Any:
-    """See ``CSRGraph.with_self_loops``; the graph is square, not normalised, and of valid ids."""
+    """Implements ``CSRGraph.with_self_loops`` for a square graph with valid ids, not normalised."""
     is_host = is_concrete(graph.indptr, graph.indices, num_real_nodes)
     xp: Any = np if is_host else jnp
     num_rows, indices = graph.num_rows, xp.asarray(graph.indices)
@@ -48,7 +48,7 @@ def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes
 
 
 def _not_among(xp: Any, nodes: Any, count: int) -> Any:
-    """Which nodes are not among ``nodes``, [count] bool; the id ``count`` is no node."""
+    """A mask of the nodes that are not among ``nodes``, [count] bool; id ``count`` is no node."""
     if xp is np:
         unnamed = np.ones(count + 1, bool)
         unnamed[nodes] = False

@@ -1,7 +1,7 @@
 """Lets ``jax.export`` serialise programs whose arguments or results are pytrees of this library.
 
-Beside its arrays a pytree has static options. They are written as JSON: numbers, names, tuples of
-these, and the shape of edge blocks. Reading them runs no code that a file could bring.
+Besides its arrays a pytree has static options. They are written as JSON: numbers, names, tuples of
+these, and the shape of edge blocks. Reading them never runs code from a file.
 """
 
 from __future__ import annotations

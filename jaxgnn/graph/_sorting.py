@@ -1,4 +1,4 @@
-"""Sorting edges by receiver: the one step between an edge list and CSR."""
+"""Sorts edges by receiver: the one step between an edge list and CSR."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def compress(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorts entries by row, in linear time, keeping the order of the entries of a row.
 
-    This is scipy's counting sort. Repeated entries stay apart: scipy adds up those of a matrix
-    only unless it is told that there are none.
+    This is scipy's counting sort. Repeated entries stay separate: scipy would add up those of a
+    matrix unless it is marked as having none.
 
     Args:
       rows: row of each entry, int32 in range.
       columns: column of each entry, int32 in range.
-      values: a number for each entry, of a dtype that scipy knows.
+      values: a number for each entry, of a dtype that scipy supports.
       shape: number of rows and columns, at least one of each.
 
     Returns:
@@ -93,13 +93,13 @@ def transpose_on_host(
 
     Args:
       indptr: row offsets.
-      indices: sender of each edge slot; those behind ``indptr[-1]`` are padding, and may be any.
+      indices: sender of each edge slot; those after ``indptr[-1]`` are padding, with any values.
       num_cols: number of senders.
-      with_permutation: whether to return the position of each edge too, for which scipy moves four
+      with_permutation: whether to also return the position of each edge, for which scipy moves four
         bytes an edge instead of one.
 
     Returns:
-      ``(transposed_indptr, transposed_indices, permutation)``. Padding stays behind the edges; its
+      ``(transposed_indptr, transposed_indices, permutation)``. Padding stays after the edges; its
       receivers are the last row.
     """
     num_rows, num_edges = len(indptr) - 1, len(indices)
@@ -131,7 +131,7 @@ def _sort_traced(receivers, num_rows, mask):
     if dtype == np.int64:
         require_x64()
     permutation = jnp.argsort(keys, stable=True).astype(dtype)
-    if jax.export.is_symbolic_dim(receivers.shape[0]):  # for which there is no search
+    if jax.export.is_symbolic_dim(receivers.shape[0]):  # has no search
         counts = jnp.zeros(num_rows + 2, dtype).at[keys + 1].add(1, mode="drop")
         return jnp.cumsum(counts, dtype=dtype)[: num_rows + 1], permutation
     rows = jnp.arange(num_rows + 1, dtype=keys.dtype)
@@ -151,7 +151,7 @@ def inverse_permutation(permutation: Int[Array, " n"] | np.ndarray) -> Any:
 
 @partial(jax.jit, static_argnums=1, inline=True)
 def row_ids(indptr: Int[Array, " rows+1"], num_edges: int) -> Int[Array, " edges"]:
-    """Row of each CSR edge slot; slots behind ``indptr[-1]`` get ``num_rows``, an invalid row."""
+    """Row of each CSR edge slot; slots after ``indptr[-1]`` get ``num_rows``, an invalid row."""
     num_rows = indptr.shape[0] - 1
     # XLA would fold the sum for a constant graph, at compile time and very slowly.
     indptr = jax.lax.optimization_barrier(indptr)

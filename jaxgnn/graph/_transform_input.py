@@ -1,4 +1,4 @@
-"""What transforms of graphs ask of a graph and of node ids."""
+"""Checked inputs of transforms of graphs: edges and node ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def edges_of(
     if not allow_normalized and graph.is_normalized:
         expected = "not normalised, since its degrees change; normalise the result"
         raise bad_input(where, "graph", expected, repr(graph.normalization))
-    graph.concrete_parts()  # which checks the structure
+    graph.concrete_parts()  # checks the structure
     indptr = np.asarray(graph.indptr)
     real = slice(0, int(indptr[-1]))
     weights = None if graph.weights is None else np.asarray(graph.weights)[real]

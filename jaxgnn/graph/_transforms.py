@@ -1,7 +1,7 @@
-"""Functions from a graph to another one of another size, on the host in numpy and scipy.
+"""Functions from a graph to a graph of another size, on the host in numpy and scipy.
 
 The sizes of their results depend on the values of the arrays, so they take concrete graphs, outside
-of ``jax.jit``, and compile nothing. No gradient flows through them. Padding slots are left out.
+of ``jax.jit``, and compile nothing. No gradient flows through them. Padding slots are dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxgnn.graph._transform_input import Edges, distinct_ids, edges_of
 
 
 class Subgraph(NamedTuple):
-    """A part of a graph, and where its nodes and edges stood in the whole.
+    """A part of a graph, and the ids of its nodes and edges in the whole.
 
     Attributes:
       graph: the part, whose nodes are numbered from zero.
@@ -37,11 +37,11 @@ class Subgraph(NamedTuple):
 
 
 def subgraph(graph: CSRGraph, nodes: npt.ArrayLike) -> Subgraph:
-    """The nodes that are named, and all edges between them.
+    """Returns the given nodes, and all edges between them.
 
     Args:
       graph: a square graph that is not normalised. Its weights are kept.
-      nodes: distinct node ids, integers [nodes], in the order in which the subgraph has them; or
+      nodes: distinct node ids, integers [nodes], in the order of the subgraph; or
         a mask, bool [num_rows], which keeps the order of the nodes.
 
     Returns:
@@ -67,12 +67,12 @@ def subgraph(graph: CSRGraph, nodes: npt.ArrayLike) -> Subgraph:
 def largest_component(
     graph: CSRGraph, *, connection: Literal["weak", "strong"] = "weak"
 ) -> Subgraph:
-    """The largest connected component; of several of one size, that of the lowest node id.
+    """The largest connected component; among several of one size, the one with the lowest node id.
 
     Args:
       graph: a square graph that is not normalised. Its weights are kept, and an edge of weight zero
         connects like any other.
-      connection: ``"weak"`` takes edges as undirected; in a ``"strong"`` component every node
+      connection: ``"weak"`` ignores the direction of edges; in a ``"strong"`` component every node
         reaches every other one along the direction of the edges.
 
     Returns:
@@ -111,14 +111,14 @@ def permute(
     graph: CSRGraph, order: npt.ArrayLike, *, return_edges: Literal[True]
 ) -> tuple[CSRGraph, np.ndarray]: ...
 def permute(graph: CSRGraph, order: npt.ArrayLike, *, return_edges: bool = False) -> Any:
-    """Numbers the nodes anew: node ``i`` of the result is node ``order[i]`` of the graph.
+    """Renumbers the nodes: node ``i`` of the result is node ``order[i]`` of the graph.
 
     So ``spmm(permute(graph, order), x[order])`` equals ``spmm(graph, x)[order]``.
 
     Args:
-      graph: a square graph. Its weights are kept, and so is a normalisation.
+      graph: a square graph. Its weights and normalisation are kept.
       order: a permutation of the node ids, integers [num_rows].
-      return_edges: whether to return the edge ids too.
+      return_edges: whether to also return the edge ids.
 
     Returns:
       The graph; with ``return_edges`` also the old edge slot of each edge, int [edges].
@@ -155,11 +155,11 @@ def remove_self_loops(
     graph: CSRGraph, *, return_edges: Literal[True]
 ) -> tuple[CSRGraph, np.ndarray]: ...
 def remove_self_loops(graph: CSRGraph, *, return_edges: bool = False) -> Any:
-    """Leaves out every edge from a node to itself.
+    """Removes every edge from a node to itself.
 
     Args:
       graph: a square graph that is not normalised. The other weights are kept.
-      return_edges: whether to return the edge ids too.
+      return_edges: whether to also return the edge ids.
 
     Returns:
       The graph; with ``return_edges`` also the old edge slot of each edge, int [edges].
@@ -194,7 +194,7 @@ def add_self_loops(
 def add_self_loops(
     graph: CSRGraph, weight: float = 1.0, *, duplicates: bool = False, return_edges: bool = False
 ) -> Any:
-    """Adds an edge from each node to itself where there is none; ``CSRGraph.with_self_loops``.
+    """Adds an edge from each node to itself if there is none: ``CSRGraph.with_self_loops``.
 
     The function of this name in PyTorch Geometric adds the edge everywhere, as ``duplicates=True``
     does here.
@@ -202,8 +202,8 @@ def add_self_loops(
     Args:
       graph: a square graph that is not normalised. Its weights are kept.
       weight: weight of each new edge; ignored on an unweighted graph.
-      duplicates: whether to add the edge even where the node has a self loop already.
-      return_edges: whether to return the edge ids too.
+      duplicates: whether to add the edge even if the node has a self loop already.
+      return_edges: whether to also return the edge ids.
 
     Returns:
       The graph, where a new loop is the last edge of its row; with ``return_edges`` also the old
@@ -247,6 +247,6 @@ def _part(graph: CSRGraph, edges: Edges, nodes: np.ndarray) -> Subgraph:
 
 
 def _selected(edges: Edges, slots: np.ndarray, num_nodes: int) -> CSRGraph:
-    """The graph of all nodes and of the edges of these slots, which ascend."""
+    """The graph of all nodes, with the edges of these ascending slots."""
     weights = None if edges.weights is None else edges.weights[slots]
     return CSRGraph.from_edges(edges.senders[slots], edges.receivers[slots], num_nodes, weights)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def validate_graph(graph: CSRGraph) -> None:
-    """Raises ValueError naming the first entry that would mislead a kernel."""
+    """Raises ValueError naming the first invalid entry."""
     if not is_concrete(*arrays_of(graph)):
         raise bad_input("CSRGraph.validate", "self", "concrete; call it outside jit", "a tracer")
     validate_structure(graph)
@@ -42,13 +42,13 @@ def validate_graph(graph: CSRGraph) -> None:
 
 
 def arrays_of(graph: CSRGraph) -> list[Any]:
-    """The arrays of a graph and of the plan that it has already; none is made for this."""
+    """The arrays of a graph and of its existing plan; no plan is built for this."""
     fields = graph.indptr, graph.indices, graph.weights, graph.row_scale, graph.col_scale
     return jax.tree.leaves((fields, given_plan(graph)))
 
 
 def validate_structure(graph: CSRGraph) -> None:
-    """The part of ``validate_graph`` that the plan is made from: offsets and senders."""
+    """The part of ``validate_graph`` for the inputs of the plan: offsets and senders."""
     check_shapes("CSRGraph", graph)
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
     _check_offsets("CSRGraph", "indptr", indptr, graph.num_edges)
@@ -56,7 +56,7 @@ def validate_structure(graph: CSRGraph) -> None:
 
 
 def check_shapes(where: str, graph: CSRGraph) -> None:
-    """The checks that shapes and dtypes allow, at trace time; ``where`` is the op that asks."""
+    """The checks that shapes and dtypes allow, at trace time; ``where`` is the calling op."""
     if graph.indptr.ndim != 1 or graph.indptr.shape[0] < 1:
         expected = "one-dimensional with at least one entry (map over several graphs by jax.vmap)"
         raise bad_input(where, "graph.indptr", expected, f"shape {graph.indptr.shape}")
@@ -101,7 +101,7 @@ def _check_plan_shapes(where, graph, plan):
         arrays.append((f"{side}.pieces", schedule.pieces, length, ids))
         arrays.append((f"{side}.piece_counts", schedule.piece_counts, 2, ids))
     for name, array, length, dtypes in arrays:
-        if array is None:  # a part that has not been made
+        if array is None:  # a part that has not been built
             continue
         if array.shape != (length,):
             expected = f"of shape ({length},), as this graph has it"
@@ -114,7 +114,7 @@ def _check_plan_shapes(where, graph, plan):
 def _check_offsets(where, name, indptr, num_edges):
     if indptr[0] != 0:
         raise bad_input(where, f"{name}[0]", "0", int(indptr[0]))
-    falling = indptr[1:] < indptr[:-1]  # differences may wrap
+    falling = indptr[1:] < indptr[:-1]  # differences may overflow
     if falling.any():
         at = int(np.flatnonzero(falling)[0]) + 1
         raise bad_input(where, f"{name}[{at}]", f"at least {indptr[at - 1]}", int(indptr[at]))
@@ -189,7 +189,7 @@ def _check_transpose(graph, plan, indptr):
 
 
 def _check_same_transpose(graph, plan, indptr):
-    """Compares with the transpose that would be made, where no permutation tells which is which."""
+    """Compares with the computed transpose, where no permutation identifies the edges."""
     made = transpose_on_host(
         indptr, np.asarray(graph.indices), graph.num_cols, with_permutation=False
     )
@@ -243,7 +243,7 @@ def _check_schedule(name, schedule, indptr, num_edges):
 
 
 def _check_equal(name, given, expected):
-    """Raises unless the derived parts of a plan equal those that would be made."""
+    """Raises unless the derived parts of a plan equal the computed ones."""
     wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
     if wanted != got:
         raise bad_input("CSRGraph", name, f"of structure {wanted}", got)

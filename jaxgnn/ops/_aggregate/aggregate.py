@@ -44,7 +44,7 @@ BACKWARD = dispatch.Kernel(
     "aggregate.backward",
     {
         "xla": dispatch.xla(reference.grad_edges, scatters=False),
-        # Each edge has its own gradient: XLA makes one kernel of it, which reads everything once.
+        # Each edge has its own gradient: XLA fuses it to one kernel, which reads everything once.
         "pallas": dispatch.pallas(reference.grad_edges, dtypes=_DTYPES),
         "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_edges),
     },
@@ -74,16 +74,16 @@ def aggregate(
     ``sum``, ``mean``, ``max``, ``min``; ``var``, the mean squared distance from the mean, and
     ``std``, its root; ``softmax``, the mean weighted by the softmax of the numbers themselves,
     ``Σ_e p_e m_e`` with ``p = softmax(m / T)``; ``logsumexp``, ``T log Σ_e exp(m_e / T)``. Rows
-    without edges are zero, whatever the reduction. Padding slots are ignored, and so are the
-    weights and scales of the graph: messages come as they are to be reduced.
+    without edges are zero, for every reduction. Padding slots are ignored, and so are the
+    weights and scales of the graph: messages are reduced unchanged.
 
-    Several reductions are computed in one pass over the edges, and their results stand side by side
+    Several reductions are computed in one pass over the edges, and their results are side by side
     in the last axis, as in the aggregation of Principal Neighbourhood Aggregation
     (https://arxiv.org/abs/2004.05718) and in PyTorch Geometric's ``MultiAggregation``.
 
     Numbers are accumulated in float32 (float64 for float64 input) and results are rounded once. A
-    NaN spreads to what its row gives in its column. Differentiable in ``messages`` and
-    ``temperature``, twice too.
+    NaN spreads to the results of its row in its column. Differentiable in ``messages`` and
+    ``temperature``, also twice.
 
     Args:
       graph: rows are receivers.
@@ -91,22 +91,22 @@ def aggregate(
       reduce: a reduction, or several.
       axis: the axis of the edges. Axes before it share the graph; axes after it are features.
       temperature: T of ``softmax`` and ``logsumexp``, positive. As it falls, ``softmax`` goes from
-        the mean to the maximum. If other reductions are asked for too and T is not 1, these take a
+        the mean to the maximum. If other reductions are requested too and T is not 1, these take a
         second pass.
-      ties: what the gradient of ``max`` and ``min`` does where several edges have the extreme:
-        ``"share"`` divides it equally, which is what the gradients of ``jax.ops.segment_max`` and
-        ``jnp.max`` do; ``"first"`` gives it to the first of them in the graph's order.
-      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+      ties: gradient of ``max`` and ``min`` if several edges have the extreme: ``"share"`` divides
+        it equally, like the gradients of ``jax.ops.segment_max`` and ``jnp.max``; ``"first"`` gives
+        it to the first of them in the graph's order.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for the one measured to
         be fastest.
 
     Returns:
-      The messages' dtype and shape, with the rows in the place of the edges. With several
+      The messages' dtype and shape, with rows instead of edges. With several
       reductions the last axis is as many times as long: all columns of the first reduction, then
       all of the second, and so on.
 
     Raises:
       ValueError: if ``messages`` does not have one entry for each edge slot along ``axis``, a
-        reduction is unknown or named twice, several are asked for without an axis of features, or
+        reduction is unknown or named twice, several are requested without an axis of features, or
         ``temperature`` is no positive number.
       NotImplementedError: if the named implementation can not run these arguments here.
 
@@ -139,11 +139,11 @@ def neighbour_reduce(
     reductions, empty rows, ties, several reductions and gradients are those of ``aggregate``.
 
     ``sum`` and ``mean`` multiply each neighbour with the weight of its edge and the scales of a
-    normalised graph: ``sum`` is ``spmm``, and ``mean`` is that divided by the number of edges of
+    normalised graph: ``sum`` is ``spmm``, and ``mean`` divides it by the number of edges of
     the row, not by the sum of their weights. They are differentiable in ``graph.weights``. The
     other reductions ignore weights and scales.
 
-    Beside each other, all reductions of a graph without weights and scales read the neighbours
+    If requested together, all reductions of a graph without weights and scales read the neighbours
     once; otherwise ``sum`` and ``mean`` each take a pass of their own.
 
     Args:
@@ -151,21 +151,21 @@ def neighbour_reduce(
       x: features of the senders along ``axis``.
       reduce: a reduction, or several.
       axis: the axis of the senders. Axes before it share the graph; axes after it are features.
-      temperature: T of ``softmax`` and ``logsumexp``, positive. If other reductions are asked for
+      temperature: T of ``softmax`` and ``logsumexp``, positive. If other reductions are requested
         too and T is not 1, these two take a second pass.
-      ties: which of several edges with the extreme get the gradient of ``max`` and ``min``:
+      ties: gradient of ``max`` and ``min`` if several edges have the extreme:
         ``"share"`` divides it equally, ``"first"`` gives it to the first in the graph's order.
-      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for the one measured to
         be fastest.
 
     Returns:
-      The dtype and shape of ``x``, with the rows in the place of the senders. With several
+      The dtype and shape of ``x``, with rows instead of senders. With several
       reductions the last axis is as many times as long: all columns of the first reduction, then
       all of the second, and so on.
 
     Raises:
       ValueError: if ``x`` does not have one row for each column of the graph along ``axis``, a
-        reduction is unknown or named twice, several are asked for without an axis of features, or
+        reduction is unknown or named twice, several are requested without an axis of features, or
         ``temperature`` is no positive number.
       NotImplementedError: if the named implementation can not run these arguments here.
 
@@ -201,7 +201,7 @@ def _reduced(call: Call) -> Array:
 
 
 def _sums_by_themselves(call: Call, names: Sequence[Aggregation]) -> bool:
-    """Whether sums are those of ``spmm``: they have factors, or one is all that is wanted.
+    """Whether sums are those of ``spmm``: they have factors, or only one is requested.
 
     ``spmm`` has no kernels for float16.
     """
@@ -231,7 +231,7 @@ def _soft(call: Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
 
 
 def _apart(call: Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
-    """Each of these reductions, made in one pass."""
+    """Each of these reductions, computed in one pass."""
     if not names:
         return {}
     y = _in_one_pass(call, x, names)
@@ -279,7 +279,7 @@ _aggregate.defvjp(_aggregate_forward, _aggregate_backward)
 
 @partial(custom_vjp, nondiff_argnums=(0, 1))
 def _kept(request, form, structure, x):
-    """The result, and what its gradient needs, through which no gradient flows."""
+    """The result, and the statistics for its gradient, through which no gradient flows."""
     return _run(request, form, structure, x, keep=True)
 
 
@@ -307,10 +307,10 @@ def _gradient_forward(request, form, structure, x, y, statistics, dy):
 
 
 def _gradient_backward(request, form, residuals, slope):
-    """Second derivatives, which are rare enough to leave to JAX and the plain formula.
+    """Second derivatives, by JAX and the plain formula, since they are rare.
 
     ``y`` and the statistics are functions of ``x``. The gradient of the reference is the same
-    function with these made from ``x``, so its derivative is the whole of it.
+    function with these computed from ``x``, so its derivative is complete.
     """
     structure, x, dy = residuals
 

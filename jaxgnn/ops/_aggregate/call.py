@@ -22,11 +22,11 @@ from jaxgnn.ops._core.checks import check_choice, check_float, check_graph, from
 Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
 """Ways to reduce the numbers of a column over the edges of a row."""
 Ties = Literal["share", "first"]
-"""Which of several equal maxima or minima get the gradient: all in equal shares, or the first."""
+"""The gradient of several equal maxima or minima: to all in equal shares, or to the first."""
 
 
 class Options(NamedTuple):
-    """The options of a call as they came; ``ops.aggregate`` says what they mean."""
+    """The unchecked options of a call; ``ops.aggregate`` describes them."""
 
     reduce: Any
     axis: Any
@@ -43,10 +43,10 @@ class Call:
       graph: checked graph.
       x: numbers of edges or of senders, [*batch, numbers, all features in one axis].
       by_edge: whether they are those of edges.
-      features: the axes of the features, as they came.
+      features: the axes of the features, as given.
       reductions: the reductions.
       temperature: the temperature, None for 1.
-      ties: which of several equal extremes get the gradient.
+      ties: gradient of several equal extremes.
       request: the implementation.
     """
 

@@ -1,4 +1,4 @@
-"""What edges find at their ends, with gradients that are sums by row and not scatters."""
+"""Features of nodes at the ends of edges, with gradients that are row sums, not scatters."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def at_ends(
     """The features of the node at one end of each edge slot.
 
     Padding slots have those of the last edge, so that a function of all slots is as finite in them
-    as it is for the edges; without any edge they have zeros. The gradient that comes back from a
-    padding slot must be zero, as it is from ``aggregate``.
+    as it is for the edges; without any edge they have zeros. The gradient to a padding slot must be
+    zero, as ``aggregate`` returns it.
 
     The gradient of a node is the sum over its edges, by ``aggregate``: for receivers along the rows
     of the graph, for senders along those of its transpose. It can be differentiated again.
@@ -40,8 +40,8 @@ def at_ends(
       end: ``"receivers"``, the rows of the graph, or ``"senders"``, its columns.
       graph: the graph, whose weights and scales are ignored.
       x: features of the nodes at that end. Axes before it share the graph.
-      implementation: of the sums of the gradient; ``"xla"`` for plain JAX, which also has
-        forward-mode derivatives.
+      implementation: implementation of the sums of the gradient; ``"xla"`` for plain JAX, which
+        also has forward-mode derivatives.
 
     Raises:
       ValueError: if ``x`` does not have one row for each node of that end.

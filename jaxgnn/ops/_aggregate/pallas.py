@@ -18,7 +18,7 @@ from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
 def forward(
     graph: CSRGraph, x: Float[Array, "numbers dim"], *, form: Form, keep: bool
 ) -> tuple[Float[Array, "rows columns"], Statistics]:
-    """The reductions side by side, and with ``keep`` what their gradients need."""
+    """The reductions side by side, and with ``keep`` the statistics for their gradients."""
     from pallas_kernels.aggregate import aggregate as kernels
 
     made = kernels.forward(pieces(graph), x, form, keep)

@@ -1,8 +1,8 @@
 """Sums, extremes and logarithms of sums of exponentials of segments, with their gradients.
 
-Each of these is the transpose of another, or is made of the others, so that gradients of any order
-are again reductions of segments and gathers. Only sums and extremes of entries in any order are
-scatters, and these on a CPU alone.
+Each of these is the transpose of another, or is composed of the others, so that gradients of any
+order are again reductions of segments and gathers. The only scatters are sums and extremes of
+unsorted entries on a CPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _by_rows(forward, order):
 
 
 def _order_of_sorted(ids, num_segments):
-    """Offsets and order of ascending ids, of which negative ones are in front."""
+    """Offsets and order of ascending ids, with negative ones first."""
     ends = jnp.arange(num_segments + 1, dtype=ids.dtype)
     indptr = jnp.searchsorted(ids, ends).astype(jnp.int32)
     size = jnp.int32(ids.shape[0])
@@ -62,7 +62,7 @@ _by_order = _by_rows(ffi.forward, ffi.segment_order)
 
 
 def _on_cpu(ids, x, *, reduction, num_segments, is_sorted, keep):
-    """Entries in any order are read as they lie by XLA's scatters, which on a CPU is faster."""
+    """Reduces unsorted entries by XLA's scatters, which are faster on a CPU."""
     how = {"num_segments": num_segments, "is_sorted": is_sorted, "keep": keep}
     if is_sorted or keep or reduction == "logsumexp":
         return _by_order(ids, x, reduction=reduction, **how)
@@ -105,7 +105,7 @@ class Segments(NamedTuple):
 def total(
     segments: Segments, ids: Int[Array, " entries"], x: Float[Array, "entries dim"]
 ) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"]]:
-    """The sum of each segment, and how many entries it has."""
+    """The sum of each segment, and its number of entries."""
     return segments.reduce("sum", ids, x)[:2]
 
 
@@ -144,7 +144,7 @@ def extreme(
     ids: Int[Array, " entries"],
     x: Float[Array, "entries dim"],
 ) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"]]:
-    """The maximum or minimum of each segment, and how many entries it has.
+    """The maximum or minimum of each segment, and its number of entries.
 
     Entries that are equal to it share the gradient.
     """
@@ -183,7 +183,7 @@ _extreme_and_ties.defvjp(_extreme_and_ties_forward, _extreme_backward)
 def log_total(
     segments: Segments, ids: Int[Array, " entries"], x: Float[Array, "entries dim"]
 ) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"]]:
-    """The logarithm of the sum of exponentials of each segment, and how many entries it has."""
+    """The logarithm of the sum of exponentials of each segment, and its number of entries."""
     return segments.reduce("logsumexp", ids, x)[:2]
 
 

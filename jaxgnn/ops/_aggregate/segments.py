@@ -28,7 +28,7 @@ _MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
 
 _ARE_NEGATIVE_IDS_DROPPED = ContextVar("are_negative_ids_dropped", default=False)
 
-# Ranges of ids that lie on accelerators.
+# Ranges of ids on accelerators.
 _RANGES = IdentityMemory[tuple[int, int]]()
 
 
@@ -48,18 +48,18 @@ def segment_sum(
 
     Args:
       data: an array with an entry for each id along its first axis, or a number for all of them.
-      segment_ids: segment of each entry, integers. Ids of ``num_segments`` and above are those of
-        padding, whose entries are dropped. Negative ids are an error wherever their values are
-        known: in every array but those that ``jit``, ``vmap`` and the like trace, where entries of
-        negative ids are dropped. Of ids on an accelerator the host waits for the smallest and the
-        largest, once for each array.
+      segment_ids: segment of each entry, integers. Ids of ``num_segments`` and above are padding,
+        whose entries are dropped. Negative ids raise an error where their values are known: in all
+        arrays except those that ``jit``, ``vmap`` and the like trace, where entries of negative ids
+        are dropped. For ids on an accelerator the host waits for the smallest and the largest, once
+        for each array.
       num_segments: number of segments; None for one more than the largest id, which must be known,
         so not under ``jit``.
       indices_are_sorted: whether the ids ascend.
-      unique_indices: whether no id occurs twice; not needed, and not used.
-      bucket_size: of ``jax.ops``; not needed, and not used.
+      unique_indices: whether no id occurs twice; ignored.
+      bucket_size: argument of ``jax.ops``; ignored.
       mode: ``"clip"`` moves ids out of range to the nearest segment, negative ones too; None,
-        ``"drop"``, ``"fill"`` and ``"promise_in_bounds"`` drop the entries of those beyond.
+        ``"drop"``, ``"fill"`` and ``"promise_in_bounds"`` drop entries out of range.
 
     Returns:
       An array [num_segments, ...] of the dtype of ``data``; zeros for segments without entries.
@@ -169,7 +169,7 @@ def segment_prod(
 ) -> Array:
     """Multiplies the entries of each segment, as ``jax.ops.segment_prod`` does.
 
-    The product itself is that of ``jax.ops``. Unlike there it has a gradient whether or not ids are
+    The product itself is that of ``jax.ops``. Unlike there it has a gradient even if ids are not
     unique: the product of the other entries of the segment, also where entries are zero. Segments
     without entries are one. Arguments and errors are those of ``segment_sum``.
     """
@@ -185,8 +185,8 @@ def segment_logsumexp(
 ) -> Array:
     """Computes the logarithm of the sum of the exponentials of each segment.
 
-    Nothing overflows on the way. Segments without entries are -inf. Arguments, gradients and errors
-    are those of ``segment_sum``.
+    No intermediate result overflows. Segments without entries are -inf. Arguments, gradients and
+    errors are those of ``segment_sum``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -291,7 +291,7 @@ def _reduced(
     *,
     option: Any = None,
 ) -> Array:
-    """The result of a function of this module, which is described in ``_KINDS``.
+    """The result of a function of this module, as described in ``_KINDS``.
 
     Args:
       op: name of the function.
@@ -319,7 +319,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     """The arguments as arrays.
 
     Raises:
-      ValueError: if they do not fit each other, or one of them is not as described.
+      ValueError: if they do not fit each other, or one of them is invalid.
     """
     data, ids = jnp.asarray(data), _as_array(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -344,7 +344,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
 
 
 def _as_array(ids: Any) -> Any:
-    """The ids as an array of numpy, which keeps int64, or of JAX if anything of them is traced."""
+    """The ids as an array of numpy, which keeps int64, or of JAX if they are traced."""
     if isinstance(ids, np.ndarray | jax.Array):
         return ids
     is_jax = hasattr(ids, "__jax_array__") or not is_concrete(*jax.tree.leaves(ids))
@@ -352,11 +352,11 @@ def _as_array(ids: Any) -> Any:
 
 
 def _checked_count(op: str, ids: Any, count: Any, are_negative_fine: bool) -> int:
-    """The number of segments, of ids none of which is negative as far as their values are known.
+    """The number of segments, after a check that no known id is negative.
 
     Raises:
-      ValueError: if there is a negative id, unless these are fine, or the number is no integer
-        that is known now.
+      ValueError: if there is a negative id, unless these are allowed, or the number is not a known
+        integer.
     """
     is_known = is_concrete(ids)
     if count is None and not is_known:
@@ -393,7 +393,7 @@ def _range(ids: Any) -> tuple[int, int]:
 
 
 def _shown(ids: Any) -> str:
-    """What is wrong with ids some of which are negative."""
+    """Describes the negative ids for an error."""
     ids = np.asarray(ids)
     is_negative = ids < 0
     first = int(is_negative.argmax())
@@ -449,8 +449,8 @@ def _of_floats(op: str, kind: _Kind, entries: _Entries, options: tuple[float, ..
 
 
 def _as_int32(ids: Any, count: int) -> Array:
-    """The ids, those beyond the range of int32 dropped as they would be."""
-    xp: Any = np if isinstance(ids, np.ndarray) else jnp  # which has int64 everywhere
+    """The ids, with those beyond the range of int32 out of range."""
+    xp: Any = np if isinstance(ids, np.ndarray) else jnp  # numpy always has int64
     if ids.dtype.itemsize > 4 or ids.dtype == np.uint32:
         last = min(count, np.iinfo(np.int32).max)
         ids = xp.minimum(ids, xp.asarray(last, ids.dtype))
@@ -471,7 +471,7 @@ def _sum(segments, ids, x):
 def _mean_of_jax(data, ids, count, is_sorted):
     """The mean of integers or complex numbers.
 
-    Sums of integers are not rounded, but where these do not hold them sums of floats are taken.
+    Sums of integers are not rounded, but float sums are used where these would overflow.
     """
     sums = functools.partial(
         jax.ops.segment_sum, segment_ids=ids, num_segments=count, indices_are_sorted=is_sorted
@@ -547,9 +547,9 @@ def _normalize(segments, ids, x, eps):
 
 
 def _prod(segments, ids, x):
-    """The product. Entries that are zero are kept apart: where there is just one, it is a factor.
+    """The product. Entries that are zero are handled separately: a single one becomes a factor.
 
-    So the gradient to this one is the product of the others.
+    So the gradient to it is the product of the others.
     """
     wide = x.astype(accumulation_dtype(x.dtype))
     is_zero = wide == 0
@@ -561,14 +561,14 @@ def _prod(segments, ids, x):
 
 
 class _Kind(NamedTuple):
-    """What a function of this module computes.
+    """The computation of a function of this module.
 
     Attributes:
       function: ``function(segments, ids, x, *options)`` of a matrix of floats.
-      of_jax: the same by ``jax.ops``, for data that are no floats and where there is nothing to
-        reduce; None where integers become floats first.
+      of_jax: the same by ``jax.ops``, for data that are no floats and for empty input; None where
+        integers become floats first.
       by_entry: whether the result has the shape of the data, or a row for each segment.
-      empty: the result of segments without entries where there is nothing to reduce.
+      empty: the result of segments without entries if the input is empty.
     """
 
     function: Callable[..., Array]

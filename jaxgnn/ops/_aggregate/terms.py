@@ -1,4 +1,4 @@
-"""The gradient of a result, as arrays of each row from which the gradient of an edge is made."""
+"""The gradient of a result, as arrays of each row that determine the gradient of an edge."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def terms_of(
     """The terms of the gradient to the number of an edge.
 
     Args:
-      form: what is static.
+      form: the static description.
       graph: the graph, for the number of edges of each row.
       y: the result, the reductions side by side.
-      statistics: what the forward pass kept.
+      statistics: statistics of the forward pass.
       dy: gradient of the result.
     """
     wide = accumulation_dtype(y.dtype)

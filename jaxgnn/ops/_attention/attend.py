@@ -1,4 +1,4 @@
-"""From the checked arrays of a call to its result: batch axes, and which way the sums are made."""
+"""Computes the result of a checked call: batch axes, and the choice of the method."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def attend(
     batch_dims: int,
     numbers: UInt32[Array, " edges"] | None = None,
 ) -> tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"] | None]:
-    """The weighted sums, of the dtype of what is summed, and the weights or None.
+    """The weighted sums, of the dtype of the values, and the weights or None.
 
     Args:
-      call: what is static.
-      graph: whose weights and scales are ignored.
+      call: the static description.
+      graph: the graph; its weights and scales are ignored.
       operands: checked arrays; leading batch axes share the graph. The values may be k-sparse.
       batch_dims: number of batch axes; of arrays of edges each has all of them or none.
-      numbers: number of each edge by which dropout draws; None for the edge slots.
+      numbers: number of each edge, from which dropout draws; None for the edge slots.
     """
     edges, operands, numbers = dispatch.match_varying(structure(graph), operands, numbers)
 
@@ -71,7 +71,7 @@ def _by_formula(call, graph, operands, numbers):
 
 
 def _by_kernels(call, graph, operands, numbers):
-    """The kernels, and around them what is made without an array of edges, heads and columns."""
+    """The kernels, with other steps around them that need no array of edges, heads and columns."""
     _require_kernels(call)
     if _adds_edges_to_ends(operands):
         without = partial(_by_kernels, numbers=numbers)
@@ -84,9 +84,9 @@ def _by_kernels(call, graph, operands, numbers):
 
 
 def _require_kernels(call: Call) -> None:
-    """Raises NotImplementedError if there is nothing of the named implementation here.
+    """Raises NotImplementedError if the named implementation has no kernels here.
 
-    The kernels say so themselves; here it is said before others are called, by the name of the op.
+    The kernels raise the same error. Here it is raised before others run, with the name of the op.
     """
     kernel, name = call.kernels.forward, call.request.name
     reason = name and kernel.unavailable(name, dispatch.current_platform())

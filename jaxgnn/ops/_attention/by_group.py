@@ -1,4 +1,4 @@
-"""Weighted sums by head, where consecutive heads share what is summed."""
+"""Weighted sums by head, where consecutive heads share the values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 def by_group(
     sums: Callable[[Array, Any], Array], weights: Float[Array, "edges heads"], values: Any
 ) -> Float[Array, "rows heads dim"]:
-    """The sums of each head, whose values are those of its group, axis 1 of all in ``values``.
+    """The sums of each head, over the values of its group; axis 1 of ``values`` has the groups.
 
     Args:
       sums: from the weights of the heads of one group, [E, heads of a group], and its values to

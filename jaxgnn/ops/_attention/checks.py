@@ -1,4 +1,4 @@
-"""Checks of what the ops of attention take, and how their arrays become ``Operands``."""
+"""Checks of the arguments of attention, and their conversion to ``Operands``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from jaxgnn.ops._maxk.maxk import todense
 
 @dataclass(frozen=True)
 class Checker:
-    """Reads the arguments of one call, and complains about them in the name of the op.
+    """Reads the arguments of one call, and raises errors in the name of the op.
 
     Attributes:
       op: name of the op.
       graph: checked graph.
       batch: leading axes of all arrays of nodes; arrays of edges have these or none.
-      dtype: dtype of what is summed, which other arrays have too, if they are not float32.
+      dtype: dtype of the values; other arrays have it too, unless they are float32.
     """
 
     op: str
@@ -43,16 +43,16 @@ class Checker:
           op: name of the op.
           graph: graph as the caller gave it.
           argument: name of ``rows``.
-          rows: what receivers give, [*batch, N, heads] and for ``axes`` 3 another axis.
-          axes: number of axes behind the batch axes.
-          dtype: dtype of what is summed.
+          rows: array of the receivers, [*batch, N, heads], with another axis for ``axes`` 3.
+          axes: number of axes after the batch axes.
+          dtype: dtype of the values.
         """
         graph = check_graph(op, graph)
         check_float(op, argument, rows, axes)
         return cls(op, graph, tuple(rows.shape[: rows.ndim - axes]), jnp.dtype(dtype))
 
     def nodes(self, argument: str, array: Any, side: str, *tail: int | None) -> None:
-        """Raises ValueError unless ``array`` is [*batch, nodes, *tail]; None is any size."""
+        """Raises ValueError unless ``array`` is [*batch, nodes, *tail]; None for any size."""
         count = self.graph.num_rows if side == "row" else self.graph.num_cols
         note = f"one row for each {side} of the graph"
         self._shape(argument, array, (self.batch,), (count, *tail), note)
@@ -83,7 +83,7 @@ class Checker:
             self.shared("edge_kernel", kernel, features.shape[-1], heads, dim)
 
     def same_dtype(self, argument: str, array: Any, *, or_float32: bool = False) -> None:
-        """Raises ValueError unless the dtype is that of what is summed."""
+        """Raises ValueError unless the dtype is that of the values."""
         if array.dtype != self.dtype and not (or_float32 and array.dtype == jnp.float32):
             other = " or float32" if or_float32 and self.dtype != jnp.float32 else ""
             raise bad_input(self.op, argument, f"{self.dtype}{other}, as the values", array.dtype)
@@ -91,7 +91,7 @@ class Checker:
     def dropout(
         self, dropout: Any, key: jax.Array | None
     ) -> tuple[float, UInt32[Array, "*batch 2"] | None]:
-        """The probability, and the two words of each member of the batch that choose the edges.
+        """The probability, and the two words of each member of the batch for the dropout.
 
         Raises:
           ValueError: unless ``dropout`` is in [0, 1), with a key if and only if it is not zero.
@@ -136,7 +136,7 @@ class Checker:
 
 
 def checked_senders(op: str, argument: str, given: Any) -> Array | CBSR:
-    """What senders give to the sums, a floating array of three axes or more, or k-sparse rows."""
+    """The values of the senders, a floating array of three axes or more, or k-sparse rows."""
     if not isinstance(given, CBSR):
         (given,) = from_numpy(given)
         check_float(op, argument, given, 3)

@@ -1,10 +1,11 @@
 """Attention composed of ops along edges, for its derivatives of second and higher order.
 
 The kernels of attention are one pass for scores, softmax and sums, and JAX can not differentiate
-them. Here the same function is made of steps that can be differentiated as often as one likes:
+them. Here the same function is composed of steps that can be differentiated any number of times:
 inner products along the edges, a softmax of [E, H], and weighted sums of rows. The gradients of
-these are one another, so a derivative of any order has their kernels, and no array of edges times
-heads times columns. (GATv2's scores have neither: they are made in pieces of the edges.)
+these steps are steps of the same kinds. So a derivative of any order uses their kernels, and no
+array of edges times heads times columns. (GATv2's scores have no kernels: they are computed in
+pieces of the edges.)
 
 All arrays are in the accumulation dtype.
 """
@@ -35,7 +36,7 @@ from jaxgnn.ops._graph.edge_products import (
 from pallas_kernels.attention.arguments import Form, Operands
 
 Scores = Callable[[dispatch.Request, CSRGraph, Operands, Form], Float[Array, "edges heads"]]
-"""Gives one score for each edge slot and head; in padding slots any finite number."""
+"""Returns one score for each edge slot and head; in padding slots any finite number."""
 
 
 def attended(
@@ -44,8 +45,8 @@ def attended(
     """The sums, the logarithms of the sums of exponentials, and the weights.
 
     Args:
-      scores: of the op.
-      request: which implementation the steps run.
+      scores: scores of the op.
+      request: implementation of the steps.
       graph: without weights and scales.
       operands: arrays without batch axes.
       form: constants of the call.
@@ -59,7 +60,7 @@ def attended(
     if operands.edge_values is not None:
         of_edges = partial(sums_of_edges, request, graph)
         y = y + by_group(of_edges, weights, operands.edge_values.astype(weights.dtype))
-    # What comes back for padding slots, which may be NaN, goes no further.
+    # Stops gradients of padding slots, which may be NaN.
     return y, lse, of_real_edges(graph, weights)
 
 
@@ -89,14 +90,14 @@ def gatv2_scores(
     """``s_ij = ⟨a, leaky_relu(x_i + z_j + W e_ij)⟩ + b_ij``, in plain JAX.
 
     Raises:
-      NotImplementedError: if bits have to repeat on a GPU, where the gradients are scatters.
+      NotImplementedError: if results have to be reproducible on a GPU: gradients are scatters.
     """
     scores = _GATV2_SCORES(request._replace(name="xla"), graph, operands, form=form)
     return _with_logits(graph, scores, operands)
 
 
 def _gatv2_scores(graph, operands, *, form):
-    """The scores without logits, a piece of the edges after the other."""
+    """The scores without logits, one piece of the edges after the other."""
     ends = operands.rows, operands.columns
     _, heads, dim = operands.rows.shape
     size = pieces.edges_of_piece(graph.num_edges, heads * dim, graph.shape)
@@ -114,7 +115,7 @@ def _gatv2_piece(form, slots, shared, features):
     """The scores of some edges, without logits; there is nothing to add up."""
     (receivers, senders), (rows, columns, attention, kernel) = slots, shared
     sums = rows.at[receivers].get(mode="clip") + columns.at[senders].get(mode="clip")
-    # Whatever stands at the ends of padding slots has no part.
+    # Values at the ends of padding slots are ignored.
     sums = jnp.where((receivers < rows.shape[0])[:, None, None], sums, 0)
     return (), gatv2_attention.of_sums(sums, features, attention, kernel, form.slope)
 
@@ -127,8 +128,8 @@ def _softmax(
 ) -> tuple[Float[Array, "edges heads"], Float[Array, "rows heads"]]:
     """The softmax over the edges of each row, zero where it is masked, and the logarithm of sums.
 
-    Sums of rows, and reading what belongs to the row of an edge, are the products of each head with
-    a one for each edge: so both have kernels, and are the gradients of each other.
+    Sums of rows, and reads of the number of an edge's row, are products of each head with a one for
+    each edge. So both have kernels, and are the gradients of each other.
     """
     ones, _ = dispatch.match_varying(jnp.ones((graph.num_edges, 1), scores.dtype), scores)
     masked = scores == -jnp.inf

@@ -57,17 +57,17 @@ def dot_attention(
     With features of edges it is ``k_j + W e_ij`` and ``v_j + W e_ij``.
 
     The softmax of "Attention Is All You Need" (https://arxiv.org/abs/1706.03762) over the edges of
-    each row, as graph transformers have it (https://arxiv.org/abs/2009.03509). Rows without edges,
+    each row, as in graph transformers (https://arxiv.org/abs/2009.03509). Rows without edges,
     and rows whose scores are all -inf, are zero. Sums are accumulated in float32 (float64 for
     float64 input). Weights and scales of the graph are ignored.
 
-    The kernels hold no array of edges times heads times width. They keep one number for each row
-    and head for the backward pass, which makes the scores again. Features of edges are multiplied
-    with what receivers have of W, ``⟨q_i, W e⟩ = ⟨Wᵀ q_i, e⟩``, and summed before W is applied.
+    The kernels use no array of edges times heads times width. They keep one number for each row
+    and head for the backward pass, which recomputes the scores. Features of edges are multiplied
+    with the queries mapped by W, ``⟨q_i, W e⟩ = ⟨Wᵀ q_i, e⟩``, and summed before W is applied.
 
-    Differentiable in every floating array, as often as one likes, and no derivative holds an array
-    of edges times heads times width. Where no kernel can run, None works in pieces of the edges.
-    (``"xla"`` is the plain formula, which makes such arrays.)
+    Differentiable in every floating array, any number of times, and no derivative uses an array of
+    edges times heads times width. Where no kernel can run, None works in pieces of the edges.
+    (``"xla"`` is the plain formula, which uses such arrays.)
 
     Args:
       graph: rows are receivers, columns are senders.
@@ -75,25 +75,24 @@ def dot_attention(
       k: keys of the senders, of the dtype and the leading axes of ``q``. With fewer heads than the
         queries, consecutive heads of the queries share a head of the keys.
       v: values of the senders, with as many heads as ``k``; or their k-sparse form, a ``CBSR``
-        whose values are [..., columns, groups, k]. Its kept entries alone are read where
-        ``maxk_spmm`` would do so, with weights made before; else it is expanded.
+        whose values are [..., columns, groups, k]. Only its kept entries are read where
+        ``maxk_spmm`` would do so, with weights computed before; else it is expanded.
       scale: static factor of the inner products; None for ``1 / sqrt(dim)``.
       edge_features: e, features of each edge slot, of the dtype of ``v`` or float32, with the
         leading axes or without.
-      edge_kernel: W, [features, groups, dim], which maps the features of an edge to what is added
-        to the key and to the value; or a pair of the map for keys and the map for values, None for
+      edge_kernel: W, [features, groups, dim], which maps the features of an edge to an addend of
+        the key and of the value; or a pair of the map for keys and the map for values, None for
         no such term. Of the dtype of ``v`` or float32; given if and only if ``edge_features`` are.
       edge_logits: b, one number for each edge slot and head, of the dtype of ``v`` or float32, with
         the leading axes or without; -inf masks an edge.
       edge_values: what each edge adds to the values of its sender, of the dtype of ``v`` or
         float32, with the leading axes or without.
-      dropout: probability of leaving an edge out for a head, after the softmax; the others are
-        scaled up. Each member of the leading axes draws for itself.
+      dropout: probability of dropping an edge for a head, after the softmax; the others are scaled
+        up. Each member of the leading axes draws for itself.
       key: random key of the dropout, which is the same in every implementation; None without.
-      return_weights: whether to return also what the values were multiplied with, dropout
-        included.
+      return_weights: whether to also return the weights of the values, dropout included.
       implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"`` on a GPU, or None for kernels, if
-        there are any here.
+        they can run here.
 
     Returns:
       Sums of the receivers, of the dtype of ``v``; with ``return_weights`` also the weight of each

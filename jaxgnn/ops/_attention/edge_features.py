@@ -29,13 +29,13 @@ class _Piece(NamedTuple):
 
 
 def completed(form: Form, graph: CSRGraph, operands: Operands, gradients: Operands) -> Operands:
-    """Returns the gradients with those that features of edges have a part in.
+    """Returns the gradients, completed by the parts of the features of edges.
 
     With ``t = x_i + z_j + W e`` and ``G = ds leaky_relu'(t)``, which has an entry for each edge,
     head and column, the gradient to ``e`` is ``W^T (a G)``, that to ``W`` is ``a Σ G e``, and the
     part of ``W e`` in that to ``a`` is ``Σ G W e``, since ``leaky_relu(t) = leaky_relu'(t) t``.
 
-    Members of a batch come one after the other.
+    Members of a batch are processed one after the other.
 
     Args:
       form: constants of the call.
@@ -60,7 +60,7 @@ def _completed(form, graph, operands, gradients):
 
     def add(sums, piece):
         features = piece.features.astype(jnp.float32)
-        # Whatever stands in padding slots has no part.
+        # Values in padding slots are ignored.
         features = jnp.where((piece.receivers < graph.num_rows)[:, None], features, 0)
         term = jnp.einsum("ef,fhd->ehd", features, kernel, precision="highest")
         ends = (operands.rows, piece.receivers), (operands.columns, piece.senders)

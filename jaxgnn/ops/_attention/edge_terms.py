@@ -1,4 +1,4 @@
-"""What features of edges add to dot-product attention, without an array of edges, heads, columns.
+"""Features of edges in dot-product attention, without an array of edges, heads, columns.
 
 The linear maps of the features are moved from the edges to the receivers, of which there are
 fewer: ``⟨q_i, W e⟩ = ⟨Wᵀ q_i, e⟩`` and ``Σ_j p_ij U e_ij = U Σ_j p_ij e_ij``. So the largest arrays
@@ -26,20 +26,20 @@ def attended(
     graph: CSRGraph,
     operands: Operands,
 ) -> tuple[Float[Array, "rows heads dim"], Any]:
-    """Sums and weights, in the accumulation dtype, with what the features of edges add to both.
+    """Sums and weights, in the accumulation dtype, with the terms of the features of edges.
 
     Args:
-      without: gives sums and weights of operands without features of edges.
-      call: what is static.
+      without: returns sums and weights of operands without features of edges.
+      call: the static description.
       graph: without weights and scales.
       operands: arrays of ``dot_attention`` without batch axes: features e [E, F], and W [F, K, D],
-        which maps them to what is added to keys, or U [F, K, Dv], to values, or both.
+        which maps them to addends of the keys, or U [F, K, Dv], to addends of the values, or both.
     """
     wide = accumulation_dtype(operands.summed.dtype)
     features, to_values = operands.edge_features.astype(wide), operands.edge_value_kernel
     queries, logits = operands.rows, operands.edge_logits
     if operands.edge_kernel is not None:
-        # Wide once, so that the two parts of the gradient are added before they are rounded.
+        # Widened once, so that the two parts of the gradient are added before they are rounded.
         queries = queries.astype(wide)
         of_rows = call.form.scale * _mapped("ngsd,fgd->ngsf", queries, operands.edge_kernel)
         products = products_with_edges(call.request, graph, of_rows, features)

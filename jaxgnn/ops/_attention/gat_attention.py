@@ -46,12 +46,12 @@ def gat_attention(
     zero. Sums are accumulated in float32 (float64 for float64 input). Weights and scales of the
     graph are ignored.
 
-    The kernels hold no array of edges times heads times width. They keep one number for each row
-    and head for the backward pass, which makes the scores again.
+    The kernels use no array of edges times heads times width. They keep one number for each row
+    and head for the backward pass, which recomputes the scores.
 
-    Differentiable in every floating array, as often as one likes, and no derivative holds an array
-    of edges times heads times width. Where no kernel can run, None works in pieces of the edges.
-    (``"xla"`` is the plain formula, which makes such arrays.)
+    Differentiable in every floating array, any number of times, and no derivative uses an array of
+    edges times heads times width. Where no kernel can run, None works in pieces of the edges.
+    (``"xla"`` is the plain formula, which uses such arrays.)
 
     Args:
       graph: rows are receivers, columns are senders.
@@ -59,18 +59,17 @@ def gat_attention(
         axes share the graph.
       a_src: c, one number for each sender and head, of the dtype of ``v`` or float32.
       v: values of the senders; or their k-sparse form, a ``CBSR`` whose values are [..., columns,
-        heads, k]. Its kept entries alone are read where ``maxk_spmm`` would do so, with weights
-        made before; else it is expanded.
+        heads, k]. Only its kept entries are read where ``maxk_spmm`` would do so, with weights
+        computed before; else it is expanded.
       negative_slope: static slope of leaky_relu for negative numbers.
       edge_logits: b, one number for each edge slot and head, of the dtype of ``v`` or float32, with
         the leading axes or without; -inf masks an edge.
-      dropout: probability of leaving an edge out for a head, after the softmax; the others are
-        scaled up. Each member of the leading axes draws for itself.
+      dropout: probability of dropping an edge for a head, after the softmax; the others are scaled
+        up. Each member of the leading axes draws for itself.
       key: random key of the dropout, which is the same in every implementation; None without.
-      return_weights: whether to return also what the values were multiplied with, dropout
-        included.
+      return_weights: whether to also return the weights of the values, dropout included.
       implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"`` on a GPU, or None for kernels, if
-        there are any here.
+        they can run here.
 
     Returns:
       Sums of the receivers, of the dtype of ``v``; with ``return_weights`` also the weight of each

@@ -1,14 +1,14 @@
-"""Attention in pieces of the edges, in plain JAX: what runs where no kernel can.
+"""Attention in pieces of the edges, in plain JAX, for inputs that no kernel supports.
 
 Kernels do not run for float64 on a GPU, for graphs whose sizes are known only when an exported
-program is called, and where nothing is compiled. Here the scores are the reference's, made for some
-edges at a time: beside the arrays of a piece there are the arrays of the caller, numbers of edges
-and heads [E, H], and sums. So no array has edges times heads times columns, forward or backward.
-JAX does not differentiate this code: ``backward`` is its gradient.
+program is called, and where nothing is compiled. Here the scores of the reference are computed for
+some edges at a time. Besides the arrays of a piece there are the arrays of the caller, numbers of
+edges and heads [E, H], and sums. So no array has edges times heads times columns, forward or
+backward. JAX does not differentiate this code: ``backward`` is its gradient.
 
-The edges of a piece are a graph of their own, in which each edge has a row and a column for itself:
-what belongs to its ends is gathered first, and the gradients of that are added to the sums of all
-pieces. So a piece costs its own edges, whatever the number of nodes.
+The edges of a piece are a graph of their own, in which each edge has its own row and column. The
+numbers of its ends are gathered first, and the gradients to them are added to the sums of all
+pieces. So the cost of a piece depends on its edges, not on the number of nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph import pieces
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
-# Edges of a piece where the number of heads or columns is known only when the program is called.
+# Edges of a piece if the number of heads or columns is known only when the program is called.
 _OF_UNKNOWN_WIDTH = 4096
 
 _OF_SENDERS = ("columns", "values")
@@ -64,7 +64,7 @@ def weights(
     *,
     form: Form,
 ) -> Float[Array, "edges heads"]:
-    """What the values of the senders are multiplied with; zero in padding slots."""
+    """The factors of the values of the senders; zero in padding slots."""
     graph, operands, lse = match_varying(graph, operands, lse)
     made = _all_scores(scores, graph, operands, form)
     probabilities = softmax_sum.probabilities(graph, made, lse)
@@ -115,12 +115,12 @@ def backward(
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some edges of a graph, which stand in the place of a graph where scores are made.
+    """Some edges of a graph, which are used like a graph to compute scores.
 
     Attributes:
       ids: the receiver of each edge, ``num_rows`` of the whole graph in padding slots.
       senders: the sender of each edge; the number of columns of the whole graph in padding slots.
-      real: which of the edges are no padding.
+      real: mask of the edges that are not padding.
       slots: edge slot of each edge in the whole graph.
       start: the first edge slot.
     """
@@ -133,7 +133,7 @@ class _Piece:
 
     @property
     def num_edges(self) -> int:
-        """How many edges the piece has, padding included."""
+        """Number of edges of the piece, padding included."""
         return self.ids.shape[0]
 
     @property
@@ -151,11 +151,11 @@ class _Piece:
         return jnp.where(self.real, self.indices, self.num_edges)
 
     def at_receivers(self, array: Array) -> Array:
-        """What belongs to the receiver of each edge; zero in padding slots."""
+        """The entry of the receiver of each edge; zero in padding slots."""
         return array.at[self.ids].get(mode="fill", fill_value=0, indices_are_sorted=True)
 
     def of_edges(self, array: Array) -> Array:
-        """What belongs to each edge, of an array with an axis of edges."""
+        """The entry of each edge, from an array with an axis of edges."""
         size = self.num_edges
         filled = jnp.concatenate([array, jnp.zeros((size, *array.shape[1:]), array.dtype)])
         return lax.dynamic_slice_in_dim(filled, self.start, size)
@@ -173,7 +173,7 @@ class _Piece:
         return jax.tree.map(lambda a: a.astype(accumulation_dtype(a.dtype)), wide)
 
     def add_gradients(self, sums: Operands, made: Operands) -> Operands:
-        """Adds the gradients of what ``gathered`` gave to those of the whole arrays."""
+        """Adds the gradients to the results of ``gathered`` to those of the whole arrays."""
         added = {"rows": self.add_to_rows(sums.rows, made.rows)}
         for name in (*_OF_SENDERS, *_OF_EDGES, *_SHARED):
             whole, part = getattr(sums, name), getattr(made, name)
@@ -188,7 +188,7 @@ class _Piece:
         return sums.replace(**added)
 
     def add_to_rows(self, sums: Array, values: Array) -> Array:
-        """Adds numbers of edges to the sums of their receivers, first those of a row together."""
+        """Adds numbers of edges to the sums of their receivers, after a sum over each row."""
         is_first = jnp.concatenate([jnp.ones(1, bool), self.ids[1:] != self.ids[:-1]])
         of_row = jnp.cumsum(is_first, dtype=jnp.int32) - 1
         counts = jnp.zeros(self.num_edges, jnp.int32).at[of_row].add(1, indices_are_sorted=True)
@@ -215,7 +215,7 @@ def _all_scores(scores, graph, operands, form) -> Float[Array, "edges heads"]:
 def _in_turn(
     graph: CSRGraph, operands: Operands, step: Callable[[Any, _Piece], Any], start: Any
 ) -> Any:
-    """Hands one piece after the other to ``step``, which returns the next sums."""
+    """Passes one piece after the other to ``step``, which returns the next sums."""
     size, edges = _edges_of_piece(graph, operands), graph.num_edges
     ids = jnp.concatenate([graph.receivers(), jnp.full(size, graph.num_rows, graph.indices.dtype)])
     senders = jnp.concatenate([graph.indices, jnp.zeros(size, graph.indices.dtype)])
@@ -242,7 +242,7 @@ def _edges_of_piece(graph: CSRGraph, operands: Operands) -> int:
 
 
 def _padded(array: Array | None, graph: CSRGraph, operands: Operands) -> Array | None:
-    """An array of edges with room for the end of the last piece, or None."""
+    """An array of edges padded to the end of the last piece, or None."""
     if array is None:
         return None
     room = _edges_of_piece(graph, operands), *array.shape[1:]

@@ -1,8 +1,8 @@
 """Attention over k-sparse values: weights by the kernels of attention, sums by ``maxk_spmm``.
 
-The kernels of attention get values of one column, so that they make the weights [E, H] and their
+The kernels of attention get values of one column, so that they compute the weights [E, H] and their
 gradients and read nothing else of the senders. ``maxk_spmm`` reads the kept entries of each
-neighbour in the place of a row, and makes the gradient at the kept columns only: neither pass has
+neighbour instead of a row, and computes the gradient at the kept columns only. Neither pass uses
 the expanded values [M, H, D].
 """
 
@@ -24,17 +24,18 @@ from jaxgnn.ops._graph.edge_products import sums_of_edges
 from jaxgnn.ops._maxk_spmm import maxk_spmm
 from pallas_kernels.attention.arguments import Operands
 
-# Up to this k / dim reading kept entries was faster than expanding them, for heads of 64 columns
-# and both ways together: ``python -m experiments.benchmarks.attention_k_sparse``. On a GPU the
-# break-even of ``maxk_spmm`` holds; on an H100 it was right within 2 %, on a graph like Flickr.
+# Up to this k / dim reading kept entries was faster than expanding them, forward and backward
+# together, for heads of 64 columns: ``python -m experiments.benchmarks.attention_k_sparse``. On a
+# GPU the break-even of ``maxk_spmm`` holds; on an H100 it was right within 2 %, on a graph like
+# Flickr.
 _LARGEST_RATIO_ON_A_CPU = 0.125
 
 
 def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> bool:
-    """Whether sums of k-sparse values run here and, where no name was given, are faster.
+    """Whether sums of k-sparse values run here and, unless an implementation is named, are faster.
 
     Args:
-      request: which implementation to run.
+      request: the implementation to run.
       graph: without weights and scales.
       values: of one member of a batch, [M, K, k].
     """
@@ -57,10 +58,10 @@ def attended(
     """Sums and weights.
 
     Args:
-      call: what is static.
+      call: the static description.
       graph: without weights and scales.
       operands: arrays without batch axes; the values are a ``CBSR`` of [M, K, k].
-      numbers: number of each edge by which dropout draws; None for the edge slots.
+      numbers: number of each edge, from which dropout draws; None for the edge slots.
     """
     kept, request = operands.values, call.request
     one_column = jnp.zeros_like(kept.values[:, :, :1])

@@ -1,10 +1,9 @@
-"""Dropout of attention that draws by given numbers of the edges, in the place of their slots.
+"""Dropout of attention that draws from given numbers of the edges instead of their slots.
 
 The kernels number edges by their slots. On a part of a graph that is spread over devices these are
-not the numbers in the whole graph, by which dropout has to draw so that it is the same on any
-number of devices. There two passes take the place of one: one over the edges that are kept, whose
-softmax has too large a share, and one over all edges, whose logarithm of the sum of exponentials
-says by how much.
+not the numbers in the whole graph. Dropout has to draw from the latter, so that it is the same on
+any number of devices. Then two passes replace one: a pass over the kept edges, whose softmax is too
+large, and a pass over all edges, whose logarithm of the sum of exponentials gives the correction.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ def attended(
     """The sums, and the weights or None.
 
     Args:
-      compute: gives sums, logarithms of the sums of exponentials, and weights or None.
-      call: what is static.
+      compute: returns sums, logarithms of the sums of exponentials, and weights or None.
+      call: the static description.
       graph: without weights and scales.
       operands: arrays without batch axes.
-      numbers: number of each edge by which dropout draws; None for the edge slots.
+      numbers: number of each edge from which dropout draws; None for the edge slots.
     """
     if operands.seed is None or numbers is None:
         y, _, weights = compute(call, graph, operands)
@@ -61,11 +60,11 @@ def attended(
 
 
 def _at_rows(call: Call, graph: CSRGraph, share: Float[Array, "rows heads"]) -> Array:
-    """What belongs to the receiver of each edge; zero in padding slots.
+    """The entry of the receiver of each edge; zero in padding slots.
 
-    The gradient of reading it is a scatter, whose order is open on a GPU. So it is read as a
-    product with ones, whose gradient has a kernel, but for ``"xla"``, of which JAX makes forward
-    derivatives too.
+    The gradient of a gather is a scatter, whose order is not fixed on a GPU. So the entries are
+    read by a product with ones, whose gradient has a kernel. ``"xla"`` gathers, since JAX also
+    computes its forward-mode derivatives.
     """
     if call.request.name == "xla":
         return at_rows(graph, share)

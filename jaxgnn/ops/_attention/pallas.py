@@ -1,6 +1,6 @@
 """Calls of the Mosaic GPU kernels of attention over neighbours.
 
-What the kernels compute is in the docstring of ``jaxgnn/ops/_attention/skeleton.py``.
+The docstring of ``jaxgnn/ops/_attention/skeleton.py`` describes what the kernels compute.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Calls:
     def weights(
         self, graph: CSRGraph, operands: Operands, lse: Float[Array, "rows heads"], *, form: Form
     ) -> Float[Array, "edges heads"]:
-        """What the values of each edge slot are multiplied with, in float32."""
+        """The factor of the values of each edge slot, in float32."""
         return _run(self, "weights", graph, operands, lse, form=form)
 
     def backward(
@@ -91,7 +91,7 @@ def to_shared_values(
     """The gradient to values of edges that some heads share: ``Σ_h p_h dy_h`` of each group.
 
     A warp has some heads only, so the kernels would write an array for all heads. Here the weights
-    are made once more, and the heads are added one after the other.
+    are computed again, and the heads are added one after the other.
     """
     by_group = (a.reshape(a.shape[0], groups, -1, *a.shape[2:]) for a in (weights, dy))
     return jax.vmap(partial(add_heads, graph), in_axes=(1, 1), out_axes=1)(*by_group)

@@ -1,30 +1,31 @@
-"""The part that all attention over neighbours shares: tables of kernels, the one custom_vjp.
+"""The common part of all attention over neighbours: tables of kernels, the one custom_vjp.
 
-An op is a case of ``Computation``: three kernels, which an implementation has all or none of. They
-take the graph, the arrays of ``Operands`` without batch axes, and as static option ``form``, a
-``Form``. Sums are in float32 (float64 for float64 input), whatever the operands are.
+An op is a case of ``Computation``: three kernels, of which an implementation has all or none. Their
+arguments are the graph, the arrays of ``Operands`` without batch axes, and the static option
+``form``, a ``Form``. Sums are in float32 (float64 for float64 input) for all dtypes of operands.
 
 ``forward(graph, operands) -> (y, lse)``
   The sums [N, H, Dv] and the logarithms of the sums of exponentials [N, H], both in the
   accumulation dtype. ``lse`` is -inf, and ``y`` zero, for rows that attend to nothing: those
-  without edges, and those whose scores are all -inf. The scores are not kept: beside the operands,
-  ``lse`` and ``y`` are all that the backward pass gets.
+  without edges, and those whose scores are all -inf. The scores are not kept: besides the operands,
+  the backward pass gets only ``lse`` and ``y``.
 
 ``weights(graph, operands, lse) -> [E, H]``
-  What the values were multiplied with, dropout included, in the accumulation dtype; zero in padding
-  slots. Only called where the caller asked for weights.
+  The factors of the values, dropout included, in the accumulation dtype; zero in padding slots.
+  Only called if the caller requested weights.
 
 ``backward(graph, operands, cotangents) -> Operands``
-  The gradients, each of the dtype of its operand, in the place of the operand. A kernel makes the
-  scores again, and from them ``p = exp(s - lse)`` and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) -
+  The gradients, each of the dtype and in the place of its operand. A kernel recomputes the scores,
+  and from them ``p = exp(s - lse)`` and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) -
   delta)``, where ``m`` is dropout's factor. It takes two passes. One is along the rows of the
-  graph, for what receivers and edges give. The other is along the rows of the transposed graph, so
-  that a sender's gradient is a sum over its edges in order, without atomic additions. Edge ``e`` of
-  the transposed graph is slot ``permutation[e]`` of the graph; by the slot it finds the arrays of
-  edges, and what dropout drew. What all edges share gets a sum over all edges: a kernel writes
-  partial sums of runs of rows, and adds them up in order, so that bits repeat.
+  graph, for the arrays of receivers and edges. The other is along the rows of the transposed graph,
+  so that a sender's gradient is a sum over its edges in order, without atomic additions. Edge ``e``
+  of the transposed graph is slot ``permutation[e]`` of the graph; the slot is its index in the
+  arrays of edges, and in the draws of dropout. Arrays that all edges share get a sum over all
+  edges: a kernel writes partial sums of runs of rows, and adds them up in order, so that results
+  are reproducible.
 
-``delta`` is made here from ``y`` and ``dy``.
+``delta`` is computed here from ``y`` and ``dy``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from jaxgnn.ops._graph.spmm import spmm
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16")
-"""Names of the dtypes that the kernels take."""
+"""Names of the dtypes that the kernels support."""
 
 
 class Computation(NamedTuple):
@@ -68,7 +69,7 @@ class Computation(NamedTuple):
 
 
 def computation(op: str, scores: softmax_sum.Scores, compiled: Any) -> Computation:
-    """The tables of an op's kernels; where none of them can run, there are pieces in plain JAX.
+    """The tables of an op's kernels; where none of them can run, pieces in plain JAX are used.
 
     Args:
       op: name of the op.
@@ -98,10 +99,10 @@ class Call(NamedTuple):
 
     Attributes:
       kernels: the kernels of the op.
-      scores: its scores, of which derivatives of any order can be made.
-      request: which implementation to run.
+      scores: its scores, with derivatives of any order.
+      request: the implementation to run.
       form: constants.
-      return_weights: whether the weights are wanted too.
+      return_weights: whether to also return the weights.
     """
 
     kernels: Computation
@@ -125,10 +126,10 @@ def computed(
 def attention(
     call: Call, graph: CSRGraph, operands: Operands
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Any]:
-    """What ``computed`` gives, with gradients by the kernels of the backward pass.
+    """The result of ``computed``, with gradients by the kernels of the backward pass.
 
     Args:
-      call: what is static.
+      call: the static description.
       graph: without weights and scales.
       operands: arrays without batch axes.
     """
@@ -146,7 +147,7 @@ def _attention_forward(call, graph, operands):
 def _attention_backward(call, residuals, gradients):
     graph, operands, y, lse, weights = residuals
     dy, dlse, dweights = gradients
-    # The gradient of lse by a score is the probability, as that of the sums is by delta.
+    # The gradient of lse by a score is the probability; that of the sums enters by delta.
     delta = jnp.sum(y * dy, axis=-1) - dlse
     if dweights is not None:
         delta = delta + _sums_of_rows(call.request, graph, weights * dweights)
@@ -157,7 +158,7 @@ def _attention_backward(call, residuals, gradients):
 
 
 def _sums_of_rows(request, graph, of_edges):
-    """Sums numbers of edges and heads over the edges of each row, in a fixed order if asked for."""
+    """Sums numbers of edges and heads over the edges of each row, in a fixed order if requested."""
     ones = jnp.ones((graph.num_cols, of_edges.shape[1], 1), of_edges.dtype)
     with dispatch.deterministic(request.deterministic):
         sums = spmm(graph.with_weights(of_edges), ones, implementation=request.name)
@@ -169,7 +170,7 @@ attention.defvjp(_attention_forward, _attention_backward)
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def _gradients(call, graph, operands, cotangents, dlse):
-    """The gradients of the operands; ``dlse``, which ``delta`` has, is for second derivatives."""
+    """The gradients of the operands; ``dlse``, included in ``delta``, is for second derivatives."""
     del dlse
     return call.kernels.backward(call.request, graph, operands, cotangents, form=call.form)
 
@@ -180,10 +181,10 @@ def _gradients_forward(call, graph, operands, cotangents, dlse):
 
 
 def _gradients_backward(call, residuals, slopes):
-    """Second derivatives, by ops that have kernels and derivatives of their own.
+    """Second derivatives, by ops that have their own kernels and derivatives.
 
     ``lse`` and ``delta`` are functions of the other arguments. The gradients of the composed ops
-    are the same function with both made from these, so its derivative is the whole of it.
+    are the same function with both computed from these, so its derivative is complete.
     """
     graph, operands, cotangents, dlse = residuals
     seed = operands.seed

@@ -26,7 +26,7 @@ class Activation:
       value: the function itself, of the preactivation z.
       derivative: the derivative of ``value``, finite where ``value`` is, and 0 at a kink.
       of_output: whether ``derivative`` takes ``y = value(z)`` instead of z.
-      selects: whether ``value`` gives z or zero, and so rounds nothing in any dtype.
+      selects: whether ``value`` gives z or zero, and so is exact in any dtype.
     """
 
     value: Callable[[Array], Array]
@@ -42,7 +42,7 @@ class Activation:
         """The gradient to z from ``dy`` and from ``known``, which is y or z.
 
         It has the accumulation dtype, or the dtype of ``dy`` where nothing is rounded. A unit whose
-        derivative is 0 passes nothing on, not even an infinite gradient.
+        derivative is 0 has a zero gradient, even if ``dy`` is infinite.
         """
         if self.selects:
             return jnp.where(self.derivative(known) == 0, jnp.zeros_like(dy), dy)

@@ -19,7 +19,7 @@ def check_graph(op: str, graph: Any) -> CSRGraph:
     """The graph: if concrete with the parts of its plan that the op needs, else in range.
 
     Raises:
-      ValueError: unless ``graph`` is a CSRGraph of sound shapes with at least one node. A concrete
+      ValueError: unless ``graph`` is a CSRGraph of valid shapes with at least one node. A concrete
         graph keeps these parts for the next call; without any plan its indices are checked too.
     """
     require_graph(op, "graph", graph)
@@ -66,7 +66,7 @@ def check_cbsr(op: str, cbsr: Any) -> CBSR:
     """The compressed rows, with their columns in range.
 
     Raises:
-      ValueError: unless ``cbsr`` is a CBSR of sound shapes and dtypes.
+      ValueError: unless ``cbsr`` is a CBSR of valid shapes and dtypes.
     """
     if not isinstance(cbsr, CBSR):
         raise bad_input(op, "cbsr", "a jaxgnn.graph.CBSR, as ops.maxk gives", type(cbsr).__name__)

@@ -1,4 +1,4 @@
-"""Gradients of one's own that can be differentiated again inside of a ``lax.scan``."""
+"""Custom gradients that can be differentiated again inside of a ``lax.scan``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxgnn.graph import is_concrete
 class custom_vjp(jax.custom_vjp):
     """``jax.custom_vjp`` whose residuals are never the arguments themselves.
 
-    JAX does not store a residual that is an argument: it notes the position of the argument. When
-    JAX takes out of the body of a ``lax.scan`` what is the same in each step, it puts constants
-    before the arguments of such a function and leaves the noted positions as they were. A second
-    derivative through the scan then reads other arrays in place of the residuals, for example a
-    scalar for the offsets of a graph. Here each argument among the residuals of a traced function
-    is copied. Inside of one compiled program XLA can leave the copy out; across two it is stored
-    beside the argument, for which reason the ops of mHC, whose arguments are large and whose second
-    derivatives through a scan are right without this, have ``jax.custom_vjp``.
+    JAX does not store a residual that is an argument: it stores the position of the argument. When
+    JAX moves constant parts out of the body of a ``lax.scan``, it inserts constants before the
+    arguments of such a function, and does not update the stored positions. A second derivative
+    through the scan then reads other arrays instead of the residuals, for example a scalar instead
+    of the offsets of a graph. Here each argument among the residuals of a traced function is
+    copied. Inside of one compiled program XLA can remove the copy; across two programs it is stored
+    in addition to the argument. Therefore the ops of mHC, whose arguments are large and whose
+    second derivatives through a scan are right without this, use ``jax.custom_vjp``.
     """
 
     def defvjp(
@@ -37,7 +37,7 @@ class custom_vjp(jax.custom_vjp):
         Args:
           fwd: returns the result and the residuals.
           bwd: returns a gradient for each argument.
-          symbolic_zeros: whether ``bwd`` is told which gradients are zero.
+          symbolic_zeros: whether ``bwd`` gets zero gradients as symbols.
           optimize_remat: whether ``fwd`` is replaced by the function where residuals are unused.
         """
 

@@ -1,8 +1,8 @@
-"""Which implementation runs: the only dispatch code of the library.
+"""Chooses the implementation that runs: the only dispatch code of the library.
 
 An op consists of kernels: one for the forward pass and those that the backward pass needs. Each
-``Kernel`` is a table of implementations. A named implementation runs or raises; ``None`` takes, per
-platform, the first of the kernel's preference that supports the arguments, and always works.
+``Kernel`` is a table of implementations. A named implementation runs or raises. ``None`` chooses,
+per platform, the first of the kernel's preference that supports the arguments, and always works.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def default_implementation(name: Name | None):
 def deterministic(enabled: bool = True):
     """Context manager: results and gradients are equal to the last bit from run to run.
 
-    An implementation that can not promise that on the current platform is skipped by ``None`` and
-    refused by name. On CPU every implementation is deterministic.
+    Without a name, an implementation that does not guarantee this on the current platform is
+    skipped; with its name it raises. On a CPU every implementation is deterministic.
     """
     return _deterministic(bool(enabled))
 
@@ -68,7 +68,7 @@ class Request(NamedTuple):
 
     Attributes:
       name: name of the implementation, None for the fastest.
-      deterministic: whether results have to repeat to the bit.
+      deterministic: whether results have to be equal to the last bit.
       verify: how results are compared with the reference.
     """
 
@@ -78,7 +78,7 @@ class Request(NamedTuple):
 
 
 def resolve(op: str, implementation: Name | None) -> Request:
-    """The request of an op's call: its argument, else the session default, and the modes set."""
+    """The request of an op's call: its argument, else the session default, and the modes."""
     _require_name(op, implementation)
     name = requested_implementation(implementation)
     return Request(name, _deterministic.value, verification.setting())
@@ -106,11 +106,11 @@ class Implementation:
     Attributes:
       runs: ``run(*args, **options)`` for each platform where it runs; args are pytrees of arrays,
         options are static.
-      unsupported: ``unsupported(platform, *args, **options)``: the reason why it can not run
-        these, or None. Asked before tracing ``run``.
+      unsupported: ``unsupported(platform, *args, **options)``: the reason why it can not run these
+        arguments, or None. Called before ``run`` is traced.
       deterministic_on: platforms where two runs give equal bits.
       missing: the reason why it can not run anything on a platform (not compiled, say), or None.
-      not_worth: ``not_worth(*args, **options)``: the reason why ``None`` passes over it although it
+      not_worth: ``not_worth(*args, **options)``: the reason why ``None`` skips it although it
         could run these, or None.
       tolerance: ``tolerance(*args, **options)``: the difference that ``jaxgnn.verify`` allows,
         relative to the largest entry; None for the tolerance of the dtype.
@@ -142,11 +142,11 @@ def ffi(
       dtypes: names of the dtypes of features.
       cpu: runs the kernel of the CPU library.
       cuda: runs the kernel of the CUDA library, or None if it has none.
-      cuda_limits: gives the reason why the CUDA kernel can not run these arguments, or None.
+      cuda_limits: returns the reason why the CUDA kernel can not run these arguments, or None.
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
-        # A library reads leading sizes when it is called; sizes of graphs must be known before.
+        # A library reads leading sizes at run time; sizes of graphs must be known before.
         reason = _other_dtype(dtypes, args) or unknown_size(args, leading=False)
         if reason is None and platform == "cuda":
             reason = cuda_limits(*args, **options)
@@ -166,16 +166,16 @@ def pallas(
     not_worth: Callable[..., str | None] = _always,
     tolerance: Callable[..., float | None] = _always,
 ) -> Implementation:
-    """Mosaic GPU kernels for features of ``dtypes``, which need nothing compiled at install time.
+    """Mosaic GPU kernels for features of ``dtypes``, which are not compiled at install time.
 
     Args:
       run: calls the kernel.
       dtypes: names of the dtypes of features.
-      limits: gives the reason why the kernel can not run these arguments, or None.
-      not_worth: gives the reason why the kernel is slower with these arguments than the next
+      limits: returns the reason why the kernel can not run these arguments, or None.
+      not_worth: returns the reason why the kernel is slower with these arguments than the next
         implementation, or None.
-      tolerance: gives the difference, relative to the largest entry, that ``jaxgnn.verify`` allows;
-        None for the tolerance of the dtype.
+      tolerance: returns the difference that ``jaxgnn.verify`` allows, relative to the largest
+        entry; None for the tolerance of the dtype.
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
@@ -193,7 +193,7 @@ def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
     # Arrays of a graph are coefficients, which every implementation casts for its sums.
     features = [argument for argument in args if not isinstance(argument, CSRGraph)]
     for leaf in jax.tree.leaves(features):
-        # float32 may stand beside shorter features, such as the weights of edges.
+        # float32 arrays may accompany shorter features, such as the weights of edges.
         known = leaf.dtype.name in (*dtypes, "float32")
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
             return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
@@ -217,7 +217,7 @@ def unknown_size(args: Any, *, leading: bool = True) -> str | None:
 
 @functools.cache
 def no_mosaic_gpu(platform: Platform) -> str | None:
-    """Why Mosaic GPU kernels do not run here; None if they do or if only a GPU is missing."""
+    """The reason why Mosaic GPU kernels do not run here, except for a missing GPU; or None."""
     try:
         import pallas_kernels.simt  # noqa: F401
     except ImportError as error:
@@ -236,15 +236,15 @@ def xla(
     Args:
       run: the reference.
       scatters: whether the reference has scatters.
-      cuda: the reference with the roundings of a GPU's libraries, or None to use ``run`` on a GPU
-        too. Verification always compares with ``run``.
+      cuda: the reference with the roundings of a GPU's libraries, or None to also use ``run`` on a
+        GPU. Verification always compares with ``run``.
     """
     runs: dict[Platform, Callable[..., Any]] = {"cpu": run, "cuda": cuda or run}
     return Implementation(runs, deterministic_on=("cpu",) if scatters else ("cpu", "cuda"))
 
 
 def is_deterministic() -> bool:
-    """Whether the op that is being traced was asked to repeat to the bit."""
+    """Whether the op that is being traced has to be deterministic."""
     return _deterministic.value
 
 
@@ -277,7 +277,7 @@ class Kernel:
         return Kernel(self.name, {"xla": xla(self.formula)})
 
     def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
-        """Runs the named implementation, or for None the first suitable one."""
+        """Runs the named implementation, or for None the first supported one."""
         with _deterministic(request.deterministic), verification.using(request.verify):
             return self._run(request.name, *args, **options)
 
@@ -301,7 +301,7 @@ class Kernel:
         )
 
     def choose(self, platform: Platform, *args: Any, **options: Any) -> Name:
-        """The implementation that ``None`` takes on ``platform`` for these arguments."""
+        """The implementation that ``None`` chooses on ``platform`` for these arguments."""
         reasons = {}
         for name in self.preference[platform]:
             reason = self.why_not(name, platform, *args, **options)
@@ -310,7 +310,7 @@ class Kernel:
             if reason is None:
                 return name
             reasons[name] = reason
-            # A CPU install without its library is a mishap; nvcc is optional on a GPU.
+            # A missing library is an error of the install on a CPU; nvcc is optional on a GPU.
             if platform == current_platform() == "cpu" and name in self.implementations:
                 _warn_if_not_installed(self.implementations[name])
         if platform == current_platform():
@@ -319,7 +319,7 @@ class Kernel:
         return "xla"
 
     def unavailable(self, name: Name, platform: Platform) -> str | None:
-        """Why ``name`` runs nothing at all on ``platform``; None if it depends on the arguments."""
+        """Returns why ``name`` never runs on ``platform``; None if it depends on the arguments."""
         entry = self.implementations.get(name)
         if entry is None:
             return f"needs one of the implementations {', '.join(self.implementations)}, got {name}"
@@ -333,7 +333,7 @@ class Kernel:
         return entry.missing(platform)
 
     def why_not(self, name: Name, platform: Platform, *args: Any, **options: Any) -> str | None:
-        """Why ``name`` can not run these arguments on ``platform``; None if it can."""
+        """The reason why ``name`` can not run these arguments on ``platform``; None if it can."""
         reason = self.unavailable(name, platform)
         if reason is not None:
             return reason
@@ -374,7 +374,7 @@ class _Call(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """How a kernel runs: by one call, or by one call for each platform that has a branch."""
+    """The calls of a kernel: one call, or one for each platform that has a branch."""
 
     fallback: _Call
     branches: tuple[tuple[Platform, Name, _Call], ...] = ()

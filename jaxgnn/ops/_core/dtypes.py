@@ -17,7 +17,7 @@ def accumulation_dtype(*dtypes) -> jnp.dtype:
 def stored(value: Array, dtype: Any) -> Array:
     """Rounds ``value`` to ``dtype``, even where no array is stored.
 
-    XLA for GPUs leaves out a cast between fused operations, but not an explicit rounding of bits.
+    XLA for GPUs removes a cast between fused operations, but not an explicit rounding of bits.
     """
     info = jnp.finfo(dtype)
     if info.bits < jnp.finfo(value.dtype).bits:

@@ -1,11 +1,12 @@
 """Functions that run outside of ``jax.jit`` as one program, compiled once.
 
-JAX knows the traces of ``lax.scan``, ``lax.cond``, ``jax.checkpoint`` and their like again by the
-function that they were given, and an eager loop's program by that trace. A function that is made
-anew for each call, as closures are, is therefore traced and compiled for each call, and what was
-compiled before stays in memory. Here such code is a function of arrays and of static values that
-have a hash: outside of ``jit``, equal static values and shapes find the program of the call before,
-and no cache holds an array. Inside of ``jit``, where the program around it is what is compiled, the
+JAX finds the traces of ``lax.scan``, ``lax.cond``, ``jax.checkpoint`` and the like by the function
+object that they were given, and an eager loop's program by that trace. A function that is created
+for each call, such as a closure, is therefore traced and compiled for each call, and earlier
+programs stay in memory. Here such code is a function of arrays and of hashable static values.
+Outside of ``jit``, equal static values and shapes find the program of an earlier call, and no cache
+keeps an array. Inside of ``jit``, where the surrounding program is compiled, the function is simply
+called.
 function is simply called.
 """
 
@@ -30,8 +31,8 @@ def _refuse_to_be_recorded():
     raise _BeingRecorded
 
 
-# A primitive that tells whether the current trace records operations. The traces of an eager
-# gradient and of an eager vmap pass it on, as it has no operands; a trace that records operations
+# A primitive that detects whether the current trace records operations. The traces of an eager
+# gradient and of an eager vmap pass it on, as it has no operands. A trace that records operations
 # evaluates its abstract result, which raises.
 _RUNS_NOW = Primitive("jaxgnn_runs_now")
 _RUNS_NOW.def_impl(lambda: True)
@@ -39,10 +40,10 @@ _RUNS_NOW.def_abstract_eval(_refuse_to_be_recorded)
 
 
 def runs_now() -> bool:
-    """Whether operations run when they are called, be it in an eager gradient or ``vmap``.
+    """Whether operations run when they are called, also in an eager gradient or ``vmap``.
 
-    False inside of ``jit``, ``scan`` and the like, where they are recorded; and inside an eager
-    ``shard_map``, which makes a program of each.
+    False inside of ``jit``, ``scan`` and the like, which record them, and inside an eager
+    ``shard_map``, which compiles each operation as a program.
     """
     try:
         return _RUNS_NOW.bind()
@@ -55,11 +56,11 @@ def run_compiled[S: Hashable, T](function: Callable[[S, Any], T], static: S, arg
 
     Calls with equal ``static`` values and with arguments of the same structure, shapes and dtypes
     share a program. A graph among the arguments is an argument of the program, whose
-    ``uniform_degrees`` are static. Where static values have no hash to find the program by, the
-    function is simply called.
+    ``uniform_degrees`` are static. If static values are not hashable, the function is simply
+    called.
 
     Args:
-      function: a function that is made once, when its module is imported.
+      function: a function that is created once, when its module is imported.
       static: values that are fixed when the program is compiled.
       arguments: a pytree. Arrays and graphs in it are arguments of the program; anything else is
         static too. Concrete graphs get their plans, which checks their indices.
@@ -69,7 +70,7 @@ def run_compiled[S: Hashable, T](function: Callable[[S, Any], T], static: S, arg
     static_parts, arrays = _split_arrays(arguments)
     try:
         known = _first_equal((static, static_parts))
-    except TypeError:  # it has no hash
+    except TypeError:  # it is not hashable
         return function(static, arguments)
     return _program(function, *known, arrays)
 
@@ -80,7 +81,7 @@ class _StaticParts(NamedTuple):
     Attributes:
       structure: structure of the pytree.
       values: for each leaf that is no array its type, its text if it is a float, and its value: 1,
-        1.0 and True are equal and must be told apart. None for arrays.
+        1.0 and True are equal and must be distinguished. None for arrays.
       degrees: the ``uniform_degrees`` of each leaf that is a graph, None for other leaves.
     """
 
@@ -137,5 +138,5 @@ def _prepared(leaf: Any) -> Any:
     if not _is_graph(leaf):
         return leaf
     if isinstance(leaf, CSRGraph):
-        return leaf.prepared_for(None)  # whatever op the program calls
+        return leaf.prepared_for(None)  # for any op that the program calls
     return leaf.prepared() if is_concrete(leaf.node_ids, leaf.hyperedge_ids) else leaf

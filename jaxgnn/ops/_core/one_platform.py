@@ -1,6 +1,6 @@
 """Lowers kernels of a single platform in a program that is lowered for several.
 
-Pallas refuses to lower a Mosaic GPU kernel for several platforms at once, as ``jax.export`` does
+Pallas does not lower a Mosaic GPU kernel for several platforms at once, as ``jax.export`` does
 with ``platforms=["cpu", "cuda"]``, although the kernel is in the branch of its own platform. The
 primitive here holds such a branch, and lowers it as if for a GPU alone.
 """
@@ -22,11 +22,11 @@ _ON_A_GPU.multiple_results = True
 
 @dataclass(frozen=True, eq=False)
 class _Program:
-    """A traced program, as a parameter that JAX does not look into.
+    """A traced program, as a parameter that is opaque to JAX.
 
-    From 0.12 on some operations of JAX are primitives of a higher level. Those in a program that is
-    the parameter of a primitive of ours would have to be lowered by a rule, of which the interface
-    is not public. ``jax.jit`` lowers them.
+    Since 0.12 some operations of JAX are primitives of a higher level. If a program is a parameter
+    of our primitive, its operations would have to be lowered by a rule whose interface is not
+    public. ``jax.jit`` lowers them.
     """
 
     jaxpr: Any

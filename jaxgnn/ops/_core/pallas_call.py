@@ -1,8 +1,8 @@
 """Functions that all calls of Mosaic GPU kernels share.
 
 The kernels are imported when the first of them is called: Mosaic GPU would slow down the import of
-the library, and is not there on every platform. Calls outside of ``jit`` are compiled once for each
-shape by a ``jit`` of their own, which Pallas does not do.
+the library, and is not available on every platform. Pallas does not cache calls outside of ``jit``,
+so each is compiled once for each shape by its own ``jit``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def flat_tokens[T](batch_dims: int, arrays: T) -> T:
 def batches_as_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
     """``run`` on matrices with independent rows, to which ``jax.vmap`` adds further rows.
 
-    By Pallas' own rule each member of a batch would be an array of its own, which may not be
-    aligned to 16 bytes, and would have blocks of its own, of which CUDA takes at most 65,535.
+    By Pallas' own rule each member of a batch would be a separate array, which may not be aligned
+    to 16 bytes, with its own blocks, of which CUDA supports at most 65,535.
 
     Args:
       run: a function from matrices to matrices, all with the same number of rows.
@@ -67,10 +67,10 @@ batching.primitive_batchers[_FORGET_VARIATION] = lambda arrays, axes: (
 
 
 def forget_variation(operand: jax.Array) -> jax.Array:
-    """Inside ``shard_map``, an operand as if it did not vary over the mesh; compiled to nothing.
+    """Inside ``shard_map``, an operand as if it did not vary over the mesh; this has no cost.
 
-    For kernels in which single warps use the operand: there Pallas refuses an operand that varies.
-    ``vary_like`` restores the variation in their results.
+    For kernels in which single warps use the operand: there Pallas does not support operands that
+    vary. ``vary_like`` restores the variation in their results.
     """
     return _FORGET_VARIATION.bind(operand) if jax.typeof(operand).mat.varying else operand
 

@@ -1,7 +1,7 @@
 """The ops of the library, in the order in which tables show them.
 
-Whatever needs a list of the ops reads this one: ``jaxgnn info``, the benchmarks and their report,
-and the tests that hold every op to a page, a benchmark and a name in each layer.
+All code that needs a list of the ops reads this one: ``jaxgnn info``, the benchmarks and their
+report, and the tests that every op has a page, a benchmark and a name in each layer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Op:
     are any, its GPU kernel in ``pallas_kernels/<family>/`` and its native sources.
 
     Attributes:
-      name: the word for this op in every layer.
-      family: name of the folder of its kernels; the folder of the op has an underscore in front.
+      name: the name of this op in every layer.
+      family: name of the folder of its kernels; the folder of the op starts with an underscore.
       companions: further public functions of its module that compute something.
       pallas: whether it has Mosaic GPU kernels.
       native: the platforms for which there are compiled kernels.

@@ -1,12 +1,12 @@
 """Quotients and exponentials of float32 that are rounded as well on a GPU as on a CPU.
 
-XLA divides on a GPU by an approximation that may be wrong by two units in the last place, and its
-exponential by as many. Where a function promises what ``jax.ops`` or jraph give on a CPU, that
-shows. Here the approximate quotient is corrected by its remainder, which float32 holds exactly, and
-an exponential is a sum of a large part that is exact and a small part. Every product and difference
-on the way to a remainder is exact, so nothing depends on whether a compiler fuses them.
+On a GPU, XLA's division is an approximation that may be wrong by two units in the last place, and
+so is its exponential. This matters where a function promises the results of ``jax.ops`` or jraph on
+a CPU. Here the approximate quotient is corrected by its remainder, which float32 represents
+exactly, and an exponential is a sum of a large part that is exact and a small part. Every product
+and difference for a remainder is exact, so fusions of the compiler do not change the results.
 
-A CPU rounds well by itself; there, and for other dtypes, these are JAX's own functions.
+A CPU rounds correctly; there, and for other dtypes, these are JAX's own functions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LOG_2_LOW = math.log(2) - _LOG_2_HIGH
 # The remainder of smaller numbers has parts that are below the normal numbers.
 _LEAST_CORRECTED = 1e-22
 
-# Below the one everything is rounded to zero, above the other to infinity.
+# Smaller arguments are rounded to zero, larger ones to infinity.
 _LEAST, _MOST = -104.0, 89.0
 
-# Of exp(r) - 1 - r, by ascending powers from the second on; |r| is at most half of log(2).
+# Coefficients of exp(r) - 1 - r, from the second power on; |r| is at most half of log(2).
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(2, 9))
 
 
@@ -36,7 +36,7 @@ _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(2, 9))
 def quotient(a: Float[Array, "*shape"], b: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """``a / b``, of float32 rounded to the nearest.
 
-    Where one of the three numbers is beyond 1e-22 or 1e38, it is XLA's quotient.
+    Where one of the three numbers is outside of 1e-22 to 1e38, it is XLA's quotient.
     """
     return _where_needed(jnp.divide, divided, a, b)
 
@@ -75,7 +75,7 @@ def divided(a: Float32[Array, "*shape"], b: Float32[Array, "*shape"]) -> Float32
 def corrected(
     a: Float32[Array, "*shape"], b: Float32[Array, "*shape"], q: Float32[Array, "*shape"]
 ) -> Float32[Array, "*shape"]:
-    """``a / b``, from an approximate quotient ``q`` and the remainder that this leaves."""
+    """``a / b``, from an approximate quotient ``q`` and its remainder."""
     q_high, q_low = _halves(q)
     b_high, b_low = _halves(b)
     remainder = ((a - q_high * b_high) - q_high * b_low - q_low * b_high) - q_low * b_low

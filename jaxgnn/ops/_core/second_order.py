@@ -14,10 +14,10 @@ from jaxgnn.ops._core.custom_gradient import custom_vjp
 def differentiable_again(
     gradient: Callable[..., Any], plain: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Makes the derivative of a gradient that of the same function in what JAX can differentiate.
+    """Makes a gradient differentiable, by a plain function with the same result.
 
-    Second derivatives are rare enough to need no kernels of their own, and a compiled kernel has
-    none that JAX could find.
+    Second derivatives are rare enough to need no kernels of their own, and JAX can not
+    differentiate a compiled kernel.
 
     Args:
       gradient: ``gradient(static, *arrays)``, the kernels, where ``static`` has a hash.

@@ -18,19 +18,19 @@ from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 Mode = Literal["off", "warn", "strict"]
 
-# How much sums in another order may differ, relative to the largest entry: half of the digits of a
-# dtype, or two roundings for 16-bit dtypes.
+# Allowed difference of sums in another order, relative to the largest entry: half of the digits of
+# a dtype, or two roundings for 16-bit dtypes.
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-7, "float16": 2.0**-10}
-# How many roundings the arguments of the reference are changed by, to see what that does to results
-# whose terms cancel: of these no digit need be right.
+# Number of roundings by which the arguments of the reference are changed, to measure the effect on
+# results whose terms cancel: these may have no correct digit.
 _NUDGE = 16
 
 
 class Setting(NamedTuple):
-    """How implementations are checked.
+    """Settings of the checks of implementations.
 
     Attributes:
-      mode: ``"off"``, ``"warn"`` or ``"strict"``: what happens if results differ.
+      mode: ``"off"``, ``"warn"`` or ``"strict"``: the action if results differ.
       tolerance: largest allowed difference, relative to the largest entry of an array; None for the
         tolerance of the dtype.
     """
@@ -57,7 +57,7 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
     and integers equal. References multiply matrices in full precision.
 
     The terms of a sum may cancel, such as those of the gradient to the scores of attention where
-    each node has one neighbour, and then roundings are all that is left. So the reference runs once
+    each node has one neighbour. Then only rounding errors are left. So the reference runs once
     more, on arguments that differ by 16 roundings, and results may differ by as much as its own do.
 
     Some ops consist of several kernels (``hypergraph_conv`` with ``path="mixing"``,
@@ -66,17 +66,17 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
     the reference's are.
 
     The setting is part of ``jax.jit``'s cache key: a function traced under another setting is
-    traced again, and under ``"off"`` nothing is added to it. Arrays are compared where they are;
-    the verdict is given by a host callback.
+    traced again, and ``"off"`` adds no operations. Arrays are compared on their device; a host
+    callback reports the result.
 
     Args:
-      mode: ``"off"``; ``"warn"`` for a ``RuntimeWarning``; ``"strict"`` for an error, which under
-        ``jax.jit`` comes as a ``jax.errors.JaxRuntimeError`` that quotes it, when the results are
-        waited for.
+      mode: ``"off"``; ``"warn"`` for a ``RuntimeWarning``; ``"strict"`` for an error. Under
+        ``jax.jit`` this is a ``jax.errors.JaxRuntimeError`` that quotes it, raised when the results
+        are waited for.
       tolerance: relative, finite and at least zero; by default 1e-9 for float64, 1e-4 for float32,
         2^-10 for float16 and 2^-7 for bfloat16, and more for TF32 products, which JAX uses by
         default on recent NVIDIA GPUs. For a node of more than 1,677 edges in float32 it is 2^-24 an
-        edge, since that is how exact the reference's sum is.
+        edge, which is the error of the reference's sum.
 
     Raises:
       ValueError: if there is no such mode, or the tolerance is negative or not finite.
@@ -100,12 +100,12 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
 
 
 def setting() -> Setting:
-    """How the op that is being traced is to be checked."""
+    """The setting for the op that is being traced."""
     return _setting.value
 
 
 def using(setting: Setting):
-    """Context manager: how ops are checked, from the forward pass to the backward pass."""
+    """Context manager: sets the checks of ops, from the forward pass to the backward pass."""
     return _setting(setting)
 
 
@@ -122,10 +122,10 @@ def checked(
       name: names of the kernel and of the implementation.
       run: the implementation.
       reference: the function that the implementation has to equal.
-      known: gives the tolerance for these arguments, where the precision asked for needs one of its
-        own. None, or a result of None, for the tolerance of the dtype. A tolerance in the setting
-        takes precedence.
-      longest_sum: gives the number of terms in the longest sum of the reference for these
+      known: returns the tolerance for these arguments, where the requested precision needs a
+        special one. None, or a result of None, for the tolerance of the dtype. A tolerance in the
+        setting takes precedence.
+      longest_sum: returns the number of terms in the longest sum of the reference for these
         arguments; None if all sums are short.
     """
     mode, asked = _setting.value
@@ -158,7 +158,7 @@ def contained(name: str, run: Callable[..., Any], reference: Callable[..., Any])
     For ops of several kernels, each of which is compared with its own reference.
 
     Args:
-      name: names of the op and of the way in which it is computed.
+      name: names of the op and of the method of computation.
       run: a function of pytrees of arrays, which depends on nothing else.
       reference: a function of the same arguments, which ``run`` has to equal.
     """
@@ -239,7 +239,7 @@ def _worst(
 ):
     """The index of the largest difference, the difference, the allowed one, and both entries.
 
-    ``changed`` is what the reference makes of arguments that differ by a few roundings.
+    ``changed`` is the result of the reference for arguments that differ by a few roundings.
     """
     if not jnp.issubdtype(made.dtype, jnp.floating):
         cut = expected.astype(made.dtype), made.astype(expected.dtype)  # the dtypes may differ
@@ -269,7 +269,7 @@ def _index(place: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _of_dtype(dtype: jnp.dtype, wide: jnp.dtype, longest_sum: jax.Array | None) -> Any:
-    """How much sums that are made in ``wide`` and rounded to ``dtype`` may differ."""
+    """The allowed difference of sums computed in ``wide`` and rounded to ``dtype``."""
     tolerance = _TOLERANCES[dtype.name]
     if longest_sum is None:
         return tolerance

@@ -115,9 +115,9 @@ def fused_linear(
 ) -> Float[Array, "*batch out"] | CBSR:
     """``activation(x @ kernel + bias)``.
 
-    Sums are accumulated in float32 (float64 for float64 input), bias and activation applied to
-    them, and the result rounded once. Only where ``implementation=None`` takes XLA for 16-bit
-    numbers on a GPU, the product is rounded first too. Differentiable in all arrays::
+    Sums are accumulated in float32 (float64 for float64 input), bias and activation are applied to
+    them, and the result is rounded once. Except where ``implementation=None`` chooses XLA for
+    16-bit numbers on a GPU: there the product is also rounded. Differentiable in all arrays::
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
 
@@ -131,12 +131,12 @@ def fused_linear(
       activation: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"`` (by erf), ``"silu"``,
         ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative of
         relu at 0 is 0. ``ops.MaxK(k)`` for the k largest entries of each row, compressed.
-      precision: how float32 numbers are multiplied: None for JAX's setting, by default TF32 on
-        recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
-        (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for other
-        dtypes. ``"pallas"`` has kernels for the last two, and for None where JAX's setting means
-        one of them; the gradients of wide float32 layers are XLA's even so.
-      implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
+      precision: precision of float32 products: None for JAX's setting, by default TF32 on recent
+        NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"`` (three
+        products of bfloat16 parts), which on CPU are float32 as well. Ignored for other dtypes.
+        ``"pallas"`` has kernels for the last two, and for None where JAX's setting means one of
+        them; XLA still computes the gradients of wide float32 layers.
+      implementation: ``"xla"``, ``"pallas"``, or None for the one measured to be fastest.
 
     Returns:
       The activated features, of the dtype of ``x``. For ``ops.MaxK`` the k largest entries of each
@@ -183,7 +183,7 @@ def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
 
 
 def _in_one_kernel(request: dispatch.Request, x, kernel, bias, options: dict) -> bool:
-    """Whether one kernel was asked for by name, or is what ``None`` takes here."""
+    """Whether one kernel was requested by name, or is the choice of ``None`` here."""
     # Implementations that round differently may keep different entries: only the two ops can be
     # verified.
     if request.verify.mode != "off" or request.name not in (None, "pallas"):

@@ -62,10 +62,10 @@ def fused_mlp(
     Each layer accumulates in float32 (float64 for float64 input) and rounds its result once, to the
     dtype of ``x``, hidden layers included. Differentiable in every array.
 
-    Layers for which a GPU's kernels would be taken keep only ``x`` and the parameters for the
-    backward pass, which recomputes the hidden layers: about a quarter more products in a training
-    step, but none of the hidden layers is read or written. Layers that are too wide for that, or
-    too few rows, take one ``fused_linear`` a layer, which keeps the input of each layer.
+    Layers for which the kernels of a GPU are chosen keep only ``x`` and the parameters for the
+    backward pass, which recomputes the hidden layers. This takes about a quarter more products in a
+    training step, but no hidden layer is read or written. Layers that are too wide, or too few
+    rows, run one ``fused_linear`` a layer, which keeps the input of each layer.
 
     Args:
       x: features, any leading axes, also of length 0.
@@ -73,11 +73,10 @@ def fused_mlp(
       biases: one for each layer, of the dtype of ``x``, or None.
       activation: function between the layers: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
         (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
-      precision: how float32 numbers are multiplied: None for JAX's setting, by default TF32 on
-        recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
-        (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for other
-        dtypes.
-      implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
+      precision: precision of float32 products: None for JAX's setting, by default TF32 on recent
+        NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"`` (three
+        products of bfloat16 parts), which on CPU are float32 as well. Ignored for other dtypes.
+      implementation: ``"xla"``, ``"pallas"``, or None for the one measured to be fastest.
 
     Returns:
       The output of the last layer, of the dtype of ``x``.
@@ -109,7 +108,7 @@ def fused_mlp(
 
 
 def _in_one_kernel(options: dict, x, kernels, biases) -> bool:
-    """Whether ``None`` takes kernels of all layers on any platform."""
+    """Whether ``None`` chooses kernels of all layers on any platform."""
     chosen = (
         FUSED_MLP.choose(p, x, kernels, biases, **options) for p in get_args(dispatch.Platform)
     )
@@ -119,7 +118,7 @@ def _in_one_kernel(options: dict, x, kernels, biases) -> bool:
 def _layer_by_layer(x, kernels, biases, activation, precision):
     """Runs one ``fused_linear`` a layer, where the products take most of the time.
 
-    Recomputing hidden layers would make a third more of them.
+    Recomputing hidden layers would add a third more products.
     """
     *hidden, last = zip(kernels, biases, strict=True)
     for layer in hidden:

@@ -1,6 +1,6 @@
 """The tables of implementations of the fused linear layers, and the limits of their GPU kernels.
 
-On a GPU ``implementation=None`` takes the Mosaic GPU kernels for sizes that were timed: layers so
+On a GPU ``implementation=None`` chooses the Mosaic GPU kernels for sizes that were timed: layers so
 narrow that reading and writing rows takes most of the time, and so many rows that this takes longer
 than a launch. XLA runs all other layers. ``layer_limits`` and ``_not_worth`` implement this rule.
 """
@@ -40,7 +40,7 @@ def kernel(
     limits: Callable[..., str | None],
     backward: bool = False,
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which ``None`` takes where it was timed."""
+    """The reference and a Mosaic GPU kernel, which ``None`` chooses where it was timed."""
     not_worth = _backward_not_worth if backward else _not_worth
     return dispatch.Kernel(
         name,
@@ -48,7 +48,7 @@ def kernel(
             "xla": dispatch.xla(
                 reference, scatters=False, cuda=partial(reference, round_products=True)
             ),
-            # ``limits`` decides which float32 layers the kernels take.
+            # ``limits`` decides which float32 layers the kernels support.
             "pallas": dispatch.pallas(
                 mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth, tolerance=_tolerance
             ),
@@ -58,14 +58,14 @@ def kernel(
 
 
 def layer_limits(x: Any, kernels: Any) -> str | None:
-    """Why kernels for 16 bits do not take these layers here, or None."""
+    """The reason why kernels for 16 bits do not support these layers here, or None."""
     if x.dtype.name not in _DTYPES:
         return f"needs {' or '.join(_DTYPES)} values, got {x.dtype.name}"
     return _width_limits(x, kernels) or device_limits()
 
 
 def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
-    """Why the kernels of the forward pass do not take these layers, or None."""
+    """The reason why the kernels of the forward pass do not support these layers, or None."""
     if x.dtype.name != "float32":
         return layer_limits(x, kernels)
     reason = _width_limits(x, kernels) or _precision_limits(x, precision)
@@ -75,7 +75,7 @@ def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
 def backward_limits(
     x: Any, kernels: Any, activation: str | None, precision: str | None
 ) -> str | None:
-    """Why backward kernels, which repeat part of the forward, do not take these layers."""
+    """The reason why backward kernels, which rerun part of the forward, do not support these."""
     reason = forward_limits(x, kernels, precision)
     if reason is not None or x.dtype.name != "float32":
         return reason
@@ -126,8 +126,8 @@ def gradient_request(
 ) -> dispatch.Request:
     """The request for the backward pass, as not all float32 layers have backward kernels.
 
-    Layers without them whose forward kernels were asked for by name get the gradients that ``None``
-    takes.
+    If the forward kernels of layers without them were requested by name, these layers get the
+    gradients that ``None`` chooses.
     """
     if request.name != "pallas" or x.dtype.name != "float32":
         return request
@@ -181,6 +181,6 @@ def _size(x: Any, kernels: Any) -> tuple[int, int]:
 
 
 def device_limits() -> str | None:
-    """Why this GPU has no kernels, which use tensor core instructions of 9.0; None if it has."""
+    """The reason why this GPU has no kernels, which use tensor cores of 9.0; None if it has."""
     found = Chip.current().capability
     return None if found == "9.0" else f"needs a GPU of compute capability 9.0, got {found}"

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CBSR
 from jaxgnn.ops._core.pallas_call import compiled, flat_tokens, forget_variation, vary_like
 
-# The kernels' names of ways to multiply. If the precision is None, JAX's setting decides, read as
-# XLA reads it on a GPU. Other settings have no kernels.
+# The kernels' names of methods to multiply. If the precision is None, JAX's setting decides, as for
+# XLA on a GPU. Other settings have no kernels.
 _TF32, _BF16X3 = "tf32", "bf16x3"
 _BY_ARGUMENT = {"tf32": _TF32, "bf16x3": _BF16X3}
 _TF32_SETTINGS = (None, "default", "high", "bfloat16", "bfloat16_3x", "tensorfloat32")
@@ -23,9 +23,9 @@ _BY_SETTING |= {"TF32_TF32_F32": _TF32}
 
 
 def products(dtype: Any, precision: str | None) -> str | None:
-    """The kernels' name of the way in which they multiply float32 numbers; None if they can not.
+    """The kernels' name of the method to multiply float32 numbers; None if not supported.
 
-    It is None for 16-bit numbers too, whose products are exact.
+    It is also None for 16-bit numbers, whose products are exact.
     """
     if jnp.dtype(dtype) != jnp.float32:
         return None
@@ -64,7 +64,7 @@ def fused_linear_backward(
     precision: str | None,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``."""
-    del precision  # gradients always take three products of bfloat16 parts
+    del precision  # gradients always use three products of bfloat16 parts
     from pallas_kernels.dense import fused_linear as kernels
 
     flat, y, dy = flat_tokens(x.ndim - 1, (x, y, dy))
@@ -102,7 +102,7 @@ def fused_mlp(
     activation: str | None,
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
-    """Runs dense layers with an activation between them; each kernel takes as many as fit."""
+    """Runs dense layers with an activation between them; each kernel runs as many as fit."""
     from pallas_kernels.dense import fused_mlp as kernels
 
     made = products(x.dtype, precision)

@@ -80,7 +80,7 @@ def check_edge_mlp(op: str, params: Any, receivers: Any, senders: Any, edge_feat
 
 
 def check_reduction(op: str, graph: CSRGraph, reduce: Any, activation: Any, weights: Any) -> None:
-    """Raises ValueError unless reduction and activation are known and the graph suits them."""
+    """Raises ValueError unless reduction and activation are known and fit the graph."""
     check_choice(op, "reduce", reduce, "sum", "mean", "max")
     check_choice(op, "activation", activation, *ACTIVATIONS)
     folded = graph.normalization is not None and weights is None

@@ -87,22 +87,22 @@ def edge_mlp_aggregate(
 ) -> Float[Array, "*batch nodes out"]:
     """Message passing: ``y_i = reduce_j w_ij mlp([h_i ; h_j ; e_ij])``.
 
-    An MLP of both ends of each edge and of its features, reduced where edges arrive
+    An MLP of both ends of each edge and of its features, reduced at the receivers
     (https://arxiv.org/abs/1704.01212). The result is exact, with products moved to the nodes::
 
         [h_i ; h_j ; e_ij] W = h_i W_r + h_j W_s + e_ij W_e        one product a node, not an edge
         Σ_j w_ij (a_ij W + b) = (Σ_j w_ij a_ij) W + (Σ_j w_ij) b   the same, for sum and mean
 
     In an MLP of two layers only the activation is then computed for every edge; in a deeper one the
-    layers between the first and the last, and for the maximum the last too. Nothing of the size
-    edges × width is kept for the backward pass, which computes it again. Differentiable in ``h``,
+    layers between the first and the last, and for the maximum also the last. Nothing of the size
+    edges × width is kept for the backward pass, which recomputes it. Differentiable in ``h``,
     in all of ``params``, in ``edge_features`` and in weights.
 
-    Sums are accumulated in float32 (float64 for float64 input); what is multiplied with a kernel,
+    Sums are accumulated in float32 (float64 for float64 input). Operands of products with kernels,
     and the products of nodes that edges read, are rounded to the dtype of ``h``.
 
     Args:
-      graph: rows are receivers, columns senders. Its weights count unless ``weights`` are given,
+      graph: rows are receivers, columns senders. Its weights apply unless ``weights`` are given,
         its scales always.
       h: features of the nodes, any leading axes. The graph is shared by the leading axes and by
         members of ``jax.vmap``, and is not copied for them. A pair ``(receivers, senders)`` for
@@ -118,9 +118,9 @@ def edge_mlp_aggregate(
       activation: function between the layers: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
         (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
       implementation: ``"xla"`` for the first formula, computed edge by edge; ``"pallas"`` for
-        kernels of the layers that are left to edges, with the fastest products for the nodes; or
-        None to take these kernels where they were timed (graphs of one known degree, layers up to
-        128 wide, no features of edges, at least 4,096 rows) and plain JAX elsewhere.
+        kernels of the layers of edges, with the fastest products for the nodes; or None to choose
+        these kernels where they were timed (graphs of one known degree, layers up to 128 wide, no
+        features of edges, at least 4,096 rows) and plain JAX elsewhere.
 
     Returns:
       [*batch, rows, out], of the dtype of ``h``.
@@ -200,7 +200,7 @@ def _by_nodes_and_edges(
 ) -> Array:
     """Evaluates the first and the last layer by nodes, and the rest by edges.
 
-    For the maximum the last layer is evaluated by edges too.
+    For the maximum the last layer is evaluated also by edges.
     """
     batch = receivers.shape[:-2]
     receivers, senders = _one_batch_axis(receivers, 2), _one_batch_axis(senders, 2)
@@ -210,7 +210,7 @@ def _by_nodes_and_edges(
     if reduce != "max":
         options: dict[str, Any] = {"mean": reduce == "mean", "degree": degrees[0]}
         weights, totals = edge_weights.of_sum(graph, weights, receivers.dtype, **options)
-    # The last layer is left to the nodes, if it is not the first as well.
+    # The last layer is evaluated by nodes, unless it is also the first.
     to_nodes = reduce != "max" and len(layers.kernels) > 1
     (first, *kernels), (first_bias, *biases) = layers
     *kernels, last = kernels if to_nodes else (*kernels, None)
@@ -247,9 +247,9 @@ def _node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
 
 @custom_vjp
 def _masked_node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
-    """The first layer's product for nodes, of which some may have no edges.
+    """The first layer's product for nodes, some of which may have no edges.
 
-    Nodes without edges have no part in the gradients, even if they are not finite.
+    Nodes without edges do not affect the gradients, even if they are not finite.
     """
     return _node_products(h, kernel, bias)
 
@@ -302,6 +302,6 @@ _edge_reduce_folded = folded_by_vmap(_OP, _edge_reduce)
 
 
 def _edge_reduce_op(request, options, structure, operands):
-    # With verification each member of a batch runs by itself.
+    # With verification each member of a batch runs separately.
     run = _edge_reduce_folded if request.verify.mode == "off" else _edge_reduce
     return run(request, options, structure, operands)

@@ -1,10 +1,10 @@
 """``jax.vmap`` over a shared graph as a larger batch axis of the layers of edges.
 
-By itself ``jax.vmap`` would map the program of an op, and a kernel on a GPU would have separate
-tiles for each member, half empty for a small graph. This module has a primitive that, mapped over
+Otherwise ``jax.vmap`` would map the program of an op, and a kernel on a GPU would have separate
+tiles for each member, half empty for a small graph. The primitive of this module, mapped over
 features of nodes or of edges, is the same primitive with a larger batch. Its gradients to
-parameters that all members share are one sum. Where members have structures, parameters or
-gradients of parameters of their own, JAX maps the program as usual.
+parameters that all members share are one sum. If members have their own structures, parameters or
+gradients of parameters, JAX maps the program as usual.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _run_on_leaves(function: Callable[..., Array], tree: Any, *leaves: Array) ->
 
 
 def _abstract_result(*avals, jaxpr, **others):
-    # The result has no effects: only verification has some, and it does not use this primitive.
+    # The result has no effects: only verification has effects, and it does not use this primitive.
     del avals, others
     return jaxpr.out_avals
 
@@ -75,7 +75,7 @@ def _evaluate_now(*leaves, run, **others):
 
 
 def _jvp_rule(leaves, tangents, *, run, **others):
-    """The rule of ``jax.jvp``, which differentiates only by leaves that have a tangent."""
+    """The rule of ``jax.jvp``, which differentiates only leaves that have a tangent."""
     del others
     varied = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
@@ -111,7 +111,7 @@ def _batching_rule(leaves, axes, *, run, again, **others):
 def _merge_batches(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:
     """Merges a leading axis of ``size`` into the batch axis.
 
-    ``own`` has the structure of ``operands`` and tells which of them have that leading axis.
+    ``own`` has the structure of ``operands`` and marks those with that leading axis.
     """
     batch = operands.receivers.shape[1 if own.receivers else 0]
 
@@ -121,7 +121,7 @@ def _merge_batches(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:
         return x.reshape(size * batch, *x.shape[2:])
 
     def fold_of_edges(x: Array | None, is_own: bool | None) -> Array | None:
-        """Merges the axes, but leaves an array that all members share as it is."""
+        """Merges the axes, but does not change an array that all members share."""
         if x is None or (not is_own and x.shape[0] == 1):
             return x
         return fold(x, bool(is_own), batch)

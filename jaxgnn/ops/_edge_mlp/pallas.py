@@ -20,7 +20,7 @@ DTYPES = ("bfloat16", "float16")
 # (multiple, maximum) of the widths of layers that fit a multiprocessor, and of all others.
 _NARROW, _WIDE = (32, 128), (64, 256)
 _MOST_TIMED = 128
-# A group of 64 rows for half of the multiprocessors of an H200. An estimate: fewer were not timed.
+# A group of 64 rows for half of the multiprocessors of an H200: an estimate, fewer were not timed.
 _LEAST_ROWS = 4096
 
 
@@ -91,7 +91,7 @@ def _projection_gradients(
     structure: CSRGraph, features: Array, kernel, dz: Array, options: EdgeOptions
 ) -> tuple[Array, Array]:
     """Gradients to the features of edges and to ``feature_kernel``."""
-    if options.row_degree is None:  # padding slots hold anything
+    if options.row_degree is None:  # padding slots are undefined
         real = structure.receivers() < structure.num_rows
         features = jnp.where(real[:, None], features, 0)
     dz = dz.astype(jnp.float32)
@@ -104,7 +104,7 @@ def _activation_options(options: EdgeOptions) -> tuple[str | None, bool]:
 
 
 def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOptions) -> str | None:
-    """Why kernels do not take these layers here, or None."""
+    """The reason why kernels do not support these layers here, or None."""
     del rest
     dtype = operands.receivers.dtype.name
     if dtype not in DTYPES:
@@ -143,7 +143,7 @@ def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> st
 def backward_limits(
     structure: CSRGraph, operands: EdgeOperands, dy: Array, *, options: EdgeOptions
 ) -> str | None:
-    """Why the backward kernel does not take these layers here, or None."""
+    """The reason why the backward kernel does not support these layers here, or None."""
     reason = limits(structure, operands, options=options)
     if reason is not None:
         return reason

@@ -1,18 +1,18 @@
-"""Sums over edges and products along them of several heads, of which derivatives are made.
+"""Sums over edges and products along them of several heads, with derivatives of any order.
 
 ``weighted_sums`` and ``inner_products`` are ``spmm`` and ``sddmm``. ``sums_of_edges`` and
 ``products_with_edges`` have numbers of edges and heads, rows of receivers by heads, and features of
-edges. All of them run a kernel; where a call that names no implementation would find none, they
-work in pieces of the edges, so that there is never an array of edges times heads times columns.
+edges. All of them run a kernel. If a call that names no implementation finds no kernel, they work
+in pieces of the edges, so that no array has edges times heads times columns.
 
 The last two and ``sums_of_heads`` are parts of one sum,
 ``T(w, a, e) = Σ_ij Σ_h w_ijh ⟨a_ih, e_ij⟩``, with ``w`` [E, H], ``a`` [N, H, F] and ``e`` [E, F],
 which all heads share: each function is the gradient of ``T`` to one of the arrays, and its own
-gradients are the other two. So derivatives of any order stay among them.
+gradients are the other two. So derivatives of any order use only these functions.
 
-An edge slot takes the place of a sender: the graph whose column ``s`` is edge slot ``s`` has the
-rows, and the schedule of the rows, of the graph itself, and ``spmm`` and ``sddmm`` run on it, for
-all heads at once. All arrays are in the accumulation dtype.
+Edge slots are used as senders: the graph whose column ``s`` is edge slot ``s`` has the rows, and
+the schedule of the rows, of the graph itself, and ``spmm`` and ``sddmm`` run on it, for all heads
+at once. All arrays are in the accumulation dtype.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from jaxgnn.ops._graph.spmm import (
     spmm_of_request,
 )
 
-# Heads whose terms are written out one after the other, which XLA adds up in one pass.
+# Most heads whose terms are unrolled, which XLA adds up in one pass.
 _WRITTEN_OUT = 8
 
 
@@ -51,7 +51,7 @@ def weighted_sums(
     """``Σ_j w_ijh v_jh`` for each receiver and head.
 
     Args:
-      request: which implementation to run.
+      request: the implementation to run.
       graph: its weights and scales must be None.
       weights: w, one number for each edge slot and head.
       values: v, one row for each sender and head.
@@ -72,7 +72,7 @@ def inner_products(
     """``⟨a_ih, b_jh⟩`` for each edge slot and head; zero in padding slots.
 
     Args:
-      request: which implementation to run.
+      request: the implementation to run.
       graph: its weights and scales must be None.
       of_rows: a, one row for each receiver and head.
       of_columns: b, one row for each sender and head.
@@ -92,7 +92,7 @@ def products_with_edges(
     """``⟨a_ih, e_ij⟩`` for each edge slot and head; zero in padding slots.
 
     Args:
-      request: which implementation to run.
+      request: the implementation to run.
       graph: rows are receivers; its weights and scales must be None.
       of_rows: a, one row for each receiver and head.
       of_edges: e, one row for each edge slot.
@@ -122,7 +122,7 @@ def sums_of_edges(
     """``Σ_j w_ijh e_ij`` for each receiver and head.
 
     Args:
-      request: which implementation to run.
+      request: the implementation to run.
       graph: rows are receivers; its weights and scales must be None.
       weights: w, one number for each edge slot and head.
       of_edges: e, one row for each edge slot.
@@ -158,7 +158,7 @@ def sums_of_heads(
     """``Σ_h w_ijh a_ih`` for each edge slot; zero in padding slots.
 
     Args:
-      request: which implementation the gradients run.
+      request: the implementation of the gradients.
       graph: rows are receivers; its weights and scales must be None.
       weights: w, one number for each edge slot and head.
       of_rows: a, one row for each receiver and head.
@@ -174,7 +174,7 @@ def add_heads(
 ) -> Float[Array, "edges features"]:
     """``sums_of_heads`` in plain JAX, one head after the other."""
     rows = graph.receivers()
-    # The weights of padding slots may be anything.
+    # The weights of padding slots are undefined.
     weights = jnp.where((rows < graph.num_rows)[:, None], weights, 0)
 
     def add(sums, head):

@@ -1,7 +1,7 @@
-"""Pieces of the edges of a graph, for what has an axis of edges and one of heads and columns.
+"""Pieces of the edges of a graph, for arrays with an axis of edges and one of heads and columns.
 
-Such an array is never made at full length: its axis of edges is cut into pieces, which come one
-after the other.
+Such an array is never stored at full length: its axis of edges is cut into pieces, which are
+processed one after the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def edges_of_piece(edges: int, width: int, nodes: tuple[int, ...] = ()) -> int:
       edges: number of edge slots of the graph.
       width: entries of an edge, heads times columns.
       nodes: numbers of nodes whose arrays of ``width`` are read and written for each piece. A piece
-        has as many edges at least, so that this does not take longer than its own work.
+        has at least as many edges, so that this does not take longer than its own work.
     """
     most = ENTRIES // max(width, 1) if isinstance(width, int) else _OF_UNKNOWN_WIDTH
     for size in nodes:
@@ -52,7 +52,7 @@ def cut(
 
 
 class Cut(NamedTuple):
-    """Pieces of arrays of edges, which have so much room at their ends that every piece is whole.
+    """Pieces of arrays of edges, padded so that every piece is whole.
 
     Attributes:
       size: edges of a piece, symbolic for an unknown number of edges.
@@ -64,22 +64,22 @@ class Cut(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many pieces the edges are cut into; the last one may be part padding."""
+        """Number of pieces; the last one may be partly padding."""
         return -(-self.edges // self.size)
 
     @property
     def room(self) -> int:
-        """Edges to add behind all others: a whole piece where the number of edges is not known."""
+        """Padding edges to append: a whole piece if the number of edges is not known."""
         is_known = isinstance(self.edges, int) and isinstance(self.size, int)
         return self.number * self.size - self.edges if is_known and self.edges else self.size
 
     def padded(self, array: Shaped[Array, "edges *rest"], padding: Any = 0) -> Array:
-        """The array, and ``padding`` behind it."""
+        """The array, followed by ``padding``."""
         room = jnp.full((self.room, *array.shape[1:]), padding, array.dtype)
         return jnp.concatenate([array, room])
 
     def part(self, i: Any, array: Shaped[Array, "padded *rest"]) -> Array:
-        """What belongs to the edges of a piece."""
+        """The entries of the edges of a piece."""
         return lax.dynamic_slice_in_dim(array, i * self.size, self.size)
 
 
@@ -91,12 +91,12 @@ def in_turn(
     shared: Any,
     of_edges: Any,
 ) -> tuple[Any, Any]:
-    """Calls a function of each piece, one after the other; adds up one part of what it returns.
+    """Calls a function for each piece, one after the other, and sums a part of its results.
 
-    A gradient is the same with another function, which makes again what belongs to a piece and
-    adds up the gradients to what all pieces share. So the memory of derivatives of any order is
-    that of a piece, beside the results. (Where JAX differentiates a loop, it keeps what the second
-    derivative needs of every step, ``jax.checkpoint`` or not.)
+    A gradient is the same with another function, which recomputes the arrays of a piece and sums
+    the gradients to the arrays that all pieces share. So the memory of derivatives of any order is
+    that of one piece, besides the results. (When JAX differentiates a loop, it keeps the values for
+    the second derivative of every step, with or without ``jax.checkpoint``.)
 
     Args:
       function: ``function(fixed, shared, piece) -> (summed, made)``, pytrees of floating arrays;
@@ -144,7 +144,7 @@ def _in_turn_backward(function, cut, residuals, slopes):
 
 
 def _pulled(function, fixed, shared, piece):
-    """The gradients of ``function`` to what all pieces share, and to the piece."""
+    """The gradients of ``function`` to the arrays that all pieces share, and to the piece."""
     (shared, of_sums), (piece, of_piece) = shared, piece
     _, pull_back = jax.vjp(partial(function, fixed), shared, piece)
     return pull_back((of_sums, of_piece))

@@ -45,15 +45,15 @@ def segment_softmax(
     """Normalises edge scores over the edges that enter each row.
 
     ``p_e = exp(l_e) / Σ_e' exp(l_e')`` with ``e'`` over the edges of the row of ``e``, shifted by
-    the row's maximum. A row of only -inf gives NaN, and a NaN or +inf spreads over its row, which
-    is what ``jax.nn.softmax`` does. Differentiable twice in ``logits``; gradients are computed from
+    the row's maximum. A row of only -inf gives NaN, and a NaN or +inf spreads over its row, as in
+    ``jax.nn.softmax``. Differentiable twice in ``logits``; gradients are computed from
     the rounded probabilities. The weights and scales of the graph are ignored.
 
     Args:
       graph: rows are receivers.
       logits: one score for each edge slot, in the graph's edge order, and any further axes
-        (attention heads), each normalised by itself.
-      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+        (attention heads), each normalised separately.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for the one measured to
         be fastest.
 
     Returns:
@@ -114,7 +114,7 @@ def _grad_logits_forward(request, structure, probabilities, dy):
 
 
 def _grad_logits_backward(request, residuals, slope):
-    # Second derivatives are rare enough to leave to JAX and the plain formula.
+    # Second derivatives are rare, so JAX computes them by the plain formula.
     structure, *arguments = residuals
     _, pull_back = jax.vjp(partial(reference.grad_logits, structure), *arguments)
     return None, *pull_back(slope)

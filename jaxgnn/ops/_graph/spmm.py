@@ -64,13 +64,13 @@ def spmm(
     [..., cols, heads, dim], and each head is summed with its own weights. With the probabilities of
     ``segment_softmax`` as weights this is the sum of attention.
 
-    Differentiable in ``x`` and in ``graph.weights``, twice too. The kernels make no array of edges
+    Differentiable in ``x`` and in ``graph.weights``, also twice. The kernels use no array of edges
     times features.
 
     Args:
       graph: rows are receivers, columns are senders.
       x: features of the senders, any leading axes; with an axis of heads where weights have one.
-      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for the one measured to be
         fastest.
 
     Returns:
@@ -113,7 +113,7 @@ def spmm(
 
 
 def _check_features(graph: CSRGraph, x: Array) -> int:
-    """Checks the features of the senders; returns how many axes they have without leading ones."""
+    """Checks the features of the senders; returns the number of their axes without leading ones."""
     if graph.weights is None or graph.weights.ndim == 1:
         check_rows("spmm", "x", x, graph.num_cols, "column")
         return 2
@@ -141,10 +141,10 @@ def sddmm(
     to score edges. Differentiable in ``a`` and ``b``.
 
     Args:
-      graph: rows pair with ``a``, columns with ``b``.
+      graph: rows belong to ``a``, columns to ``b``.
       a: features of the receivers.
       b: features of the senders, same dtype and leading axes as ``a``.
-      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for the one measured to be
         fastest.
 
     Returns:
@@ -181,9 +181,9 @@ def sddmm(
     return dispatch.vmap_leading(run, a.ndim - 2, (0, 0))(a, b)
 
 
-# The structure is a graph without weights: the weights are an argument of their own, because they
-# have a gradient and the structure has none. Features are [nodes, dim] beside weights [edges], and
-# [nodes, heads, dim] beside weights [edges, heads].
+# The structure is a graph without weights: the weights are a separate argument, because they have a
+# gradient and the structure has none. Features are [nodes, dim] with weights [edges], and
+# [nodes, heads, dim] with weights [edges, heads].
 
 
 def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -> dispatch.Kernel:
@@ -192,7 +192,7 @@ def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def spmm_of_request(request, structure, weights, x):
-    """``spmm`` of checked arrays without batch axes, with the gradient to weights apart."""
+    """``spmm`` of checked arrays without batch axes, with a separate gradient to weights."""
     return _table(SPMM, SPMM_OF_HEADS, x)(request, structure.with_weights(weights), x)
 
 
@@ -215,7 +215,7 @@ spmm_of_request.defvjp(_spmm_forward, _spmm_backward)
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def sddmm_of_request(request, structure, a, b):
-    """``sddmm`` of checked arrays without batch axes, in the accumulation dtype; of heads too."""
+    """``sddmm`` of checked arrays without batch axes, in the accumulation dtype; with heads too."""
     return _table(SDDMM, SDDMM_OF_HEADS, a)(request, structure, a, b)
 
 

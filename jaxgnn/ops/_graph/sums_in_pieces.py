@@ -1,12 +1,12 @@
 """Sums over edges and products along them, some edges at a time, in plain JAX.
 
-They stand in the place of ``spmm`` and ``sddmm`` of several heads where no kernel can run and
-nothing may have edges times heads times columns at full length: in derivatives of attention. Each
-of the two functions is the gradient of the other, so derivatives of any order stay among them.
+They replace ``spmm`` and ``sddmm`` of several heads in derivatives of attention, where no kernel
+can run and no array may have edges times heads times columns at full length. Each of the two
+functions is the gradient of the other, so derivatives of any order use only these.
 
-An edge reads a row at one end and adds to a row at the other. Which rows these are is said by two
-arrays of ids, which may be receivers, senders or the numbers of the edges themselves. Ids beyond
-the last row are those of padding: they read zeros, and what they add is dropped.
+An edge reads a row at one end and adds to a row at the other. Two arrays of ids define these rows:
+receivers, senders or the numbers of the edges themselves. Ids past the last row are those of
+padding: they read zeros, and their terms are dropped.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def are_needed(kernel: dispatch.Kernel, request: dispatch.Request, *args: Any) -
     """Whether a call that names no implementation would run the plain formula here.
 
     Args:
-      kernel: whose call it is.
-      request: which implementation to run.
+      kernel: the kernel that is called.
+      request: the implementation to run.
       *args: arguments of the call.
 
     Raises:
-      NotImplementedError: if bits have to repeat on a GPU, where these sums are scatters.
+      NotImplementedError: if results have to be reproducible on a GPU: these sums are scatters.
     """
     if request.name is not None:
         return False
@@ -44,7 +44,7 @@ def are_needed(kernel: dispatch.Kernel, request: dispatch.Request, *args: Any) -
 
 
 class Ends(NamedTuple):
-    """The rows that edges read and add to, of a graph, with ids beyond the last in padding slots.
+    """The rows that edges read and add to, of a graph, with ids past the last one in padding slots.
 
     Attributes:
       receivers: row of the graph.
@@ -140,7 +140,7 @@ def products(
 
 
 def _at(array: Array, ids: Array) -> Array:
-    """The rows that edges read, zeros for ids beyond the last."""
+    """The rows that edges read, zeros for ids past the last one."""
     return array.at[ids].get(mode="fill", fill_value=0)
 
 

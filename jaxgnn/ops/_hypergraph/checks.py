@@ -21,8 +21,8 @@ def check_incidence(op: str, incidence: Any) -> Incidence:
     """The hypergraph, with its plan if it is concrete.
 
     Raises:
-      ValueError: unless it is an Incidence of sound shapes with at least one node, and if it is
-        concrete, of ids in range.
+      ValueError: unless it is an Incidence of valid shapes with at least one node, and if it is
+        concrete, with ids in range.
     """
     if not isinstance(incidence, Incidence):
         raise bad_input(op, "incidence", "a jaxgnn.Incidence", type(incidence).__name__)
@@ -129,7 +129,7 @@ def _check_kernel(arrays: Arrays, heads: int) -> int:
 
 
 def _check_attention(arrays: Arrays) -> int:
-    """The number of heads, if attention and attributes are both there or neither is."""
+    """The number of heads; raises unless attention and attributes are both given or both None."""
     attention, attributes, x = arrays.attention, arrays.attributes, arrays.x
     hyperedges = arrays.incidence.num_hyperedges
     if attention is None:

@@ -41,7 +41,7 @@ from jaxgnn.ops._hypergraph.reference.hypergraph_conv import AttentionMode as At
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import Weighting as Weighting
 
 HypergraphPath = Literal["auto", "sums", "mixing"]
-"""``"sums"`` takes two ``spmm``, ``"mixing"`` one small matrix; ``"auto"`` goes by the nodes."""
+"""``"sums"`` runs two ``spmm``, ``"mixing"`` one small matrix; ``"auto"`` depends on the nodes."""
 
 HYPERGRAPH_CONV = dispatch.Kernel(
     "hypergraph_conv", {"xla": dispatch.xla(reference.hypergraph_conv)}
@@ -86,23 +86,23 @@ def hypergraph_conv(
     W cancels. A repeated incidence counts as often as it occurs. A hyperedge without nodes
     contributes nothing, a node of degree zero gets b.
 
-    With ``attention`` a, every incidence has a coefficient of its own in H, both times; D and B
-    stay as they are. It is the softmax of ``leaky_relu(a · [x_v Θ; attributes_e Θ])`` over the
+    With ``attention`` a, every incidence has its own coefficient in both H; D and B do not change.
+    It is the softmax of ``leaky_relu(a · [x_v Θ; attributes_e Θ])`` over the
     nodes of a hyperedge or over the hyperedges of a node, by heads.
 
     Differentiable in every floating array. Leading axes of ``x``, and ``jax.vmap`` over it, share
-    the hypergraph. There are two ways through it. ``"sums"`` takes two ``spmm``. ``"mixing"`` makes
-    the matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies the narrower of ``x`` and ``x Θ`` by it, which
-    are all that it keeps for the backward pass; with attention one for each token and head.
+    the hypergraph. There are two methods. ``"sums"`` runs two ``spmm``. ``"mixing"`` computes the
+    matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies the narrower of ``x`` and ``x Θ`` by it. It keeps
+    only these two for the backward pass. With attention there is a matrix for each token and head.
 
     On a GPU prefer leading axes to ``jax.vmap`` over many tokens: under ``vmap`` the gradient to Θ
-    is held there once for each token before it is summed.
+    is stored once for each token before it is summed.
 
     Args:
       x: features of the nodes, any leading axes.
       incidence: the hypergraph: pairs of a node and a hyperedge that contains it.
       weight: W, one number for each hyperedge; None for ones. Its dtype may differ from ``x``.
-        Negative weights are allowed, but let degrees come close to zero.
+        Negative weights are allowed, but may give degrees close to zero.
       attributes: features of the hyperedges, for attention; with the leading axes of ``x`` or
         without.
       kernel: Θ, of the dtype of ``x``, the columns of one head after another. None for the
@@ -110,27 +110,27 @@ def hypergraph_conv(
       bias: b, one number for each feature of the result; None for zeros.
       attention: a for each head, the part for nodes before the part for hyperedges, so that it is
         twice as wide as a head. None for no attention.
-      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D only, as in torch-geometric.
       normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``, the formula of HGNN
         (https://arxiv.org/abs/1809.09401). ``"sym"`` gives nodes of negative degree zero.
       attention_mode: softmax over the nodes of each hyperedge, ``"node"``, or over the hyperedges
         of each node, ``"edge"``.
       concat: whether heads are concatenated; False for their mean.
       negative_slope: slope of leaky_relu for negative numbers.
-      dropout: probability of leaving an incidence out of attention, after the softmax; the others
-        are scaled up. Nothing is left out without a ``key``.
+      dropout: probability of dropping an incidence from attention, after the softmax; the others
+        are scaled up. Nothing is dropped without a ``key``.
       key: random key, for training.
       activation: function applied to the sums: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
         (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
       residual: added after the activation, of the shape and dtype of the result. None adds nothing.
-      precision: how float32 products with Θ are made: None for JAX's setting, by default TF32 on
+      precision: precision of float32 products with Θ: None for JAX's setting, by default TF32 on
         recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
         (three products of bfloat16 parts), which on CPU are float32 as well.
       path: ``"sums"``, ``"mixing"``, or ``"auto"`` for the second where the hypergraph has at most
         128 nodes.
-      implementation: ``"xla"`` for the reference, which takes neither path; ``"ffi"`` or
-        ``"pallas"`` for these kernels of ``spmm``; with ``path="mixing"`` ``"pallas"`` takes up to
-        8 nodes of a width that is a multiple of 32; None for what is expected to be fastest.
+      implementation: ``"xla"`` for the reference, which uses neither path; ``"ffi"`` or
+        ``"pallas"`` for these kernels of ``spmm``; with ``path="mixing"`` ``"pallas"`` supports up
+        to 8 nodes of a width that is a multiple of 32; None for the one expected to be fastest.
 
     Returns:
       Features of the nodes, of the dtype of ``x``.
@@ -222,8 +222,8 @@ def _mix_forward(request, convention: Convention, x, matrix, kernel, bias, resid
     if _mixes_first(x, kernel):
         y = _behind_mixing(request, convention, x, *kept)[1]
         return reference.finish(y, activation, residual).astype(x.dtype), (x, None, *kept)
-    # Mixes the narrower of x and x Θ; if both are as wide, mixes x Θ, because that and the bias,
-    # the activation and the residual are one pass.
+    # Mixes the narrower of x and x Θ. If both are as wide, mixes x Θ: then one pass computes that,
+    # the bias, the activation and the residual.
     z = reference.project(x, kernel, 1, convention.precision)[..., 0, :].astype(x.dtype)
     return MIX(request, z, matrix, bias, residual, activation=activation), (x, z, *kept)
 
@@ -279,10 +279,10 @@ def _width(arrays: Arrays, concat: bool) -> int:
 
 
 def _dropout_factors(arrays: Arrays, dropout: float, key: jax.Array) -> Array:
-    """Zero for incidences left out, ``1 / (1 - dropout)`` for others, by token and head."""
+    """Zero for dropped incidences, ``1 / (1 - dropout)`` for others, by token and head."""
     heads = 1 if arrays.attention is None else arrays.attention.shape[0]
     shape = (*arrays.x.shape[:-2], arrays.incidence.num_incidences, heads)
-    # The probability has a dtype, so that the same key leaves out the same under every precision.
+    # The probability has a dtype, so that a key drops the same incidences under every precision.
     kept = jax.random.bernoulli(key, jnp.float32(1 - dropout), shape)
     return kept.astype(accumulation_dtype(arrays.x.dtype)) / (1 - dropout)
 

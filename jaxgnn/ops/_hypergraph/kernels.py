@@ -18,7 +18,7 @@ _LEAST_TOKENS = 1024
 
 
 def kernel(name: str, reference: Callable[..., Any], mosaic: Callable[..., Any]) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which ``None`` takes for many tokens."""
+    """The reference and a Mosaic GPU kernel, which ``None`` chooses for many tokens."""
     return dispatch.Kernel(
         name,
         {
@@ -30,7 +30,7 @@ def kernel(name: str, reference: Callable[..., Any], mosaic: Callable[..., Any])
 
 
 def _limits(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels do not take ``x`` [..., nodes, width], or None."""
+    """The reason why kernels do not support ``x`` [..., nodes, width], or None."""
     del arrays, options
     nodes, width = x.shape[-2:]
     if nodes > _MOST_NODES:

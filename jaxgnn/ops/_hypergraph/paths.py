@@ -1,4 +1,4 @@
-"""The two ways through a hypergraph: two sparse sums, and one small matrix for all tokens."""
+"""The two methods of hypergraph convolution: two sparse sums, and one small matrix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from jaxgnn.ops._hypergraph.reference.hypergraph_conv import (
 
 @dataclass(frozen=True)
 class MixingLimits:
-    """How large a hypergraph may be that is applied as one matrix, nodes by nodes.
+    """Largest hypergraph that is applied as one matrix, nodes by nodes.
 
     Up to the first number of nodes its products cost less than two sparse sums (on two CPU cores 2
     to 100 times less where nodes are in many hyperedges, up to 4 times more where all are in a
@@ -48,7 +48,7 @@ class MixingLimits:
     entries: int = 2**20
 
     def admit(self, incidence: Incidence) -> bool:
-        """Whether ``path="auto"`` takes the matrix, for any number of tokens."""
+        """Whether ``path="auto"`` chooses the matrix, for any number of tokens."""
         entries = incidence.num_nodes * incidence.num_hyperedges
         return incidence.num_nodes <= self.nodes and entries <= self.entries
 
@@ -69,7 +69,7 @@ class Convention(NamedTuple):
 
     @property
     def scaling(self) -> dict[str, Any]:
-        """The options that ``scales`` takes."""
+        """The options of ``scales``."""
         return {"weighting": self.weighting, "normalization": self.normalization}
 
 
@@ -110,7 +110,7 @@ def sparse_sums(
 def _propagate(x, incidence, weight, convention, implementation):
     by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
     left, middle, right = _sparse_scales(x, incidence, weight, convention, implementation)
-    if weight is None:  # constants of the structure, which the kernels apply
+    if weight is None:  # constants of the structure, the kernels apply them
         by_hyperedge = dataclasses.replace(by_hyperedge, row_scale=middle, col_scale=right)
         by_node = dataclasses.replace(by_node, row_scale=left)
         hyperedges = spmm(by_hyperedge, x, implementation=implementation)
@@ -189,7 +189,7 @@ def _permuted(values: Float[Array, "*batch edges"], permutation) -> Float[Array,
 # -- one matrix for all tokens -------------------------------------------------------------------
 
 
-# Nodes squared times hyperedges, up to which the matrix is made term by term.
+# Nodes squared times hyperedges, up to which the matrix is computed term by term.
 _FEW_TERMS = 1 << 14
 
 
@@ -198,7 +198,7 @@ def mixing_matrix(
 ) -> Float[Array, "nodes nodes"]:
     """``L H R Hᵀ C`` as a matrix; +0 only for nodes that share no hyperedge.
 
-    An entry that is zero because of weights is -0: it counts as a term, which +0 does not.
+    An entry that is zero because of weights is -0, which counts as a term; +0 does not.
     """
     return run_compiled(_mixing_matrix, (convention, jnp.dtype(dtype)), (incidence, weight))
 
@@ -267,7 +267,7 @@ def _weighted_matrix_forward(convention: Convention, dense, weight):
 
 
 def _weighted_matrix_backward(convention: Convention, residuals, dmatrix):
-    """Like gradients of sums over incidences, NaN reaches only weights of the nodes it is at."""
+    """The gradient; as for sums over incidences, NaN reaches only weights at its nodes."""
     dense, shared, hurt, pull_back = residuals
     strange = shared & (hurt | ~jnp.isfinite(dmatrix))
     (dweight,) = pull_back(jnp.where(shared & ~strange, dmatrix, 0))
@@ -282,8 +282,8 @@ _weighted_matrix.defvjp(_weighted_matrix_forward, _weighted_matrix_backward)
 
 
 def _shared(dense, weight, matrix) -> Bool[Array, "nodes nodes"]:
-    """Which nodes share a hyperedge; with positive weights these are the nonzero entries."""
-    if dispatch.current_platform() == "cuda":  # where a branch takes longer
+    """A mask of nodes that share a hyperedge; with positive weights, the nonzero entries."""
+    if dispatch.current_platform() == "cuda":  # where a branch is slower
         return _product("ve,ue->vu", dense, dense) > 0
     return lax.cond(
         jnp.all(weight > 0),
@@ -359,7 +359,7 @@ def _attended_sums(
     axis = -3 if convention.attention_mode == "node" else -2
     alpha = _dense_softmax(logits, dense[..., None], axis)
     alpha = jnp.where(there[..., None], alpha * _multiplicities(arrays, dense), 0)
-    alpha = jnp.moveaxis(alpha, -1, -3)  # heads in front of nodes and hyperedges
+    alpha = jnp.moveaxis(alpha, -1, -3)  # heads before nodes and hyperedges
     left, middle, right = _dense_scales(dense, arrays.weight, convention, multiply)
     matrix = multiply(alpha, (alpha * middle).mT, there, there.T) * left[:, None]
     matrix = matrix if right is None else matrix * right
@@ -380,7 +380,7 @@ def _dense_softmax(logits, counts, axis: int):
 
 
 def _multiplicities(arrays: Arrays, dense):
-    """How often each node is in each hyperedge, or the sum of its dropout factors there."""
+    """The count of each node in each hyperedge, or the sum of its dropout factors there."""
     if arrays.dropped is None:
         return dense[..., None]
     incidence, dropped = arrays.incidence, arrays.dropped.astype(dense.dtype)

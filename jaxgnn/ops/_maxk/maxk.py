@@ -109,7 +109,7 @@ def maxk(
         reach; the first ``k`` columns that reach it are kept (RTop-K,
         https://arxiv.org/abs/2409.00822). Infinities count as the largest finite number there, and
         make the range a wide one.
-      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for the one measured to be
         fastest.
 
     Returns:
@@ -149,7 +149,7 @@ def todense(
 
     Args:
       cbsr: kept values of each row and their columns, the result of ``maxk``.
-      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for the one measured to be
         fastest.
 
     Returns:

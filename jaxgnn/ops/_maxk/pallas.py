@@ -23,7 +23,7 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) ->
 
 
 def has_eight_rows(dim: int) -> bool:
-    """Whether a warp of ``maxk`` takes eight rows of ``dim`` columns at a time."""
+    """Whether a warp of ``maxk`` processes eight rows of ``dim`` columns at a time."""
     from pallas_kernels.chip import Chip
     from pallas_kernels.maxk import maxk as kernels
 

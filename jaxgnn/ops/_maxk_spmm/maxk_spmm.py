@@ -54,14 +54,14 @@ def _kernel(
 
 
 def _grad_values_cuda(graph, cbsr, dy):
-    """Atomic additions, or where bits have to repeat, the dense product read at the columns."""
+    """Atomic additions; if results must be reproducible, the dense product at the columns."""
     if dispatch.is_deterministic():
         return maxk_reference.gather_columns(spmm_cuda(graph.transpose(), dy), cbsr.indices)
     return ffi.grad_values_cuda(graph, cbsr, dy)
 
 
 def _grad_values_pallas(graph, cbsr, dy):
-    """Atomic additions, or where bits have to repeat, the dense product read at the columns."""
+    """Atomic additions; if results must be reproducible, the dense product at the columns."""
     if dispatch.is_deterministic():
         return maxk_pallas.gather_columns(graph_pallas.spmm(graph.transpose(), dy), cbsr.indices)
     return pallas.grad_values(graph, cbsr, dy)
@@ -99,7 +99,7 @@ GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda, pallas.grad_weight
 
 
 class BreakEven(NamedTuple):
-    """Largest k / dim at which the k-sparse kernels beat todense + spmm, both ways together.
+    """Largest k / dim at which k-sparse kernels beat todense + spmm, forward plus backward.
 
     Attributes:
       dtype: dtype of the features.
@@ -116,12 +116,12 @@ class BreakEven(NamedTuple):
     ratio: float
 
 
-# The first entry that fits counts; the ratios were measured by
+# The first entry that fits is used; the ratios were measured by
 # ``python -m experiments.benchmarks.maxk_spmm --break-even``. On a CPU the features of one graph
 # fitted the last cache of 32 MiB and those of the other did not. On a GPU the widths were 64 and
-# 256, the graphs one of 10 edges a row and three of 50 to 600. Widths and degrees between get the
-# lesser ratio, narrower rows the ratio of 64. Wider rows and edges without blocks, which were not
-# measured, get the least ratio.
+# 256, the graphs one of 10 edges a row and three of 50 to 600. Widths and degrees in between get
+# the lower ratio, narrower rows the ratio of 64. Wider rows and edges without blocks, which were
+# not measured, get the lowest ratio.
 BREAK_EVEN: dict[dispatch.Platform, tuple[BreakEven, ...]] = {
     "cpu": (
         BreakEven("float32", dim=1, mib=32, degree=0, ratio=0.25),
@@ -147,7 +147,7 @@ BREAK_EVEN: dict[dispatch.Platform, tuple[BreakEven, ...]] = {
 def break_even(
     platform: dispatch.Platform, dtype: Any, nodes: int, dim: int, degree: float
 ) -> float:
-    """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose.
+    """Largest ``k / dim`` for which ``maxk_spmm`` chooses k-sparse kernels by default.
 
     Args:
       platform: platform that the arrays are on.
@@ -170,14 +170,14 @@ def maxk_spmm(
 
     The SpGEMM forward and SSpMM backward of MaxK-GNN (https://arxiv.org/abs/2312.08656), for any
     ``k`` and any number of columns. Accumulates in float32 and rounds once; rows without edges are
-    zero. Differentiable in ``cbsr.values`` and in ``graph.weights``, twice too; the gradients of
+    zero. Differentiable in ``cbsr.values`` and in ``graph.weights``, also twice; the gradients of
     the values are computed at the kept columns only.
 
     Args:
       graph: rows are receivers, columns are senders.
       cbsr: compressed features of the senders; all leading axes share the graph.
       implementation: ``"xla"`` (expands and multiplies), ``"ffi"``, ``"pallas"``, or None, which
-        takes the k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm``
+        chooses the k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm``
         beyond.
 
     Returns:
@@ -224,7 +224,7 @@ def is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
     if None not in _sparse_kernels(graph, cbsr).values():
         return False
     platform = dispatch.current_platform()
-    # The degree needs a plan; a CPU's choice does not depend on it, so none is made there.
+    # The degree needs a plan; a CPU's choice does not depend on it, so none is built there.
     degree = _degree_in_blocks(graph, cbsr) if platform == "cuda" else 0.0
     ratio = break_even(platform, cbsr.dtype, graph.num_cols, cbsr.dim, degree)
     return cbsr.k <= ratio * cbsr.dim
@@ -239,14 +239,14 @@ def _degree_in_blocks(graph: CSRGraph, cbsr: CBSR) -> float:
 
 
 def _sparse_kernels(graph: CSRGraph, cbsr: CBSR) -> dict[dispatch.Name, str | None]:
-    """By name, why a k-sparse kernel does not run here, None if it does; the fastest first."""
+    """The reasons why k-sparse kernels do not run here, by name, or None; the fastest first."""
     platform = dispatch.current_platform()
     names = [name for name in FORWARD.preference[platform] if name != "xla"]
     return {name: FORWARD.why_not(name, platform, graph, cbsr) for name in names}
 
 
 def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
-    """The k-sparse implementation that runs here, whatever the break-even says.
+    """The k-sparse implementation that runs here, independently of the break-even.
 
     Raises:
       NotImplementedError: if there is none, with the reason of each.

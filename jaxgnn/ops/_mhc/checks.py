@@ -16,7 +16,7 @@ def check_streams(op: str, x: Any) -> tuple[int, int]:
     """The number of streams and their width.
 
     Raises:
-      ValueError: unless ``x`` is a floating array [..., n, dim] with neither of them zero.
+      ValueError: unless ``x`` is a floating array [..., n, dim] where both are positive.
     """
     check_float(op, "x", x, 2)
     if x.shape[-2] == 0:

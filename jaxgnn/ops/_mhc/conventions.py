@@ -24,7 +24,7 @@ class MHCConvention:
       post_scale: multiplies the sigmoid in ``h_post``.
       iterations: number of pairs of divisions in ``sinkhorn``.
       eps: added to the result of the first division in ``sinkhorn`` and to every later sum.
-      last: what ``sinkhorn`` normalises last, so that its sums are exact: ``"rows"`` or
+      last: the axis that ``sinkhorn`` normalises last, whose sums are exact: ``"rows"`` or
         ``"columns"``.
       transposed: whether streams are mixed by ``h_resᵀ x`` instead of ``h_res x``.
 
@@ -96,7 +96,7 @@ MHC_PRESETS: Mapping[Preset, MHCConvention] = _Presets(
     {
         # https://arxiv.org/abs/2512.24880: columns, then rows; eps of the norm from its table 5.
         "paper": MHCConvention(norm_eps=1e-20, pre_eps=0.0, eps=0.0),
-        # The Ascend operators (CANN) and the Triton kernels made after them.
+        # The Ascend operators (CANN) and the Triton kernels derived from them.
         "seed": MHCConvention(last="columns", transposed=True),
         # https://github.com/deepseek-ai/TileKernels: the default arguments of its modelling layer.
         "tilekernels": MHCConvention(

@@ -15,7 +15,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
 # (``experiments/benchmarks/results``).
 _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
 # An estimate: the layer was timed with 8,192 tokens and more. Under ``jax.vmap`` over tokens an op
-# sees one token, for which a kernel would have a block of its own.
+# gets one token, for which a kernel would have its own block.
 _LEAST_TOKENS = 1024
 
 
@@ -28,15 +28,15 @@ def kernel(
     limits: Callable[..., str | None],
     unmeasured: Callable[..., str | None],
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which ``None`` takes where it was measured.
+    """The reference and a Mosaic GPU kernel, which ``None`` chooses where it was measured.
 
     Args:
       name: name of the kernel in error messages.
       reference: the function in plain JAX.
       mosaic: the function that calls the kernel.
-      dtypes: names of the dtypes of features that it takes.
-      limits: gives the reason why the kernel can not run these arguments, or None.
-      unmeasured: gives the reason why it is not known to be faster with them, or None.
+      dtypes: names of the dtypes of features that it supports.
+      limits: returns the reason why the kernel can not run these arguments, or None.
+      unmeasured: returns the reason why it is not known to be faster with them, or None.
     """
     return dispatch.Kernel(
         name,
@@ -49,7 +49,7 @@ def kernel(
 
 
 def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels were not timed with streams like ``x``, or None."""
+    """The reason if kernels were not timed with streams like ``x``, or None."""
     del arrays, options
     n, dim = x.shape[-2:]
     if (n, x.dtype.name) == (_MEASURED_STREAMS, "bfloat16") and dim >= _LEAST_MEASURED_WIDTH:
@@ -59,7 +59,7 @@ def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
 
 
 def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels were not timed with matrices like ``logits``, or None."""
+    """The reason if kernels were not timed with matrices like ``logits``, or None."""
     del arrays, options
     n = logits.shape[-1]
     if n == _MEASURED_STREAMS:
@@ -77,14 +77,14 @@ def _few_tokens(x: Any) -> str | None:
 
 
 def stream_limits(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels do not take the streams ``x`` [..., n, dim], or None."""
+    """The reason why kernels do not support the streams ``x`` [..., n, dim], or None."""
     del arrays, options
     n, dim = x.shape[-2:]
     return count_limits(n) or width_limits(dim)
 
 
 def projection_limits(x: Any, params: MHCParams, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels do not take the streams ``x`` and their projection ``params.phi``, or None."""
+    """The reason why kernels do not support ``x`` and the projection ``params.phi``, or None."""
     del arrays, options
     n = x.shape[-2]
     reason, rows = stream_limits(x), n * n + 2 * n
@@ -94,12 +94,12 @@ def projection_limits(x: Any, params: MHCParams, *arrays: Any, **options: Any) -
 
 
 def count_limits(n: int) -> str | None:
-    """Why kernels do not take ``n`` streams, or None."""
+    """The reason why kernels do not support ``n`` streams, or None."""
     return None if n in _STREAMS else f"needs 2, 4 or 8 streams, got {n}"
 
 
 def width_limits(dim: int) -> str | None:
-    """Why kernels do not take streams of width ``dim``, or None."""
+    """The reason why kernels do not support streams of width ``dim``, or None."""
     if dim % _LEAST_WIDTH == 0 and 0 < dim <= _MOST_WIDTH:
         return None
     return f"needs a width that is a multiple of {_LEAST_WIDTH} up to {_MOST_WIDTH}, got {dim}"

@@ -1,4 +1,4 @@
-"""The way into the n streams of hyper-connections, and the way out of them."""
+"""Expansion to the n streams of hyper-connections, and their combination into one."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def mhc_expand(
     Args:
       x: features, any leading axes.
       num_streams: number of copies, at least 1.
-      implementation: ``"xla"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, or None for the one measured to be fastest.
 
     Returns:
-      ``num_streams`` copies along a new axis in front of the last, of the dtype of ``x``.
+      ``num_streams`` copies along a new axis before the last, of the dtype of ``x``.
 
     Raises:
       ValueError: if ``x`` is not a floating array or ``num_streams`` is no int of at least 1.
@@ -79,7 +79,7 @@ def mhc_head(
 
     ``y = Σ_i w_i x_i`` with ``w = σ(alpha t + bias) + pre_eps``, where ``t`` is the projection by
     ``phi`` of a token's normalised streams: ``((v gamma) phiᵀ) / √(mean(v²) + norm_eps)`` of the
-    flattened streams ``v``. It computes what ``mhc_pre`` gives to a layer as input
+    flattened streams ``v``. It equals the layer's input that ``mhc_pre`` computes
     (https://arxiv.org/abs/2512.24880). Differentiable in every array.
 
     Args:
@@ -90,7 +90,7 @@ def mhc_head(
       gamma: float32 scale of the normalised streams, None for ones.
       norm_eps: added to the mean square of a token's streams.
       pre_eps: added to the sigmoid in the weights.
-      implementation: ``"xla"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, or None for the one measured to be fastest.
 
     Returns:
       Features, of the dtype of ``x``.

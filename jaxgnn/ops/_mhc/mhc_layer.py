@@ -65,12 +65,12 @@ def mhc_layer(
         h_in, h_post, logits = mhc_pre(x, phi, alpha, bias, gamma)
         y                    = mhc_post(x, layer(h_in), h_post, sinkhorn(logits))
 
-    The value is the same as with the ops, both of which read ``x``. Where this op has kernels for
-    it, the backward pass computes the gradient of ``x`` in one place, from the gradient of ``y``:
-    the share of ``mhc_post`` is never written to memory, and the sum is rounded once.
+    The value is the same as with the ops, both of which read ``x``. If this op has kernels, the
+    backward pass computes the gradient of ``x`` in one place, from the gradient of ``y``: the part
+    of ``mhc_post`` is never written to memory, and the sum is rounded once.
 
-    This op has no coefficients that are the same for every token and no permutations (mHC-lite);
-    use ``mhc_pre``, ``permutation_mixture`` and ``mhc_post`` for them.
+    This op does not support coefficients that are the same for every token, nor permutations
+    (mHC-lite); use ``mhc_pre``, ``permutation_mixture`` and ``mhc_post`` for them.
 
     Args:
       layer: called once, with ``h_in [..., dim]`` of the dtype of ``x``; returns an array of the
@@ -86,12 +86,12 @@ def mhc_layer(
       post_scale: multiplies the sigmoid ``h_post``, the weights of the layer's output.
       iterations: pairs of divisions in ``sinkhorn``, at least 1.
       eps: added to the result of the first division in ``sinkhorn`` and to every later sum.
-      last: what an iteration of ``sinkhorn`` normalises last, ``"rows"`` or ``"columns"``.
+      last: the axis that an iteration of ``sinkhorn`` normalises last, ``"rows"`` or ``"columns"``.
       gradient: ``"exact"`` differentiates the iterations of ``sinkhorn``; ``"implicit"`` solves for
         the gradient at their limit.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, for 2, 4 or 8 streams of a width that is a
-        multiple of 64 up to 8192, float32 or bfloat16, with the exact gradient; or None for what
-        was measured to be fastest.
+        multiple of 64 up to 8192, float32 or bfloat16, with the exact gradient; or None for the
+        one measured to be fastest.
 
     Returns:
       The new streams, of the shape and dtype of ``x``.
@@ -145,7 +145,7 @@ def _check(x, phi, alpha, bias, gamma) -> None:
 
 
 class _Options(NamedTuple):
-    """Static options of what precedes a layer: of ``mhc_pre``, ``mhc_post`` and ``sinkhorn``."""
+    """Static options of the ops around a layer: ``mhc_pre``, ``mhc_post`` and ``sinkhorn``."""
 
     transposed: bool
     constants: MHCConstants

@@ -43,11 +43,11 @@ def mhc_post(
       f: output of the layer, of the dtype of ``x``.
       h_post: float32 weights of ``f``, one for each stream; without leading axes, the same for
         every token.
-      h_res: float32 matrix that mixes the streams, doubly stochastic as ``sinkhorn`` gives it;
+      h_res: float32 matrix that mixes the streams, doubly stochastic as from ``sinkhorn``;
         without leading axes, the same for every token.
       transposed: whether the streams are mixed by the transposed matrix, ``Σ_i h_res[i, o] x_i``.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, for 2, 4 or 8 streams of a width that is a
-        multiple of 64 up to 8192, float32 or bfloat16; or None for what was measured to be fastest.
+        multiple of 64 up to 8192, float32 or bfloat16; or None for the one measured to be fastest.
 
     Returns:
       The new streams, of the shape and dtype of ``x``.
@@ -75,7 +75,7 @@ def mhc_post(
 
 
 def for_each_token(x: Array, h_post: Array, h_res: Array) -> tuple[Array, Array]:
-    """Gives the coefficients the leading axes of ``x``, which static coefficients lack."""
+    """Gives the coefficients the leading axes of ``x``, which static coefficients do not have."""
     batch, n = x.shape[:-2], x.shape[-2]
     return jnp.broadcast_to(h_post, (*batch, n)), jnp.broadcast_to(h_res, (*batch, n, n))
 

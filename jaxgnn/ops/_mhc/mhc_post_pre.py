@@ -69,16 +69,16 @@ def mhc_post_pre(
         y                     = mhc_post(x, f, h_post, h_res)
         h_in, h_post', h_res' = mhc_pre(y, phi, alpha, bias, gamma)
 
-    The value is the same as with the two ops. In the backward pass the two gradients that meet at
-    ``y`` are added in float32. Their sum is rounded at most once, to the dtype of ``y``, where it
-    lies in memory between kernels of ``"pallas"``.
+    The value is the same as with the two ops. In the backward pass the two gradients to ``y`` are
+    added in float32. Their sum is rounded at most once, to the dtype of ``y``, if it is stored in
+    memory between kernels of ``"pallas"``.
 
     Args:
-      x: the streams before the layer that gave ``f``, any leading axes.
+      x: the streams before the layer that computed ``f``, any leading axes.
       f: the output of that layer, of the dtype of ``x``.
       h_post: float32 weights of ``f``, one for each stream; without leading axes, the same for
         every token.
-      h_res: float32 matrix that mixes the streams, doubly stochastic as ``sinkhorn`` gives it;
+      h_res: float32 matrix that mixes the streams, doubly stochastic as from ``sinkhorn``;
         without leading axes, the same for every token.
       phi: float32 projection from the flattened streams to the coefficients of the next layer,
         [n² + 2n, n dim], or [n! + 2n, n dim] for logits of permutations. None for coefficients that
@@ -92,7 +92,7 @@ def mhc_post_pre(
       post_scale: multiplies the sigmoid of the returned ``h_post``.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, with ``phi`` of [n² + 2n, n dim], for 2, 4
         or 8 streams of a width that is a multiple of 64 up to 8192, float32 or bfloat16; or None
-        for what was measured to be fastest.
+        for the one measured to be fastest.
 
     Returns:
       ``(y, h_in, h_post, h_res)``, the last three for the next layer.

@@ -76,14 +76,14 @@ def mhc_pre(
         h_res  = alpha_2 t_res + bias_res                 logits, for ``sinkhorn``
         h_in   = Σ_i h_pre[i] x_i
 
-    The root mean square is taken of ``x`` itself, without ``γ``. Sums are accumulated in float32
+    The root mean square is that of ``x`` itself, without ``γ``. Sums are accumulated in float32
     (float64 for float64 input). Differentiable in every array; the backward pass keeps ``rows + 1``
-    numbers a token beside the inputs.
+    numbers a token besides the inputs.
 
-    ``mhc_post`` reads the streams too. Give it the streams that ``return_streams`` adds to the
+    ``mhc_post`` also reads the streams. Pass it the streams that ``return_streams`` adds to the
     results: their gradient is then added in the backward pass of this op, in float32, and the sum
     is rounded once. If two ops read ``x`` itself, each gradient is rounded before JAX adds them,
-    which between kernels takes a pass of its own.
+    which takes another pass between kernels.
 
     Args:
       x: the streams, any leading axes.
@@ -99,7 +99,7 @@ def mhc_pre(
       return_streams: whether to return ``x`` as well, for other ops that read the streams.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, with ``phi`` of [n² + 2n, n dim], for 2, 4
         or 8 streams of a width that is a multiple of 64 up to 8192, float32 or bfloat16; or None
-        for what was measured to be fastest.
+        for the one measured to be fastest.
 
     Returns:
       ``(h_in, h_post, h_res)``: the layer's input [..., dim], of the dtype of ``x``; float32
@@ -139,7 +139,7 @@ def mhc_pre(
 
 
 def pre_constants(op: str, norm_eps: float, pre_eps: float, post_scale: float) -> MHCConstants:
-    """The constants of ``mhc_pre``, checked on behalf of an op."""
+    """The constants of ``mhc_pre``, checked for an op."""
     return MHCConstants(
         norm_eps=check_number(op, "norm_eps", norm_eps),
         pre_eps=check_number(op, "pre_eps", pre_eps),

@@ -159,7 +159,7 @@ def mhc_post_pre_backward(
     constants: MHCConstants,
     deterministic: bool,
 ) -> tuple[PostInputs, MHCParams]:
-    """Gradients to ``inputs`` and to ``params``, repeatable to the bit if ``deterministic``."""
+    """Gradients to ``inputs`` and to ``params``, reproducible if ``deterministic``."""
     from pallas_kernels.mhc import mhc_post_pre as kernels
 
     x = inputs.x

@@ -69,24 +69,24 @@ def sinkhorn(
     """Brings ``exp(logits)`` near a doubly stochastic matrix, by Sinkhorn and Knopp's iteration.
 
     An iteration divides the columns by their sums, then the rows by their sums
-    (https://arxiv.org/abs/2512.24880). Rows then add up to 1, up to ``eps``; columns add up to 1 as
-    far as the iteration has converged. The first division is a softmax, which can not overflow;
-    ``eps`` is added to its result and to every later sum. With ``eps=0`` everything is done in
-    logarithms, so that no entry underflows on the way.
+    (https://arxiv.org/abs/2512.24880). Rows then add up to 1, up to ``eps``; columns add up to 1 if
+    the iteration has converged. The first division is a softmax, which can not overflow; ``eps`` is
+    added to its result and to every later sum. With ``eps=0`` everything is computed in logarithms,
+    so that no intermediate entry underflows.
 
-    A token with a NaN or an infinity among its logits is NaN throughout; others are not touched.
+    If a token has a NaN or an infinity among its logits, its whole result is NaN.
 
     Args:
       logits: square matrices, any leading axes. Sums are accumulated in float32.
       iterations: pairs of divisions, at least 1.
       eps: added to the result of the first division and to every later sum.
-      last: what an iteration normalises last: ``"rows"``, or ``"columns"`` after rows.
-      gradient: ``"exact"`` differentiates the iterations, which the backward pass makes again.
-        ``"implicit"`` solves for the gradient at the limit instead, from the result alone: inexact
-        unless it has converged (in 20 iterations it does not for logits far apart, or near a
-        permutation matrix) and ``eps`` is small.
+      last: the axis that an iteration normalises last: ``"rows"``, or ``"columns"`` after rows.
+      gradient: ``"exact"`` differentiates the iterations, which the backward pass recomputes.
+        ``"implicit"`` solves for the gradient at the limit instead, from the result alone. It is
+        inexact unless the iteration has converged (20 iterations are not enough for logits far
+        apart, or near a permutation matrix) and ``eps`` is small.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, for float32 matrices of 2, 4 or 8 rows, with
-        the exact gradient; or None for what was measured to be fastest.
+        the exact gradient; or None for the one measured to be fastest.
 
     Returns:
       Matrices of the shape and dtype of ``logits``.
@@ -133,13 +133,13 @@ def permutation_mixture(
 ) -> Float[Array, "*batch n n"]:
     """The doubly stochastic matrix ``Σ_k softmax(logits)_k P_k`` over all permutation matrices.
 
-    mHC-lite (https://arxiv.org/abs/2601.05732) uses it in place of ``sinkhorn``: it is exact, but
-    takes n! logits.
+    mHC-lite (https://arxiv.org/abs/2601.05732) uses it instead of ``sinkhorn``: it is exact, but
+    needs n! logits.
 
     Args:
       logits: one for each permutation of the n streams, in lexicographic order, any leading axes:
         n! for n up to 6. Sums are accumulated in float32.
-      implementation: ``"xla"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, or None for the one measured to be fastest.
 
     Returns:
       Matrices of the dtype of ``logits``.

@@ -16,13 +16,13 @@ from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
 def forward(
     graph: CSRGraph, x: Float[Array, "numbers dim"], *, form: Form, keep: bool
 ) -> tuple[Float[Array, "rows columns"], Statistics]:
-    """The results side by side, rounded, and with ``keep`` what the gradients need.
+    """The results side by side, rounded, and with ``keep`` the statistics for the gradients.
 
     Args:
       graph: rows are receivers.
       x: numbers of the senders, or of the edges.
-      form: what is static.
-      keep: whether gradients will be wanted; otherwise all statistics are None.
+      form: the static description.
+      keep: whether to return statistics; otherwise all statistics are None.
     """
     edges = _Edges(graph, x, form)
     made = {name: edges.reduced(name) for name in dict.fromkeys(form.reductions)}
@@ -98,16 +98,16 @@ class _Edges:
         return jnp.where(slots < values.shape[0], taken, highest)
 
     def ties(self, extreme: Float[Array, "rows dim"]) -> Array:
-        """How many edges have the extreme of their row, or the first slot that has it."""
+        """The number of edges with the extreme of their row, or the first such slot."""
         have_it = self.values == self.of_edges(extreme)
         if self.form.ties == "first":
             return self._first(have_it)
         return self.sum(have_it.astype(extreme.dtype))
 
     def _first(self, found: Bool[Array, "edges dim"]) -> Int[Array, "rows dim"]:
-        """The first slot of each row where something is found, zero for rows without edges.
+        """The first slot of each row where ``found`` is True, zero for rows without edges.
 
-        The number of slots if it is nowhere, which is so for a NaN.
+        It is the number of slots if there is none, as for a NaN.
         """
         size = found.shape[0]
         numbers = jnp.where(found, jnp.arange(size, dtype=jnp.int32)[:, None], size)
@@ -148,7 +148,7 @@ def grad_edges(
 def grad_columns(
     graph: CSRGraph, x: Float[Array, "cols dim"], terms: Terms
 ) -> Float[Array, "cols dim"]:
-    """The gradient to the numbers of senders, which sum it over their edges."""
+    """The gradient to the numbers of senders, summed over their edges."""
     wide = x.astype(accumulation_dtype(x.dtype))
     slots = jnp.arange(graph.num_edges, dtype=jnp.int32)
     of_edges = _contributions(graph, wide[graph.indices], slots, terms)

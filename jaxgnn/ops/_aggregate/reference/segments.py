@@ -26,7 +26,7 @@ def reduce_segments(
       reduction: ``"sum"``, ``"max"``, ``"min"`` or ``"logsumexp"``.
       num_segments: number of segments.
       is_sorted: whether the ids ascend.
-      keep: whether to return also how many entries have the extreme; None otherwise.
+      keep: whether to also return the number of entries with the extreme; None otherwise.
     """
     how = {"num_segments": num_segments, "indices_are_sorted": is_sorted}
     wide = x.astype(accumulation_dtype(x.dtype))

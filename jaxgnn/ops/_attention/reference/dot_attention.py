@@ -27,7 +27,7 @@ def scores(graph: Edges, operands: Operands, form: Form) -> Float[Array, "edges 
 
 
 def with_edge_terms(graph: CSRGraph, operands: Operands, form: Form) -> Operands:
-    """The same attention with what features of edges add as logits and values of edges.
+    """The same attention, with features of edges as logits and values of edges.
 
     ``scale ⟨q_i, k_j + W e_ij⟩`` has the logit ``scale ⟨q_i, W e_ij⟩``, and ``v_j + U e_ij`` has
     the value ``U e_ij``.

@@ -1,7 +1,7 @@
-"""Which edges attention leaves out: a hash of the seed, the edge and the head.
+"""Dropout of edges in attention, by a hash of the seed, the edge and the head.
 
 Nothing is stored, and every implementation draws the same in its forward and backward passes:
-``ffi/include/jaxgnn_ffi/dropout.h`` is the same definition. It takes 32-bit integers only: six
+``ffi/include/jaxgnn_ffi/dropout.h`` is the same definition. It uses 32-bit integers only: six
 operations an edge, and eight for each of its heads.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
-# Odd multipliers of a mixing function of low bias (https://nullprogram.com/blog/2018/07/31/).
+# Odd multipliers of a mixing function with low bias (https://nullprogram.com/blog/2018/07/31/).
 _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B
 # The golden ratio, which spreads the numbers of heads over all bits.
@@ -24,7 +24,7 @@ def draws(
 
     Args:
       seed: two uniform words.
-      slots: edge slots of the graph, of which the lower 32 bits count.
+      slots: edge slots of the graph, of which the lower 32 bits are used.
       heads: number of heads.
     """
     edges = _mix(seed[0] ^ slots.astype(jnp.uint32))
@@ -35,7 +35,7 @@ def draws(
 def kept(
     seed: UInt32[Array, "2"], slots: Int[Array, " edges"], heads: int, dropped: int
 ) -> Bool[Array, "edges heads"]:
-    """Whether an edge counts for a head, which is so for all but ``dropped`` of 2^32 words."""
+    """Whether an edge is kept for a head, which is so for all but ``dropped`` of 2^32 words."""
     return draws(seed, slots, heads) >= jnp.uint32(dropped)
 
 

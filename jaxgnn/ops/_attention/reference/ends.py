@@ -1,4 +1,4 @@
-"""What an edge finds at its ends, in the accumulation dtype."""
+"""Values of nodes at the ends of edges, in the accumulation dtype."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
 class Edges(Protocol):
-    """The edges of a graph, or some of them: what scores read of either."""
+    """The edges of a graph, or some of them, as scores read them."""
 
     @property
     def num_rows(self) -> int:
-        """How many nodes may receive, which is the number of rows of the graph."""
+        """Number of receivers, which is the number of rows of the graph."""
         ...
 
     @property
@@ -51,12 +51,12 @@ def repeat_groups(values: Float[Array, "edges groups *rest"], heads: int) -> Arr
 
 
 def of_real_edges(graph: Edges, values: Float[Array, "edges *rest"]) -> Array:
-    """The values of edges, and zeros in padding slots, whose contents may be anything."""
+    """The values of edges, and zeros in padding slots, whose contents are undefined."""
     real = graph.receivers() < graph.num_rows
     found = values.astype(accumulation_dtype(values.dtype))
     return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), found, 0)
 
 
 def leaky_relu(x: Array, slope: float) -> Array:
-    """``x`` if at least 0, else ``slope x``; -inf, which masks an edge, whatever the slope."""
+    """``x`` if at least 0, else ``slope x``; -inf, which masks an edge, for every slope."""
     return jnp.where((x >= 0) | (x == -jnp.inf), x, slope * x)

@@ -34,7 +34,7 @@ def of_sums(
     kernel: Float[Array, "features heads dim"] | None,
     slope: float,
 ) -> Float[Array, "edges heads"]:
-    """``⟨a, leaky_relu(x_i + z_j + W e_ij)⟩`` of any edges, of which ``sums`` are ``x_i + z_j``."""
+    """``⟨a, leaky_relu(x_i + z_j + W e_ij)⟩`` of any edges, where ``sums`` are ``x_i + z_j``."""
     if features is not None and kernel is not None:
         sums = sums + jnp.einsum("ef,fhd->ehd", features, kernel.astype(sums.dtype))
     return jnp.sum(attention.astype(sums.dtype) * leaky_relu(sums, slope), axis=-1)

@@ -1,7 +1,7 @@
-"""What all attention has in common, in plain JAX: softmax of scores over a row, weighted sum.
+"""The common part of all attention, in plain JAX: softmax of scores over a row, weighted sum.
 
-``scores(graph, operands, form)`` gives one score for each edge slot and head, [E, H]; each op has
-its own. Everything else is here: the softmax, dropout, the weighted sum, and their gradients.
+``scores(graph, operands, form)`` returns one score for each edge slot and head, [E, H]; each op has
+its own. The rest is here: the softmax, dropout, the weighted sum, and their gradients.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def forward(
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]:
     """``y_i = Σ_j p_ij m_ij (v_j + u_ij)`` and ``lse_i = log Σ_j exp(s_ij)``.
 
-    ``p`` is the softmax of the scores over the edges of a row and ``m`` what dropout multiplies
-    with. Rows without edges, and rows whose scores are all -inf, give ``y_i = 0`` and
+    ``p`` is the softmax of the scores over the edges of a row and ``m`` the factor of dropout.
+    Rows without edges, and rows whose scores are all -inf, give ``y_i = 0`` and
     ``lse_i = -inf``. Results are in the accumulation dtype.
     """
     probabilities, lse = softmax(graph, scores(graph, operands, form))
@@ -71,7 +71,7 @@ def weights(
     *,
     form: Form,
 ) -> Float[Array, "edges heads"]:
-    """``p_ij m_ij``, which the values of the senders are multiplied with; zero in padding slots."""
+    """``p_ij m_ij``, the factor of the values of the senders; zero in padding slots."""
     made = probabilities(graph, scores(graph, operands, form), lse)
     return made * dropout_factors(jnp.arange(graph.num_edges), operands, form, made.dtype)
 
@@ -107,7 +107,7 @@ def backward(
 
 
 def edge_values(graph: Edges, operands: Operands) -> Float[Array, "edges heads dim"]:
-    """What is summed: the values of the sender, and those that the edge adds, [E, H, Dv]."""
+    """The summed values: those of the sender, and those that the edge adds, [E, H, Dv]."""
     values = at_columns(graph, operands.summed, operands.heads)
     if operands.edge_values is None:
         return values
@@ -128,7 +128,7 @@ def probabilities(
 def dropout_factors(
     slots: Int[Array, " edges"], operands: Operands, form: Form, dtype
 ) -> Float[Array, "..."]:
-    """Zero where dropout leaves an edge out for a head, else what the others are scaled with."""
+    """Zero where dropout drops an edge for a head, else the scale of the others."""
     if operands.seed is None:
         return jnp.ones((), dtype)
     kept = dropout.kept(operands.seed, slots, operands.heads, form.dropped)

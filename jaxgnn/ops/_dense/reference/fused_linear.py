@@ -91,7 +91,7 @@ def fused_linear_maxk(
 
 
 def saves_output(activation: Name | None) -> bool:
-    """Whether the backward pass takes y, so that it need not recompute z."""
+    """Whether the backward pass uses y, so that it need not recompute z."""
     return ACTIVATIONS[activation].of_output
 
 

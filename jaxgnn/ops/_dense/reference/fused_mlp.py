@@ -44,8 +44,8 @@ def fused_mlp_backward(
 ) -> tuple[Array, tuple[Array, ...], tuple[Array | None, ...]]:
     """Gradients to ``x``, ``kernels`` and ``biases``.
 
-    Recomputes the hidden layers from ``x``, then goes back through them. Layer i reads h_i and
-    makes z_i, with ``h_0 = x`` and ``h_{i+1} = activation(z_i)``; behind the last ``dz = dy``::
+    Recomputes the hidden layers from ``x``, then computes gradients from the last layer on. Layer i
+    reads h_i and computes z_i, with ``h_0 = x``, ``h_{i+1} = activation(z_i)``, last ``dz = dy``::
 
         dkernel_i = h_iᵀ dz_i,  dbias_i = Σ_rows dz_i,  dh_i = dz_i kernel_iᵀ
         dz_{i-1}  = dh_i activation'(z_{i-1})

@@ -16,7 +16,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.reference.fused_mlp import fused_mlp
 
 Reduce = Literal["sum", "mean", "max"]
-"""What a node makes of the messages that it gets."""
+"""Reduction of the messages of a node."""
 
 
 def edge_mlp_aggregate(
@@ -38,7 +38,7 @@ def edge_mlp_aggregate(
     """
     rows, num_rows = graph.receivers(), graph.num_rows
     real = rows < num_rows
-    # Padding slots hold anything: they read zeros.
+    # Padding slots are undefined: they read zeros.
     columns = jnp.where(real, graph.indices, graph.num_cols)
     inputs = [_rows_of(receivers, rows), _rows_of(senders, columns)]
     if edge_features is not None:

@@ -1,8 +1,8 @@
 """The part of ``edge_mlp_aggregate`` that has to be done edge by edge, in plain JAX.
 
-This part lies between the first layer, whose products belong to the nodes at both ends of an edge,
+This part is between the first layer, whose products belong to the nodes at both ends of an edge,
 and the last layer, which can be applied after a sum. Arrays have one leading batch axis, of size
-one where an edge feature or a weight is shared. A kernel never sees a tiled graph.
+one where an edge feature or a weight is shared. A kernel never gets a tiled graph.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Ends(NamedTuple):
 
     @classmethod
     def of(cls, structure: CSRGraph, options: EdgeOptions) -> _Ends:
-        """Leaves rows out where all have one degree: then the edges of a row are an axis."""
+        """Omits the rows if all have one degree: then the edges of a row are an axis."""
         if options.row_degree is not None:
             return cls(structure, None, structure.indices, None, options)
         rows = structure.receivers()
@@ -213,7 +213,7 @@ class _Ends(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """The layers of every edge, with what their derivatives need."""
+    """The layers of every edge, with the values that their derivatives need."""
 
     values: Float[Array, "batch edges out"]
     inputs: list[Array]  # the input of each kernel

@@ -73,7 +73,7 @@ def of_sum(
 def _sum_rows(
     graph: CSRGraph, weights: Array, degree: int | None, *, exact: bool
 ) -> Float[Array, "batch rows"]:
-    """Sums the weights of each row; ``exact`` keeps long sums from losing precision."""
+    """Sums the weights of each row; ``exact`` keeps the precision of long sums."""
     batch = weights.shape[0]
     if degree is not None:
         return jnp.sum(weights.reshape(batch, graph.num_rows, degree), axis=2)
@@ -125,7 +125,7 @@ def _last_layer_backward(inputs, dy):
     sums, kernel, bias, totals, real = inputs
     dz = dy.astype(totals.dtype)
     if real is not None:
-        # Without edges a row has no part in the layer: its zeros times NaN would be NaN.
+        # A row without edges does not affect the layer: its zeros times NaN would be NaN.
         dz = jnp.where(real[:, None], dz, 0)
     dsums, dkernel, _ = gradients(sums, kernel, None, dz, None)
     dbias, dtotals = None, jnp.zeros_like(totals)

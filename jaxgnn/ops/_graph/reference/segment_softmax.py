@@ -21,7 +21,7 @@ def segment_softmax(
     values = logits.astype(accumulation_dtype(logits.dtype))
     # The shift does not change the result, so it need not be differentiated.
     peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
-    # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as jax.nn.softmax has.
+    # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as in jax.nn.softmax.
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
     shifted = values - _spread(peaks, rows, 0)
     exponentials = jnp.where(real, jnp.exp(jnp.where(real, shifted, 0)), 0)

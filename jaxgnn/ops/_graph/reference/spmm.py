@@ -17,7 +17,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols *heads dim"]) -> Float[Array, "r
     row_scale, col_scale = _scales(graph, accumulator)
     messages = _times(col_scale, x.astype(accumulator))[graph.indices]
     if graph.weights is not None:
-        # Weights of padding slots may be anything.
+        # Weights of padding slots are undefined.
         weights = jnp.where(_of_real_edges(graph, graph.weights), graph.weights, 0)
         messages = _times(weights.astype(accumulator), messages)
     return _times(row_scale, sum_rows(messages, graph.indptr)).astype(x.dtype)
@@ -47,7 +47,7 @@ def _times(factors: Float[Array, "*leading"], values: Float[Array, "*leading_and
 
 
 def _of_real_edges(graph: CSRGraph, values: Float[Array, "edges *heads"]) -> Bool[Array, "..."]:
-    """Which edge slots are no padding, with axes to broadcast against ``values``."""
+    """A mask of edge slots that are not padding, with axes to broadcast against ``values``."""
     real = graph.receivers() < graph.num_rows
     return real.reshape(-1, *[1] * (values.ndim - 1))
 

@@ -24,11 +24,11 @@ from jaxgnn.ops._core.finite import (
 from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier, product
 
 Weighting = Literal["paper", "pyg"]
-"""Hyperedges' weights in the formula of the paper, or in degrees alone as in torch-geometric."""
+"""Hyperedges' weights in the formula of the paper, or only in degrees as in torch-geometric."""
 AttentionMode = Literal["node", "edge"]
 """Softmax over the nodes of each hyperedge, or over the hyperedges of each node."""
 
-# Nodes up to which the mixing of many tokens is written out, term by term.
+# Nodes up to which the mixing of many tokens is unrolled, term by term.
 _FEW_NODES = 16
 
 
@@ -101,13 +101,13 @@ def scales(
 ) -> Scales:
     """``D⁻¹, W B⁻¹, 1`` for ``"mean"`` and ``D^-½, W B⁻¹, D^-½`` for ``"sym"``.
 
-    The weighting ``"pyg"`` leaves W out. Numbers without an inverse or a root give zero.
+    The weighting ``"pyg"`` omits W. Numbers without an inverse or a root give zero.
 
     Args:
       degrees: D, sums of the weights of each node's incidences.
       sizes: B, numbers of incidences of the hyperedges.
       weight: W, None for ones.
-      weighting: ``"paper"`` to multiply B⁻¹ by W, ``"pyg"`` to leave W out.
+      weighting: ``"paper"`` to multiply B⁻¹ by W, ``"pyg"`` to omit W.
       normalization: ``"mean"`` to divide by D once, ``"sym"`` to divide by its root on both sides.
     """
     middle = _inverse(sizes)
@@ -197,8 +197,8 @@ def mix(
 ) -> Float[Array, "*batch nodes width"]:
     """``residual + activation(M x + b)`` with one small matrix M for all leading axes.
 
-    An entry +0 of M is no term of a sum, so that NaN and infinities do not pass it. An entry -0 is
-    a term.
+    An entry +0 of M is no term of a sum, so NaN and infinities do not pass through it. An entry -0
+    is a term.
     """
     y = finish(_preactivation(x, mixing, bias), activation, residual)
     return y.astype(x.dtype)
@@ -239,7 +239,7 @@ def bias_gradient(
 
 
 def is_term(mixing: Float[Array, "v u"]) -> Bool[Array, "v u"]:
-    """Where a sum over ``u`` has a term: everywhere but at +0."""
+    """A mask of the terms of a sum over ``u``: all entries except +0."""
     return (mixing != 0) | jnp.signbit(mixing)
 
 
@@ -259,7 +259,7 @@ def _mixed(
         return _by_product(mixing, x)
     terms = is_term(mixing)
 
-    # Elementwise, so that XLA fuses it with what is around it, in one pass. A matrix product of
+    # Elementwise, so that XLA fuses it with its neighbours in one pass. A matrix product of
     # this shape would have x transposed before and after.
     def term(u: int) -> Array:
         features = jnp.where(terms[:, u, None], x[..., u, None, :], 0)

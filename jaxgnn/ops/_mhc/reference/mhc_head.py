@@ -1,4 +1,4 @@
-"""The way into n streams and the way out of them, in plain JAX."""
+"""Expansion to n streams and their combination into one, in plain JAX."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mhc_head(
     norm_eps: float,
     pre_eps: float,
 ) -> tuple[Float[Array, "*batch dim"], Saved]:
-    """``Σ_i w_i x_i``, ``w = σ(alpha t + bias) + pre_eps``, and what the backward pass needs."""
+    """``Σ_i w_i x_i``, ``w = σ(alpha t + bias) + pre_eps``, and values for the backward pass."""
     v = widened(x, *params)
     saved = project(v, params, norm_eps)
     return aggregate(v, _sigmoid(saved, params)[0] + pre_eps).astype(x.dtype), saved

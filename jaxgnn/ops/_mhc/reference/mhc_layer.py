@@ -43,7 +43,7 @@ def mhc_layer_pre_backward(
     Args:
       x: the streams, which both ``mhc_pre`` and ``mhc_post`` read.
       params: parameters of ``mhc_pre``.
-      saved: what the forward pass of ``mhc_pre`` kept.
+      saved: values that the forward pass of ``mhc_pre`` kept.
       cotangents: gradients of the results of ``mhc_pre``.
       of_post: ``h_post`` and ``h_res`` of ``mhc_post``; only the latter is read here.
       dy: gradient of the result of ``mhc_post``.

@@ -14,7 +14,7 @@ def mhc_post_pre(
     inputs: PostInputs, params: MHCParams, *, transposed: bool, constants: MHCConstants
 ) -> tuple[tuple[Array, ...], pre.Saved]:
     """``(y, h_in, h_post, h_res)`` of ``y = mhc_post(...)``, as stored, and ``mhc_pre(y, ...)``."""
-    # Without the barrier XLA for GPUs would leave out the rounding of y.
+    # Without the barrier XLA for GPUs would remove the rounding of y.
     y = lax.optimization_barrier(mhc_post(*inputs, transposed=transposed))
     return pre.mhc_pre(y, params, constants=constants, return_streams=True)
 
@@ -31,7 +31,7 @@ def mhc_post_pre_backward(
 ) -> tuple[PostInputs, MHCParams]:
     """Gradients to ``inputs`` and to ``params``.
 
-    The two gradients that meet at ``y`` are added before they are rounded, and their sum is not.
+    The two gradients to ``y`` are added before they are rounded, and their sum is not rounded.
     """
     dy, *pre_cotangents = cotangents
     dy, dparams = pre.gradients(y, params, saved, pre_cotangents, dy, constants)

@@ -14,7 +14,7 @@ from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 
 class Saved(NamedTuple):
-    """What the forward pass keeps for the backward pass beside its inputs; O(n²) a token.
+    """Values that the backward pass needs besides the inputs; O(n²) a token.
 
     Attributes:
       inv_rms: ``1 / √(mean(x²) + norm_eps)`` of a token, over all its streams.
@@ -180,9 +180,9 @@ def _apply(v, logits, constants: MHCConstants):
 
 
 def _stored(v, outputs, dtype, return_streams: bool) -> tuple[Array, ...]:
-    """Rounds ``h_in`` to ``dtype``, and puts the streams in front with ``return_streams``.
+    """Rounds ``h_in`` to ``dtype``, and prepends the streams with ``return_streams``.
 
-    The streams come from the widened ones, so that their gradient is added before it is rounded.
+    The streams are cast from wide ones, so that their gradient is added before it is rounded.
     """
     h_in, *coefficients = outputs
     streams = (v.astype(dtype),) if return_streams else ()

@@ -51,7 +51,7 @@ def sinkhorn_backward(
     """The exact gradient: runs the iterations again, keeps their sums, and undoes them in turn.
 
     With ``z = m ∂L/∂m``, the gradient to ``log m``, one division ``m' = m / (Σm + eps)`` takes
-    ``z'`` to ``z = z' - m' Σz'``, whatever ``eps`` is; and ``m = m' (Σm + eps)``.
+    ``z'`` to ``z = z' - m' Σz'``, for every ``eps``; and ``m = m' (Σm + eps)``.
     """
     first, second = _AXES[last]
     accumulator = accumulation_dtype(logits.dtype, dh.dtype)
