@@ -1,8 +1,8 @@
 """Compilation of functions whose large arrays are arguments of the program, not constants in it.
 
-``jax.jit`` writes the arrays that a function closes over into the text of the program, where XLA
-computes ahead with them. With edge lists of a hundred million edges the text has gigabytes, more
-than a compiler takes, and counting the edges of each node ahead takes XLA minutes.
+``jax.jit`` writes the arrays that a function closes over into the text of the program, and XLA
+evaluates expressions of them at compile time. With edge lists of a hundred million edges the text
+has gigabytes, more than a compiler supports, and counting the edges of each node takes XLA minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion._program import Program, constants_of
 
-# Bytes of an array from which it becomes an argument. Smaller ones cost a compiler nothing, and an
+# Least bytes of an array that becomes an argument. Smaller arrays cost a compiler nothing, and an
 # argument takes time in every call.
 _LARGE = 1 << 16
 
@@ -43,7 +43,7 @@ class Opened:
 def opened(traced: jax.stages.Traced) -> Opened:
     """The function that was traced, with the large arrays that it closes over as arguments.
 
-    Calls of ``jax.jit`` in it, which may close over arrays of their own, are expanded.
+    Calls of ``jax.jit`` in it, which may close over other arrays, are expanded.
     """
     program = Program.of(traced.jaxpr)
     large = {v: value for v, value in program.constants.items() if _is_large(value)}
@@ -62,7 +62,7 @@ def opened(traced: jax.stages.Traced) -> Opened:
 def has_large_constants(closed: Any) -> bool:
     """Whether a closed jaxpr closes over an array that is too large for a program's text.
 
-    Those of calls of ``jax.jit`` in it count, too.
+    This includes the arrays of calls of ``jax.jit`` in it.
     """
     return any(map(_is_large, constants_of(closed)))
 
@@ -72,7 +72,7 @@ def _is_large(value: Any) -> bool:
 
 
 class Jitted:
-    """A function that is compiled when it is called, with what it closes over as arguments."""
+    """A function that is compiled when it is called; arrays that it closes over are arguments."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Jitted:
         if made is None:
             if _closes_over_traced(traced, sum(map(len, leaves))):
                 return self.inner(*args)  # it is part of another function that is traced
-            # The jaxpr is kept, so that no other one gets its id.
+            # The jaxpr is kept, so that no other jaxpr gets its id.
             made = traced.jaxpr, self._compiled(traced, args)
             self._made[id(traced.jaxpr)] = made
         return made[1](*(leaf for of_one in leaves for leaf in of_one))
@@ -115,7 +115,7 @@ class Jitted:
         def call(*arrays: Any) -> Any:
             given = list(arrays)
             for i in (position - 1 for position in positions):
-                if id(given[i]) in closed_over:  # which the next call reads, too
+                if id(given[i]) in closed_over:  # the next call also reads it
                     given[i] = given[i].copy()
             return jax.tree.unflatten(parts.structure, run(constants.beside(given), *given))
 
@@ -125,8 +125,8 @@ class Jitted:
 class _Placed:
     """Constants, on the devices where the other arguments of a call are.
 
-    JAX refuses arguments that were put on different devices. Constants in the text of a program are
-    wherever it runs.
+    JAX raises for arguments on different devices. Constants in the text of a program are on the
+    device that runs it.
     """
 
     def __init__(self, constants: list[jax.Array]):
@@ -145,7 +145,7 @@ class _Placed:
         if isinstance(sharding, jax.NamedSharding):
             sharding = jax.NamedSharding(sharding.mesh, jax.P())
         elif len(sharding.device_set) > 1:
-            return self._constants  # JAX says what is wrong
+            return self._constants  # JAX raises the error
         if sharding not in self._moved:
             self._moved[sharding] = [
                 jax.device_put(c, sharding) if c.committed else c for c in self._constants
@@ -167,12 +167,12 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
     """Compiles a function as ``jax.jit`` does, with large arrays it closes over as arguments.
 
     ``jax.jit`` makes them constants of the program: their bytes are copied into its text, and XLA
-    computes ahead what depends on them alone. For a step of training on a large graph, whose
+    evaluates all expressions that depend only on them. For a training step on a large graph, whose
     edge lists ``fuse`` needs closed over, that takes minutes or does not fit the program. Results
-    are the same. Arrays that are closed over count as unchanging.
+    are the same. Arrays that are closed over must not change.
 
     Args:
-      fn: a function of pytrees of arrays, such as a step of training that calls what ``fuse`` made.
+      fn: a function of pytrees of arrays, such as a step of training that calls a fused function.
       donate_argnums: positions of arguments whose memory the results may use.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What equations cost on the device at hand: bytes and products, at speeds measured once."""
+"""Costs of equations on the current device: bytes and products, at speeds measured once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ROWS = {"cpu": 768, "gpu": 4096}
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast a device is.
+    """Speeds of a device.
 
     Attributes:
-      bytes_per_second: of reads and writes of a long copy.
-      flops_per_second: of a product of large float32 matrices, in the session's precision.
-      launch_seconds: what the smallest program takes.
+      bytes_per_second: speed of reads and writes of a long copy.
+      flops_per_second: speed of a product of large float32 matrices, in the session's precision.
+      launch_seconds: time of the smallest program.
     """
 
     bytes_per_second: float
@@ -74,7 +74,7 @@ def _least_seconds(function: Callable[..., Any], *arrays: Any) -> float:
     return least
 
 
-# What XLA computes while it writes the results of what follows: no launch, no reads of its own.
+# Primitives that XLA fuses with the operations that read them: no launch, no reads of their own.
 # fmt: off
 _JOINS_OTHERS = frozenset((
     "abs", "add", "add_any", "and", "broadcast_in_dim", "clamp", "convert_element_type", "copy",
@@ -95,12 +95,12 @@ def seconds_of(equation: Equation, speeds: Speeds) -> float:
 
 
 def has_own_kernel(equation: Equation) -> bool:
-    """Whether XLA computes an equation by itself, not along with what reads its results."""
+    """Whether XLA computes an equation in its own kernel, not fused with later equations."""
     return equation.primitive.name not in _JOINS_OTHERS
 
 
 def flops_of(equation: Equation) -> float:
-    """Multiplications and additions of a product of matrices; of other equations none."""
+    """Multiplications and additions of a product of matrices; zero for other equations."""
     if equation.primitive.name != "dot_general":
         return 0.0
     left: Atom = equation.invars[0]

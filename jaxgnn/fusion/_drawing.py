@@ -1,4 +1,4 @@
-"""A picture of a program as it is beside the rewritten one, as SVG."""
+"""Draws the original and the rewritten program side by side, as SVG."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _KEPT, _DROPPED = "#eeeeee", "#bbbbbb"
 
 @dataclass(frozen=True)
 class _Group:
-    """What one rewrite has replaced.
+    """The equations that one rewrite has replaced.
 
     Attributes:
-      before: positions of the equations that are gone.
-      after: the position of the equation that calls the op; None where a rewrite has made several.
+      before: positions of the removed equations.
+      after: position of the equation that calls the op; None if a rewrite adds several.
       label: the op.
     """
 
@@ -34,16 +34,16 @@ class _Group:
 
 
 def colour_of(number: int) -> str:
-    """The colour of a rewrite, by its number among those that were done."""
+    """The colour of a rewrite, by its number among the applied rewrites."""
     return _COLOURS[number % len(_COLOURS)]
 
 
 def svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
     """Both programs, an equation in a line, in the order in which they run.
 
-    What a rewrite has replaced has its colour on the left, and what stands there instead on the
-    right. Curves lead from what makes an array to what reads it. Rewrites inside of loops and
-    branches are not drawn.
+    The replaced equations have the colour of the rewrite on the left, and the new ones on the
+    right. Curves lead from the equation of an array to the equations that read it. Rewrites inside
+    of loops and branches are not drawn.
     """
     groups = _groups(before, after, applied)
     old, new = before.equations[:_MOST], after.equations[:_MOST]
@@ -72,7 +72,7 @@ def svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
 
 
 def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict[int, _Group]:
-    """What each rewrite has replaced, by its number; those in bodies are not among them."""
+    """The equations that each rewrite has replaced, by its number, except those in bodies."""
     made = {v for e in after.equations for v in e.outvars}
     known = {v for e in before.equations for v in e.outvars}
     gone = {i for i, e in enumerate(before.equations) if not any(v in made for v in e.outvars)}
@@ -95,7 +95,7 @@ def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict
 
 
 def _region(before: Program, positions: Mapping[Any, int], root: int, gone: set[int]) -> set[int]:
-    """The equations that are gone from which a result was made, that result's among them."""
+    """The removed equations that computed a result, including its own equation."""
     found: set[int] = set()
     waiting = [root]
     while waiting:
@@ -109,7 +109,7 @@ def _region(before: Program, positions: Mapping[Any, int], root: int, gone: set[
 
 
 def _is_call_like(equation: Equation, before: Program, root: int) -> bool:
-    """Whether an equation is a call with the results of one that is gone."""
+    """Whether an equation is a call with the results of a removed equation."""
     wanted = before.equations[root].outvars
     return equation.primitive.name in ("jit", "pjit") and [_type(v) for v in wanted] == [
         _type(v) for v in equation.outvars
@@ -121,7 +121,7 @@ def _type(variable: Any) -> str:
 
 
 def _text(equation: Equation, name: str = "") -> str:
-    """An equation as the places of findings tell it."""
+    """An equation in the format of the places of findings."""
     results = ", ".join(map(_type, equation.outvars))
     return f"{name or equation.primitive.name} -> {results}"
 
@@ -151,7 +151,7 @@ def _boxes(
 
 
 def _arcs(equations: Sequence[Equation], x: int, side: int) -> list[str]:
-    """Curves beside a column, from what makes an array to what reads it."""
+    """Curves beside a column, from the equation of an array to those that read it."""
     makers = {v: i for i, e in enumerate(equations) for v in e.outvars}
     pairs = {
         (makers[a], i)
@@ -170,7 +170,7 @@ def _arcs(equations: Sequence[Equation], x: int, side: int) -> list[str]:
 
 
 def _bands(groups: Mapping[int, _Group], right: int) -> list[str]:
-    """From the equations that a rewrite has replaced to the call that stands there instead."""
+    """Draws bands from the equations that a rewrite has replaced to the new call."""
     parts, start = [], _SIDE + _WIDTH
     for number, one in groups.items():
         if one.after is None or one.after >= _MOST:

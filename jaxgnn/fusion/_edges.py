@@ -1,4 +1,4 @@
-"""Gathers of rows and reductions of segments, recognised in whatever way they were written."""
+"""Gathers of rows and reductions of segments, recognised in all ways to write them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RowGather:
       table: the array that is read.
       places: the variable of the ids, integers [edges, 1].
       axis: the axis of the table that is read, and of the result that has the edges.
-      mode: what ids out of range do: ``"clip"``, ``"fill"`` or ``"promise"``.
+      mode: effect of ids out of range: ``"clip"``, ``"fill"`` or ``"promise"``.
     """
 
     equation: Equation
@@ -48,7 +48,7 @@ class RowGather:
 
         Args:
           table: an array with the same rows along ``axis``; other axes may have other sizes, and
-            those behind may be missing.
+            axes after it may be missing.
           places: the value of ``places``.
         """
         params = self.equation.params
@@ -68,11 +68,11 @@ class SegmentReduction:
 
     Attributes:
       equation: the scatter.
-      base: what the results are combined with; mostly zeros, or infinities.
+      base: array that the results are combined with; mostly zeros, or infinities.
       places: the variable of the ids, integers [edges, 1].
       updates: the rows that are combined.
       axis: the axis of the ids in ``updates`` and of the segments in the result.
-      mode: what ids out of range do: ``"clip"``, ``"fill"``, which drops them, or ``"promise"``.
+      mode: effect of ids out of range: ``"clip"``, ``"fill"``, which drops them, or ``"promise"``.
       kind: ``"sum"``, ``"max"`` or ``"min"``.
     """
 
@@ -91,7 +91,7 @@ class SegmentReduction:
 
 
 def row_gather(view: View, atom: Atom) -> RowGather | None:
-    """The gather of whole rows that makes an atom, or None."""
+    """The gather of whole rows that computes an atom, or None."""
     equation = view.made_by(atom, "gather")
     if equation is None:
         return None
@@ -112,7 +112,7 @@ def row_gather(view: View, atom: Atom) -> RowGather | None:
 
 
 def segment_reduction(equation: Equation) -> SegmentReduction | None:
-    """The reduction of segments that a scatter is, or None."""
+    """The reduction of segments that a scatter performs, or None."""
     kind = REDUCTIONS.get(equation.primitive.name)
     if kind is None:
         return None
@@ -152,7 +152,7 @@ def _known_ids(view: View, places: Atom) -> np.ndarray | None:
 
 
 def known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
-    """The segment of each row, -1 where it is dropped; or the reason why that is not known."""
+    """The segment of each row, -1 where it is dropped; or the reason why it is not known."""
     question = "rows", reduction.places, reduction.size, reduction.mode
     return view.derived(question, lambda: _known_rows(view, reduction))
 
@@ -175,9 +175,9 @@ def _are_inside(ids: np.ndarray, size: int) -> bool:
 
 
 def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray | str:
-    """The row of the table that each edge reads; or the reason why that is not known.
+    """The row of the table that each edge reads; or the reason why it is not known.
 
-    Edges whose row is -1 do not count, so what they read does not matter.
+    Edges whose row is -1 are ignored, so the rows that they read do not matter.
     """
     ids = known_ids(view, gather.places)
     if ids is None:
@@ -203,15 +203,15 @@ def are_the_same(one: np.ndarray, other: np.ndarray, rows: np.ndarray) -> bool:
         return False
     if one is other:
         return True
-    for part in (slice(1024), slice(None)):  # most lists that differ do so at once
+    for part in (slice(1024), slice(None)):  # most lists that differ do so early
         if ((one[part] != other[part]) & (rows[part] >= 0)).any():
             return False
     return True
 
 
 def has_rows_in_order(rows: np.ndarray) -> bool:
-    """Whether edges are sorted by row already, those whose row is -1 behind all others."""
-    for part in (slice(1024), slice(None)):  # most lists that are not sorted are not at once
+    """Whether edges are sorted by row already, those whose row is -1 after all others."""
+    for part in (slice(1024), slice(None)):  # most unsorted lists differ early
         ids = rows[part].astype(np.uint64 if rows.dtype.itemsize > 4 else np.uint32)
         if (ids[1:] < ids[:-1]).any():
             return False
@@ -219,14 +219,14 @@ def has_rows_in_order(rows: np.ndarray) -> bool:
 
 
 def has_rows(rows: np.ndarray) -> np.ndarray:
-    """Which rows up to the largest one edges enter, bool; those that are -1 do not count."""
+    """A mask of rows with edges, up to the largest one, bool; rows that are -1 are ignored."""
     is_there = np.zeros(int(rows.max(initial=-1)) + 2, bool)
     is_there[rows] = True  # -1 is the last one
     return is_there[:-1]
 
 
 def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
-    """Which rows of its table a gather reads, bool [rows], or the reason why that is not known.
+    """A mask of the rows that a gather reads, bool [rows], or why they are not known.
 
     All ids have to be in range, or clipped to it.
     """
@@ -250,13 +250,13 @@ def _rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
 def graph_of(
     view: View, reduction: SegmentReduction, gather: RowGather, rows: np.ndarray | None = None
 ) -> StaticGraph | str:
-    """The graph of the known ids of a reduction and of a gather, or the reason for none.
+    """The graph of the known ids of a reduction and of a gather, or the reason why there is none.
 
     Args:
       view: the view of the program.
-      reduction: gives the row of each edge.
-      gather: gives the column of each edge.
-      rows: the row of each edge where more edges are dropped than the reduction drops, as -1.
+      reduction: reduction with the row of each edge.
+      gather: gather with the column of each edge.
+      rows: the row of each edge if more edges are dropped than by the reduction, marked by -1.
     """
     entered = known_rows(view, reduction) if rows is None else rows
     if isinstance(entered, str):
@@ -270,7 +270,7 @@ def graph_of(
 
 
 def is_filled_with(view: View, atom: Atom, value: Any) -> bool:
-    """Whether an array is one number everywhere, and this number is ``value``."""
+    """Whether all entries of an array are ``value``."""
     while (equation := view.made_by(atom, "broadcast_in_dim", "convert_element_type")) is not None:
         atom = equation.invars[0]
     if atom.aval.shape != ():

@@ -1,4 +1,4 @@
-"""``jaxgnn.fuse``: a function of JAX with its graph code on this library's ops."""
+"""``jaxgnn.fuse``: runs the graph code of a JAX function by this library's ops."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from jaxgnn.graph import is_concrete
 from jaxgnn.testing.timing import Candidate, measure_in_turns
 
 Verify = Literal["off", "warn", "strict"]
-"""Whether results are compared with those of the function as it is, and what follows."""
+"""Comparison of results with those of the original function, and the action if they differ."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a function is rewritten.
+    """Options of a rewrite of a function.
 
     Attributes:
       static_graph: the names of the arguments whose ids are known when they are concrete, or
         whether those of all arguments are.
-      verify: how results are compared with those of the function as it is.
-      policy: which sound rewrites are done.
-      search: how rewrites are chosen that exclude each other.
+      verify: comparison of results with those of the original function.
+      policy: policy that selects sound rewrites.
+      search: method to choose among rewrites that exclude each other.
     """
 
     static_graph: bool | tuple[str, ...]
@@ -58,7 +58,7 @@ class _Call:
     Attributes:
       structure: the pytree of the arguments.
       static: the leaves that are no arrays, by position.
-      kinds: what tells those apart that are equal, such as 1, 1.0 and True, or 0.0 and -0.0.
+      kinds: keys that distinguish equal leaves, such as 1, 1.0 and True, or 0.0 and -0.0.
       digests: keys of the arrays in ``known``, by position among the arrays.
       known: ids that are known, by position among the arrays.
     """
@@ -80,14 +80,14 @@ class _Call:
 
 
 class _LeftAsItIs(Exception):
-    """Why a function can not be rewritten."""
+    """The reason why a function can not be rewritten."""
 
 
 class Fused:
     """A function that is rewritten when it is called.
 
     Attributes:
-      options: how it is rewritten.
+      options: options of the rewrite.
     """
 
     def __init__(self, fn: Callable[..., Any], options: Options):
@@ -114,7 +114,7 @@ class Fused:
             return self._left_as_it_is(str(reason), args, kwargs)
 
     def _runner(self, call: _Call, arrays: list[Any]) -> Callable[..., Any]:
-        """What compiles the rewritten function: with large constants as arguments, or with none."""
+        """Compiles the rewritten function, with large constants as arguments if there are any."""
         is_large = self._has_large_constants.get(call)
         if is_large is None:
             is_large = has_large_constants(self._compiled.inner.trace(call, *arrays).jaxpr)
@@ -124,7 +124,7 @@ class Fused:
     def explanation(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, measure: bool
     ) -> Explanation:
-        """What a call with these arguments rewrites, and if wanted how long both take."""
+        """Explains the rewrites of a call with these arguments; with ``measure`` also times."""
         call, arrays = self._call(args, kwargs)
         findings = Findings()
         try:
@@ -151,7 +151,7 @@ class Fused:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
     def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
-        """Whether the rewritten function may run; compares it with the function as it is."""
+        """Whether the rewritten function may run; compares it with the original function."""
         key = call, tuple((a.shape, a.dtype) for a in arrays)
         if key in self._trusted:
             return self._trusted[key]
@@ -181,7 +181,7 @@ class Fused:
         warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=4)
 
     def _call(self, args: Any, kwargs: Any) -> tuple[_Call | None, list[Any]]:
-        """The static part of a call and its arrays; no static part if that has no hash."""
+        """The static part of a call and its arrays; no static part if it is not hashable."""
         tree = ((self._fn if self._is_module else None, *args), kwargs)
         leaves, structure = jax.tree.flatten(tree)
         is_array = [_is_array(leaf) for leaf in leaves]
@@ -209,12 +209,12 @@ class Fused:
             try:
                 found = index_inputs(Program.of(self._traced(call, arrays)[0]))
             except _LeftAsItIs:
-                found = set()  # the call says why
+                found = set()  # the call reports the reason
             self._index_inputs[key] = found
         return self._index_inputs[key]
 
     def _candidates(self, arrays: list[Any], args: Any, kwargs: Any) -> set[int]:
-        """The positions of integer arrays that may be taken as known."""
+        """The positions of integer arrays that may be treated as known."""
         names = self.options.static_graph
         if names is False:
             return set()
@@ -226,7 +226,7 @@ class Fused:
         return {i for i in may_be if id(arrays[i]) in named}
 
     def _traced(self, call: _Call, arrays: Sequence[Any]) -> tuple[Any, Any]:
-        """The closed jaxpr of the function as it is, and the structure of its results."""
+        """The closed jaxpr of the original function, and the structure of its results."""
         shape: Any = None
 
         def flat(*arrays: Any) -> list[Any]:
@@ -243,7 +243,7 @@ class Fused:
             raise _LeftAsItIs(reason) from error
 
     def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function as it is, of the arguments as a pytree has them."""
+        """Calls the original function with arguments unflattened from a pytree."""
         module, *rest = args
         if not self._is_module:
             return self._fn(*rest, **kwargs)
@@ -270,7 +270,7 @@ class Fused:
 
 
 def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
-    """How long two closed jaxprs take on the same arrays."""
+    """The times of two closed jaxprs on the same arrays."""
     candidates = {}
     for name, closed in (("before", before), ("after", after)):
         parts = opened(jax.jit(jex.jaxpr_as_fun(closed)).trace(*arrays))
@@ -302,41 +302,41 @@ def fuse(
     only_if_faster: bool = True,
     search: Search = "auto",
 ) -> Callable[..., Any]:
-    """Makes a function that does what ``fn`` does, with its graph code on this library's ops.
+    """Rewrites a function so that its graph code runs by this library's ops.
 
     ``fn`` is traced to a jaxpr, in which gathers, segment sums and their surroundings are replaced
-    by ops that give the same results up to rounding, and faster. That is done before the function
-    is differentiated, so gradients are those of the ops. Everything else stays as it was. The
-    conditions of each rule are checked; what does not meet them is left alone.
+    by faster ops with the same results up to rounding. This is done before the function is
+    differentiated, so gradients are those of the ops. All other code is unchanged. The conditions
+    of each rule are checked; code that does not meet them is not rewritten.
 
     Edge lists have to be known for that: arrays that ``fn`` closes over, or arguments that
     ``static_graph`` names. A graph is sorted once for each content of its lists, and kept.
 
     The result can be called inside of ``jax.jit``, ``jax.grad``, ``jax.vmap`` and
-    ``jax.shard_map``, which see arguments as traced: known lists are closed over there. Called with
-    arrays, it compiles itself as ``jax.jit`` does, once for each combination of shapes, known
-    lists and arguments that are no arrays; numbers of Python are among these. What ``fn`` closes
-    over counts as unchanging, as under ``jax.jit``. A module of Flax NNX is an argument of itself,
-    so its parameters may change.
+    ``jax.shard_map``, which trace arguments: there, known lists have to be closed over. Called with
+    arrays, it compiles itself like ``jax.jit``, once for each combination of shapes, known lists
+    and arguments that are no arrays; Python numbers are among these. Arrays that ``fn`` closes over
+    must not change, as under ``jax.jit``. A module of Flax NNX is an argument of itself, so its
+    parameters may change.
 
     A function with side effects, such as ``jax.debug.print``, one that can not be traced, and a
-    module that changes its own state in the call run as they are, with a warning. Forward-mode
-    derivatives of what was rewritten do not exist, as those of the ops do not.
+    module that changes its own state in the call run unchanged, with a warning. Rewritten code has
+    no forward-mode derivatives, since the ops have none.
 
     Args:
       fn: a function of pytrees of arrays, or a module.
-      static_graph: the names of arguments whose integer arrays are edge lists that are known, or
-        True for all arguments. Only arrays that ids of gathers and segments depend on are looked
-        at. With another list the function is compiled again.
+      static_graph: the names of arguments whose integer arrays are known edge lists, or True for
+        all arguments. Only arrays that ids of gathers and segments depend on are used. With another
+        list the function is compiled again.
       verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
         arrays of each combination of shapes, and warns of a difference beyond rounding;
-        ``"strict"`` also runs ``fn`` as it is from then on where they differ. ``"off"`` compares
+        ``"strict"`` also runs ``fn`` unchanged from then on if they differ. ``"off"`` compares
         nothing.
-      only_if_faster: leave out what is sound but too small to be faster on this platform.
-      search: how rewrites are chosen that exclude each other. ``"matcher"`` takes the first one in
-        the order of the rules. ``"egglog"`` takes those whose sum costs least, which the package of
-        that name extracts from an e-graph; speeds of the device are measured for it once in a
-        process. ``"auto"`` is ``"egglog"`` where it is installed, only one process runs, and
+      only_if_faster: skip sound rewrites that are too small to be faster on this platform.
+      search: method to choose among rewrites that exclude each other. ``"matcher"`` uses the first
+        one in the order of the rules. ``"egglog"`` uses those with the least total cost, which the
+        package of this name extracts from an e-graph; speeds of the device are measured for it once
+        in a process. ``"auto"`` is ``"egglog"`` where it is installed, only one process runs, and
         ``only_if_faster`` is not False.
 
     Returns:
@@ -344,7 +344,7 @@ def fuse(
 
     Raises:
       ValueError: if ``fn`` can not be called, ``static_graph`` names no argument of it, or
-        ``verify`` or ``search`` is something else.
+        ``verify`` or ``search`` is unknown.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -372,22 +372,21 @@ def explain(
     measure: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """Says what ``fuse`` rewrites in a call of a function, and what it does not, and why.
+    """Explains which code of a function ``fuse`` rewrites in a call, which not, and why.
 
     Args:
-      fn: a function, or one that ``fuse`` has made, whose options are then used.
+      fn: a function, or a result of ``fuse``, whose options are then used.
       *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
       static_graph: an option of ``fuse``.
       search: an option of ``fuse``.
-      measure: whether to run the function as it is and rewritten, and tell how long they take.
+      measure: whether to run the original and the rewritten function, and report their times.
       **kwargs: further arguments of the call.
 
     Returns:
       The explanation, to be printed; its ``save_html`` draws both programs.
 
     Raises:
-      ValueError: where ``fuse`` does, and where something is to be measured whose arrays are
-        ``jax.ShapeDtypeStruct``.
+      ValueError: as in ``fuse``, and with ``measure`` if arrays are ``jax.ShapeDtypeStruct``.
     """
     fused = (
         fn
@@ -427,7 +426,7 @@ def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
 
 
 def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the arguments; none where Python knows none, as of some builtins."""
+    """The names of the arguments; none if Python has none, as for some builtins."""
     try:
         return tuple(inspect.signature(fn).parameters)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Prepared graphs of edge lists whose ids are known, made once for each content."""
+"""Prepared graphs of edge lists whose ids are known, built once for each content."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _MOST_GRAPHS = 16
 
 @dataclass(frozen=True, eq=False)
 class StaticGraph:
-    """A graph with the way from its edge list to its edge slots.
+    """A graph with the mapping between its edge list and its edge slots.
 
     Attributes:
       graph: rows are the ids that are summed by, columns those that are gathered.
       order: position in the edge list of each edge slot, int32 [edges].
       is_ordered: whether slots and list have the same order.
       num_live: number of edges that arrive at a row; the slots after them are padding.
-      has_edges: which rows have edges, bool [rows].
-      is_read: which columns edges read that arrive at a row, bool [columns].
+      has_edges: mask of rows with edges, bool [rows].
+      is_read: mask of columns that edges which arrive at a row read, bool [columns].
     """
 
     graph: CSRGraph
@@ -72,12 +72,12 @@ class StaticGraph:
         return _moved(axis, order, inverse, of_edges)
 
     def weights(self, of_edges: np.ndarray) -> Array:
-        """Known numbers of edges in the order of the slots, an array that is made once."""
+        """Known numbers of edges in the order of the slots, an array that is built once."""
         key = digest(of_edges)
         if key not in self._weights:
             with jax.ensure_compile_time_eval():
                 made = self.to_slots(jnp.asarray(of_edges))
-            self._weights.clear()  # one normalisation of a graph is what most programs have
+            self._weights.clear()  # most programs have one normalisation of a graph
             self._weights[key] = made
         return self._weights[key]
 
@@ -90,7 +90,7 @@ class StaticGraph:
 
 
 class _Cache:
-    """The graphs that were used last, by a digest of their ids."""
+    """The most recently used graphs, by a digest of their ids."""
 
     def __init__(self, most: int):
         self._most = most
@@ -110,7 +110,7 @@ class _Cache:
         return made
 
     def with_rows(self, rows: Any) -> StaticGraph | None:
-        """The graph that was used last of those with these rows, or None."""
+        """The most recently used graph with these rows, or None."""
         with self._lock:
             key = next((key for key in reversed(self._made) if key[0] == rows), None)
             if key is None:
@@ -125,7 +125,7 @@ _CACHE = _Cache(_MOST_GRAPHS)
 def static_graph(
     rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: int
 ) -> StaticGraph:
-    """The graph of an edge list; rows out of range mark edges that do not count.
+    """The graph of an edge list; rows out of range mark ignored edges.
 
     Args:
       rows: the row that each edge enters, integers [edges].
@@ -138,13 +138,13 @@ def static_graph(
 
 
 def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
-    """A graph whose edges enter these rows, for what does not ask where they leave.
+    """A graph whose edges enter these rows, for uses that do not depend on the senders.
 
-    Their slots are in the same order whatever the columns are, so a graph serves that was made
-    with columns.
+    The order of its slots does not depend on the columns, so a graph that was built with columns is
+    reused.
 
     Args:
-      rows: the row that each edge enters, integers [edges]; out of range where it does not count.
+      rows: the row that each edge enters, integers [edges]; out of range if it is ignored.
       num_rows: number of rows.
     """
     of_rows = digest(rows), num_rows
@@ -156,7 +156,7 @@ def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
 
 
 def digest_of_argument(ids: Any) -> bytes:
-    """A short key of the content of a caller's array, which of numpy may change at any time.
+    """A short key of the content of a caller's array; a numpy array may change at any time.
 
     A numpy array that is read-only can be made writable again, and views of it may be writable.
     """
@@ -164,7 +164,7 @@ def digest_of_argument(ids: Any) -> bytes:
 
 
 def digest(ids: Any) -> bytes:
-    """A short key of the content of an array; that of one that can not change is computed once."""
+    """A short key of the content of an array; computed once for arrays that can not change."""
     if not isinstance(ids, jax.Array) and not _is_fixed(ids):
         return _digest(np.asarray(ids))
     entry = _DIGESTS.get(id(ids))
@@ -177,12 +177,12 @@ def digest(ids: Any) -> bytes:
 
 
 def _is_fixed(ids: Any) -> bool:
-    """Whether an array of numpy is read-only, and its memory is nobody else's."""
+    """Whether a numpy array is read-only and owns its memory."""
     return isinstance(ids, np.ndarray) and ids.base is None and not ids.flags.writeable
 
 
 _DIGESTS: dict[int, tuple[weakref.ref[Any], bytes]] = {}
-_HASHED_AT_ONCE = 1 << 24  # bytes of a part, of which several are hashed at the same time
+_HASHED_AT_ONCE = 1 << 24  # bytes of a part; several parts are hashed at the same time
 
 
 def _digest(ids: np.ndarray) -> bytes:

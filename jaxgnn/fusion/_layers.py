@@ -1,4 +1,4 @@
-"""Layers of networks as they stand in a jaxpr: products with bias, and activations by name."""
+"""Layers of networks in a jaxpr: products with bias, and activations by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgnn.fusion._program import Atom, Program, is_variable
 from jaxgnn.fusion._templates import argument_of
 from jaxgnn.fusion._view import View
 
-# How the activations of this library's ops are written by those who do not use them.
+# Formulae of the activations of this library's ops in plain JAX.
 _WRITTEN: Mapping[ops.Activation, tuple[Callable[[Any], Any], ...]] = {
     "relu": (jax.nn.relu,),  # the derivative of jnp.maximum(x, 0) is another one at zero
     "gelu": (jax.nn.gelu,),
@@ -44,7 +44,7 @@ class Linear:
 
     @property
     def inputs(self) -> list[Atom]:
-        """The kernel, and behind it the bias if there is one."""
+        """The kernel, followed by the bias if there is one."""
         return [self.kernel] if self.bias is None else [self.kernel, self.bias]
 
     def parameters(self, values: list[Any]) -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ class Linear:
 
 
 def linear_of(view: View, atom: Atom) -> Linear | None:
-    """The product with a matrix, and the sum with a bias, that make an atom, or None."""
+    """The product with a matrix, and the sum with a bias, that compute an atom, or None."""
     return view.remembered("linear", atom, lambda: _linear_of(view, atom))
 
 
@@ -81,13 +81,13 @@ def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
         return None
     if not x.aval.dtype == kernel.aval.dtype == atom.aval.dtype:
         return None
-    if equation.params["precision"] != session_precision():  # which ops use
+    if equation.params["precision"] != session_precision():  # ops use it
         return None
     return Linear(x, kernel, bias, is_transposed=tuple(of_kernel) == (1,))
 
 
 def session_precision() -> Any:
-    """The precision of a product of which the code does not say it."""
+    """The precision of a product without an explicit precision."""
     return _precision_under(jax.config.jax_default_matmul_precision)
 
 
@@ -123,7 +123,7 @@ def row_of(view: View, atom: Atom, like: Any) -> Atom | None:
 
 
 def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
-    """The argument and the name of the activation that makes an atom, or None."""
+    """The argument and the name of the activation that computes an atom, or None."""
     return view.remembered("activation", atom, lambda: _activation_of(view, atom))
 
 
@@ -139,7 +139,7 @@ def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None
 
 @functools.lru_cache(maxsize=256)
 def _templates(shape: tuple[int, ...], dtype: str) -> list[tuple[ops.Activation, Program]]:
-    """What each way to write an activation looks like for arrays of this type."""
+    """The programs of all ways to write an activation, for arrays of this type."""
     like = jax.ShapeDtypeStruct(shape, dtype)
     return [
         (name, Program.of(jax.make_jaxpr(function)(like)))

@@ -20,11 +20,11 @@ class Body:
     """A function that an equation calls.
 
     Attributes:
-      name: what the body is for, for ``explain``.
+      name: purpose of the body, for ``explain``.
       closed: its jaxpr.
-      fixed: what each of its first arguments is, whenever it is called.
-      with_program: takes the equation and a program to call instead; returns the equation that
-        does so, and constants that it reads.
+      fixed: the operands that are its first arguments in every call.
+      with_program: takes the equation and a new program; returns the equation that calls it, and
+        constants that it reads.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Body:
 def bodies_of(equation: Equation) -> Iterator[Body]:
     """The bodies of a loop, a conditional, a checkpoint, or a function with its own derivative.
 
-    Their results are those of the equation. Of ``custom_jvp`` and ``custom_vjp`` that is the
-    function itself; its derivative is given, and stays the code that it is. Ops of this library are
-    such functions, too: what is in them is left alone.
+    Their results are those of the equation. For ``custom_jvp`` and ``custom_vjp`` it is the
+    function itself; its derivative is given, and is not rewritten. Ops of this library are such
+    functions, too: their bodies are not rewritten.
     """
     name, params, reads = equation.primitive.name, equation.params, list(equation.invars)
     if name == "scan":
@@ -58,7 +58,7 @@ def bodies_of(equation: Equation) -> Iterator[Body]:
 
 
 def _is_ours(closed: Any) -> bool:
-    """Whether a function stands in this library, or JAX does not tell where it stands."""
+    """Whether a function is defined in this library, or in an unknown place."""
     source = getattr(getattr(closed.jaxpr, "debug_info", None), "func_src_info", None)
     return source is None or _LIBRARY in source
 
@@ -79,21 +79,21 @@ def _with_branch(
 
 
 def _with_operands(equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
-    """The body of a checkpoint has no constants: they become operands."""
+    """Returns a checkpoint of a program whose constants become operands, as it has no constants."""
     constants = {jex.gensym()(v.aval): value for v, value in program.constants.items()}
     params = {**equation.params, "jaxpr": program.opened()}
     return equation.replace(invars=[*constants, *equation.invars], params=params), constants
 
 
 def _constants_of_scan(params: Any) -> int:
-    """How many of the operands of a scan are the same in all steps."""
+    """The number of operands of a scan that are the same in all steps."""
     if "num_consts" in params:
         return params["num_consts"]
     return len(list(params["ft_in"].unpack()[0].vals))
 
 
 def carries_of_scan(params: Any) -> list[int]:
-    """The positions of the operands that a scan carries along, in the order of its results."""
+    """The positions of the operands that a scan carries, in the order of its results."""
     first = _constants_of_scan(params)
     if "num_carry" in params:
         return list(range(first, first + params["num_carry"]))

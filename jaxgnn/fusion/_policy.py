@@ -70,9 +70,9 @@ class Policy:
         """Returns the reason for refusing a rewrite, or None.
 
         Args:
-          case: the rule, or the case of it that was measured apart.
+          case: the rule, or a case of it that was measured separately.
           num_bytes: bytes that the replaced code reads and writes.
-          is_what_runs: whether the op would choose what the replaced code does anyway.
+          is_what_runs: whether the op would run the same code as the replaced code.
         """
         platform = jax.default_backend()
         least = _FASTER_FROM.get(platform, {}).get(case, 0)

@@ -12,7 +12,7 @@ from jaxgnn.fusion._edges import RowGather, row_gather
 from jaxgnn.fusion._program import Atom
 from jaxgnn.fusion._view import View
 
-_MOST_STEPS = 100  # powers of powers have more factors than anybody means
+_MOST_STEPS = 100  # nested powers could have too many factors
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Factor:
       atom: the array, without axes along which it is only repeated.
       shape: its shape in the rank of the product, with ones for these axes.
       is_inverse: whether the product is divided by it.
-      gather: how it is read from a table, or None.
+      gather: the gather that reads it from a table, or None.
     """
 
     atom: Atom
@@ -49,7 +49,7 @@ class Product:
       constants: factors that do not vary along edges or features.
       others: factors of any other kind.
       sign: 1 or -1.
-      steps: how many factors have been looked into.
+      steps: number of factors that were expanded.
     """
 
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ class Product:
 
     @property
     def scalar_axes(self) -> frozenset[int]:
-        """The axes along which a factor may vary that is a weight of edges."""
+        """The axes along which a weight of edges may vary."""
         if self.width == 1:
             return frozenset()
         if self.axis == 0 and len(self.shape) == 3 and self.shape[2] > 1:
@@ -87,13 +87,13 @@ class Product:
 
 
 def product_of(view: View, atom: Atom, axis: int) -> Product:
-    """Takes an array of edges apart.
+    """Splits an array of edges into factors.
 
     ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
     wider floats are followed. A quotient is kept whole if it is a softmax, which
-    rules of attention want to see.
+    rules of attention need.
 
-    A reshape that merges the axes of features, such as those of heads, is looked through: the
+    A reshape that merges the axes of features, such as those of heads, is ignored: the
     shape of the product is the one before it.
 
     Args:
@@ -157,7 +157,7 @@ def _widens(equation: Any) -> bool:
 
 
 def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool) -> Factor:
-    """An atom without the axes along which it is only repeated."""
+    """The factor of an atom, without the axes along which it is only repeated."""
     shape = tuple(atom.aval.shape)
     while (equation := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
         inner = equation.invars[0]

@@ -24,9 +24,9 @@ class Program:
     Attributes:
       inputs: the variables of the arguments.
       outputs: variables or literals.
-      equations: each reads only inputs, constants and what earlier equations have made.
-      constants: values of the variables that are neither inputs nor made by an equation.
-      source: the jaxpr from which the program was made, of which its names are kept.
+      equations: each reads only inputs, constants and results of earlier equations.
+      constants: values of the variables that are neither inputs nor results of equations.
+      source: the jaxpr of the program, whose names are kept.
     """
 
     inputs: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Program:
 
     @classmethod
     def of(cls, closed: Any) -> Program:
-        """The program of a closed jaxpr, with calls that only give a name to code expanded."""
+        """The program of a closed jaxpr, with calls that only name code expanded."""
         inlining = _Inlining()
         inputs = tuple(map(inlining.fresh, closed.jaxpr.invars))
         outputs = inlining.expand(closed, inputs)
@@ -66,18 +66,18 @@ class Program:
         return _without_dead_code(_without_repeats(self))
 
     def replace(self, made: Mapping[Any, Atom], before: Any, added: Program) -> Program:
-        """Puts the equations of another program in front of one equation.
+        """Inserts the equations of another program before one equation.
 
-        Equations behind that one go in front of it too, if ``added`` reads what they make.
+        Later equations are also moved before it if ``added`` reads their results.
 
         Args:
-          made: what is read instead of each of these variables from now on.
-          before: the equation in front of which ``added`` goes.
+          made: the atoms that replace these variables.
+          before: the equation before which ``added`` is inserted.
           added: a program whose inputs are variables of this one.
 
         Raises:
-          ValueError: if ``before`` is no equation of this program, or ``added`` reads what depends
-            on a variable that is replaced.
+          ValueError: if ``before`` is no equation of this program, or ``added`` depends
+            on a replaced variable.
         """
         known = [i for i, e in enumerate(self.equations) if e is before]
         if len(known) != 1:
@@ -114,7 +114,7 @@ def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: boo
     Args:
       function: takes an array for each input, and returns a list of arrays.
       inputs: variables and literals whose types are those of the arguments.
-      is_open: whether calls are expanded, so that rules see into them; otherwise the whole
+      is_open: whether calls are expanded, so that rules apply to them; otherwise the whole
         function is one call.
     """
     closed = jax.make_jaxpr(function)(*(a.aval for a in inputs))
@@ -125,7 +125,7 @@ def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: boo
 
 
 def _called(closed: Any) -> Any:
-    """A closed jaxpr that does nothing but to call this one, whose constants it hands over."""
+    """A closed jaxpr that only calls this one, and passes its constants."""
     jaxpr = closed.jaxpr
     inputs = [*jaxpr.constvars, *jaxpr.invars]
     body = _jaxpr_like(jaxpr, [], inputs, jaxpr.outvars, jaxpr.eqns)
@@ -189,7 +189,7 @@ class _Inlining:
         return tuple(_read(known, o) for o in jaxpr.outvars)
 
     def _constant(self, variable: Any, value: Any) -> Any:
-        """One variable for each array, however often it is closed over."""
+        """Returns one variable for each array, even if it is closed over several times."""
         if id(value) not in self._by_identity:
             made = self.fresh(variable)
             self._by_identity[id(value)] = made
@@ -208,7 +208,7 @@ def _reading(equation: Equation, made: Mapping[Any, Atom]) -> Equation:
 
 
 def _body_of_plain_call(equation: Equation) -> Any:
-    """The jaxpr of a call that does nothing but to name code, or None.
+    """The jaxpr of a call that only names code, or None.
 
     A ``jit`` that names shardings, layouts or options of the compiler is kept as it is.
     """
@@ -257,10 +257,10 @@ def _without_repeats(program: Program) -> Program:
 
 
 def _repeating_at_once(equation: Equation, repeated: dict[Any, Atom]) -> Equation:
-    """The equation, or if it repeats an array that repeats a number, one that repeats the number.
+    """The equation; if it repeats an array that repeats a number, one that repeats the number.
 
-    ``repeated`` has the number of each such array so far, and is added to. Batches of code that
-    repeats numbers repeat them twice.
+    ``repeated`` maps such arrays to their numbers, and is updated. Batched code that repeats
+    numbers repeats them twice.
     """
     if equation.primitive.name != "broadcast_in_dim" or len(equation.invars) > 1:
         return equation
@@ -277,7 +277,7 @@ def _repeating_at_once(equation: Equation, repeated: dict[Any, Atom]) -> Equatio
 
 
 def _key(equation: Equation) -> Any:
-    """What equal equations have in common; None where that can not be told."""
+    """A key that equal equations share; None if it can not be computed."""
     if equation.effects or equation.primitive.name == "rng_uniform":
         return None
     reads = tuple(map(_key_of_atom, equation.invars))
@@ -301,8 +301,8 @@ def _key_of_atom(atom: Atom) -> Any:
 def key_of_param(value: Any) -> Any:
     """A key of a parameter by its value; functions and most jaxprs are equal only to themselves.
 
-    A jaxpr of plain equations, such as the addition of a scatter, is equal to one that reads the
-    same. Of others the text does not tell everything, such as the rules of a ``custom_vjp``.
+    A jaxpr of plain equations, such as the addition of a scatter, equals one with the same text.
+    The text of others is not complete, as for the rules of a ``custom_vjp``.
     """
     if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
         jaxpr = getattr(value, "jaxpr", value)
@@ -310,7 +310,7 @@ def key_of_param(value: Any) -> Any:
         return str(value) if is_plain else ("id", id(value))
     if callable(value) and not isinstance(value, type):
         return "id", id(value)
-    if isinstance(value, float):  # of which 0.0 and -0.0 are equal
+    if isinstance(value, float):  # 0.0 and -0.0 are equal
         return repr(value)
     return type(value).__name__, value
 

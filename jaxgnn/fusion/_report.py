@@ -1,4 +1,4 @@
-"""What ``jaxgnn.fuse`` has done to a function, in words and as a page."""
+"""Reports of the rewrites of ``jaxgnn.fuse``, as text and as a page."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ th, td { padding: .25rem .75rem; text-align: left; border-bottom: 1px solid #d9d
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of a function as it is and rewritten, in milliseconds.
+    """The times of the original and the rewritten function, in milliseconds.
 
     Attributes:
-      before_ms: median time of a call of the function as it is; None if it ran out of memory.
+      before_ms: median time of a call of the original function; None if it ran out of memory.
       after_ms: median time of a call of the rewritten function; None if it ran out of memory.
     """
 
@@ -45,14 +45,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was rewritten by which rule, what was not, and why; ``print`` shows it.
+    """The rewrites of each rule, the refusals, and their reasons; ``print`` shows it.
 
     Attributes:
       name: name of the function.
-      findings: everything that rules have said.
+      findings: all results of the rules.
       equations_before: equations of the function's jaxpr, calls expanded and repeats removed.
       equations_after: equations of the jaxpr that runs, ops counted as one each.
-      speeds: of the device, by which times are predicted; None if nothing was rewritten.
+      speeds: speeds of the device, used to predict times; None if nothing was rewritten.
       measured: times of both functions; None if they were not measured.
     """
 
@@ -66,19 +66,19 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """How much was rewritten, in a line."""
+        """A line with the number of rewrites."""
         return (
             f"{self.name}: {len(self.findings.applied)} rewrites, "
             f"{self.equations_before} equations -> {self.equations_after}"
         )
 
     def predicted_ms(self, one: Applied) -> tuple[float, float]:
-        """The times of what a rewrite has replaced and of what stands there, in milliseconds.
+        """The times of the replaced and of the new code of a rewrite, in milliseconds.
 
         They are those of the bytes that both read and write, at the speed of the device's memory.
 
         Args:
-          one: one of the rewrites that were done.
+          one: one of the applied rewrites.
 
         Returns:
           The time before and the time after; zero where the speeds of the device are not known.
@@ -105,7 +105,7 @@ class Explanation:
         """Writes a page that needs no network: the programs side by side, and tables.
 
         Args:
-          path: the file; its folder is made if it is not there.
+          path: the file; its folder is created if it is missing.
 
         Returns:
           The path.

@@ -1,4 +1,4 @@
-"""Rules, what they propose, and the loop that applies them until none has anything to say."""
+"""Rules, their proposals, and the loop that applies them until none proposes a rewrite."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Rewrite:
 
     Attributes:
       equation: the equation whose results are replaced.
-      inputs: the atoms that the new terms read, none of which depends on what is replaced.
+      inputs: the atoms that the new terms read, none of which depends on the replaced results.
       function: takes an array for each input, and returns an array for each result.
-      note: what is replaced and by what, for ``explain``.
+      note: the replaced and the new code, for ``explain``.
       bytes_before: bytes that the replaced equations read and write.
       bytes_after: bytes that the new ones read and write.
-      is_open: whether the new terms are for other rules to look into.
-      case: what is measured apart from the other rewrites of its rule; the rule's name if empty.
-      is_what_runs: whether the op would choose here what the replaced code does anyway.
+      is_open: whether the new terms may be rewritten by other rules.
+      case: the case of the rule that is measured separately; the rule's name if empty.
+      is_what_runs: whether the op would run the same code here as the replaced code.
       results: the variables that are replaced, if they are not the results of ``equation``.
     """
 
@@ -44,11 +44,11 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A place that looks like a rule's, and why the rule does not apply.
+    """A place where a rule almost applies, and the reason why it does not.
 
     Attributes:
       equation: the equation at the place.
-      reason: what is missing.
+      reason: the missing condition.
     """
 
     equation: Equation
@@ -57,14 +57,14 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rule:
-    """A way to find equal terms that are cheaper.
+    """A method to find cheaper equal terms.
 
     Attributes:
-      name: what ``explain`` calls it.
-      primitives: names of the primitives at whose equations it looks.
+      name: its name in ``explain``.
+      primitives: names of the primitives of the equations that it checks.
       propose: gets the view of a program and one of these equations; returns a ``Rewrite``, a
-        ``Refusal``, or None where the equation has nothing to do with the rule.
-      is_outermost_first: whether later equations are asked about before earlier ones.
+        ``Refusal``, or None if the equation is not related to the rule.
+      is_outermost_first: whether later equations are checked before earlier ones.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Refused:
-    """A rule that has not been applied at a place that looked like its own."""
+    """A rule that has not been applied at a place where it almost applies."""
 
     rule: str
     where: str
@@ -95,7 +95,7 @@ class Refused:
 
 @dataclass
 class Findings:
-    """What rules have done to a program, in the order in which they did it."""
+    """The rewrites and refusals of rules in a program, in their order."""
 
     applied: list[Applied] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -104,13 +104,13 @@ class Findings:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules, in the order in which they are tried, and which of their rewrites are done."""
+    """The rules, in the order in which they are tried, and the policy for their rewrites."""
 
     all: Sequence[Rule]
     policy: Policy
 
     def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
-        """What a rule says of an equation, after the policy has had its say."""
+        """Returns the proposal of a rule for an equation, unless the policy refuses it."""
         if equation.primitive.name not in rule.primitives:
             return None
         proposal = rule.propose(view, equation)
@@ -130,16 +130,16 @@ def rewritten(
     findings: Findings,
     where: str = "",
 ) -> Program:
-    """The program with every rule applied wherever it can be, in the order of the rules.
+    """Applies every rule wherever possible, in the order of the rules.
 
-    Each rule makes the program smaller by its own measure, so the loop ends; the limit is for rules
-    that are wrong.
+    Each rule makes the program smaller by its own measure, so the loop ends; the limit is for wrong
+    rules.
 
     Args:
       program: the program.
-      rules: earlier ones go first; later ones see what they have left.
-      known: values of variables that are known ahead.
-      findings: to which what is found is added.
+      rules: later ones get the program that earlier ones have rewritten.
+      known: values of variables that are known in advance.
+      findings: list to which results are added.
       where: the place of the program in the function, for ``explain``.
     """
     limit = 100 + 10 * len(program.equations)
@@ -154,16 +154,16 @@ def rewritten(
 
 @dataclass
 class _Rewriting:
-    """One rule at work on a program.
+    """Applies one rule to a program.
 
     Attributes:
       rule: the rule.
       rules: all of them, with the policy.
-      view: the view of the program as it is by now.
-      findings: to which each rewrite is added.
+      view: the view of the current program.
+      findings: list to which each rewrite is added.
       where: the place of the program in the function.
-      limit: how many more rewrites there may be.
-      refusals: why the rule was not applied, by place.
+      limit: the maximum number of further rewrites.
+      refusals: the reasons why the rule was not applied, by place.
     """
 
     rule: Rule
@@ -175,10 +175,10 @@ class _Rewriting:
     refusals: dict[str, str] = field(default_factory=dict)
 
     def runs_through(self) -> bool:
-        """Asks the rule about each equation once; returns whether it changed the program.
+        """Checks each equation once by the rule; returns whether it changed the program.
 
-        Then other equations may have become cases of the rule, such as those whose result is read
-        once by now: ask again until nothing changes.
+        Then other equations may have become cases of the rule, such as those whose result is now
+        read once. So repeat this until nothing changes.
         """
         asked: set[Any] = set()
         has_changed = False
@@ -187,9 +187,9 @@ class _Rewriting:
         return has_changed
 
     def _rewrites_the_next(self, asked: set[Any]) -> bool:
-        """Asks about equations until one has been replaced; False if none was.
+        """Checks equations until one has been replaced; returns False if none was.
 
-        ``asked`` are the results of those about which the rule was asked already.
+        ``asked`` are the results of the equations that were checked already.
         """
         equations = self.view.program.equations
         for equation in reversed(equations) if self.rule.is_outermost_first else equations:
@@ -224,7 +224,7 @@ class _Rewriting:
 
 
 def _applied(view: View, rewrite: Rewrite) -> Program:
-    """The program after a rewrite, whose results have to be of the types of the old ones."""
+    """The program after a rewrite, whose results must have the types of the old ones."""
     added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
     old = rewrite.results or rewrite.equation.outvars
     if [_type(o) for o in added.outputs] != [_type(o) for o in old]:

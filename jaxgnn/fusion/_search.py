@@ -1,11 +1,11 @@
 """The choice among rewrites that exclude each other: extraction from an e-graph.
 
-Rules are tried in a fixed order, and the first one that applies takes its place: that is the plain
-matcher. With the package ``egglog`` all rewrites that rules propose of a program are weighed
-against each other first. An e-graph holds the equations of the program, each as a function of what
-it reads, and beside the equation that a rewrite replaces the rewrite, as another function of its
-own inputs, which is equal to it. What costs least as a whole is extracted, where terms that are
-used twice count once; rewrites that are not in it are left out. Costs are times, of bytes and
+Rules are tried in a fixed order, and the first one that applies is used: this is the plain matcher.
+With the package ``egglog`` all proposed rewrites of a program are first compared with each other.
+An e-graph holds the equations of the program, each as a function of its inputs. A rewrite is
+another function of its own inputs, and is equal to the equation that it replaces. The term with the
+least total cost is extracted, where terms that are used twice count once. Rewrites that are not in
+it are skipped. Costs are times, of bytes and
 products at the speeds of the device (``_cost.py``).
 """
 
@@ -35,14 +35,14 @@ from jaxgnn.fusion._rewrite import Findings, Refusal, Rewrite, Rule, Rules, rewr
 from jaxgnn.fusion._view import View
 
 Search = Literal["auto", "matcher", "egglog"]
-"""How rewrites are chosen that exclude each other."""
+"""Method to choose among rewrites that exclude each other."""
 
 _NEVER = 1e4  # seconds: more than any program takes
 Known = MutableMapping[Any, np.ndarray | None]
 
 
 def check_search(search: Any) -> None:
-    """Raises ValueError for an unknown way to search, and for one whose package is not there."""
+    """Raises ValueError for an unknown method, and for one whose package is not installed."""
     if search not in ("auto", "matcher", "egglog"):
         raise bad_input("fuse", "search", "one of 'auto', 'matcher', 'egglog'", repr(search))
     if search == "egglog" and not has_egglog():
@@ -58,16 +58,16 @@ def has_egglog() -> bool:
 
 @dataclass(frozen=True)
 class ChosenRules(Rules):
-    """Rules of which some rewrites are left out, since others of the same terms cost less.
+    """Rules without the rewrites for which cheaper ones of the same terms exist.
 
     Attributes:
-      left_out: the rule's name, the variable that is replaced, and the note of each.
+      left_out: name of the rule, replaced variable and note of each skipped rewrite.
     """
 
     left_out: frozenset[tuple[str, Any, str]] = field(default=frozenset())
 
     def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
-        """What a rule says of an equation, if the search has not left it out."""
+        """Returns the proposal of a rule for an equation, unless the search skips it."""
         made = super().propose(rule, view, equation)
         if isinstance(made, Rewrite) and _key(rule, made) in self.left_out:
             return Refusal(equation, "other rewrites of the same terms cost less")
@@ -80,8 +80,8 @@ class _Candidate:
 
     Attributes:
       rule: the rule.
-      rewrite: what it proposes.
-      region: positions of the equations between its inputs and what it replaces, that among them.
+      rewrite: its proposal.
+      region: positions of the equations between its inputs and the replaced one, inclusive.
     """
 
     rule: Rule
@@ -90,16 +90,15 @@ class _Candidate:
 
 
 def chosen(program: Program, rules: Rules, known: Known, search: Search) -> Rules:
-    """The rules, without those rewrites of a program that the search leaves out.
+    """The rules, without the rewrites of a program that the search skips.
 
     Args:
       program: the program, before any rewrite.
       rules: all rules, and the policy.
-      known: values of variables that are known ahead.
-      search: ``"auto"`` weighs rewrites against each other where egglog is installed and several
-        exclude each other. It does not where all sound rewrites are wanted, whatever they cost, and
-        where several processes run one program, since each has measured its own device and all
-        have to choose alike.
+      known: values of variables that are known in advance.
+      search: ``"auto"`` compares rewrites where egglog is installed and several exclude each other.
+        It does not if all sound rewrites are requested at any cost, or if several processes run one
+        program, since each has measured its own device and all have to make the same choice.
     """
     is_weighed = has_egglog() and rules.policy.only_if_faster and jax.process_count() == 1
     if search == "matcher" or (search == "auto" and not is_weighed):
@@ -146,7 +145,7 @@ def _region(program: Program, positions: dict[Any, int], rewrite: Rewrite) -> fr
 
 
 def _exclude_each_other(program: Program, candidates: list[_Candidate]) -> bool:
-    """Whether a rewrite replaces, among others, what another one would replace."""
+    """Whether a rewrite replaces equations that another one would also replace."""
     positions = {id(e): i for i, e in enumerate(program.equations)}
     ends = [positions[id(c.rewrite.equation)] for c in candidates]
     return any(
@@ -155,11 +154,11 @@ def _exclude_each_other(program: Program, candidates: list[_Candidate]) -> bool:
 
 
 def _replaced(program: Program, candidates: list[_Candidate]) -> set[Any]:
-    """The results of the equations that rewrites are for, of which some rewrite is to be taken.
+    """The results of the equations that rewrites are for, for which some rewrite has to be applied.
 
-    These are the equations that a kernel of their own computes, of all that a rewrite replaces, and
-    if there is none its last equation. What XLA computes along with others, such as an activation
-    behind layers that another rewrite takes together, may be left over.
+    Of the equations that a rewrite replaces, these are the ones with their own kernels, or the last
+    one if there is none. Equations that XLA fuses with others, such as an activation after layers
+    that another rewrite fuses, may remain.
     """
     found: set[Any] = set()
     for candidate in candidates:
@@ -174,8 +173,8 @@ def _seconds_of(
 ) -> float:
     """The time of the new terms.
 
-    An op computes the products that it replaces, at the bytes that its rule tells. Terms that are
-    open for other rules cost what these make of them.
+    An op computes the products that it replaces, with the bytes given by its rule. The cost of
+    terms that are open for other rules is that after these rules.
     """
     rewrite = candidate.rewrite
     if not rewrite.is_open:
@@ -190,9 +189,9 @@ def _seconds_of(
 class _Graph:
     """An e-graph of a program and of rewrites, in the language of egglog.
 
-    Each equation and each rewrite is a function of its own, whose cost is its time in nanoseconds.
-    Whether a rewrite is faster than what it replaces was measured, which the policy knows: rewrites
-    compete with each other, and what could be replaced costs more than any of them.
+    Each equation and each rewrite is a separate function, whose cost is its time in nanoseconds.
+    The policy already knows whether a rewrite is faster than the replaced code. So rewrites only
+    compete with each other, and equations that could be replaced cost more than any of them.
     """
 
     def __init__(self, program: Program, speeds: Speeds, replaced: set[Any]):
@@ -212,7 +211,7 @@ class _Graph:
         self._root = self._define(None, "results", program.outputs, 0.0)
 
     def add(self, candidate: _Candidate, seconds: float) -> None:
-        """Makes a rewrite equal to what it replaces."""
+        """Declares a rewrite equal to the equation that it replaces."""
         rewrite = candidate.rewrite
         whole = self._define(None, f"rewrite{self._count}", rewrite.inputs, seconds)
         self._count += 1
@@ -221,7 +220,7 @@ class _Graph:
             self._lines.append(f"(union {self._names[variable]} {made})")
 
     def cheapest(self) -> set[int]:
-        """The rewrites in the cheapest term for all results, by the order in which they came."""
+        """The rewrites in the cheapest term for all results, by the order of addition."""
         from egglog.bindings import EGraph, ExtractBest, TermApp
 
         graph = EGraph()
@@ -243,7 +242,7 @@ class _Graph:
         return taken
 
     def _define(self, variable: Any, kind: str, reads: Any, seconds: float) -> str:
-        """Names a function of some terms, and its value, which may stand for a variable."""
+        """Defines a function of some terms, and names its value, which may represent a variable."""
         place = len(self._lines)
         operands = [self._operand(a) for a in reads]
         operands = [o for o in operands if o is not None]

@@ -1,8 +1,8 @@
-"""What was worked out from arrays that functions close over, kept from one trace to the next.
+"""A cache of results computed from arrays that functions close over, across traces.
 
 A function is traced again for its gradients, for other shapes and by ``explain``. The edge lists in
-it are the same arrays each time, and so is what follows from them. A term of such arrays is known
-by a digest of its equations, with the arrays themselves at the leaves.
+it are the same arrays each time, and so are results that depend only on them. A term of such arrays
+is identified by a digest of its equations, with the arrays themselves at the leaves.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MOST_BYTES = 1 << 31
 
 @dataclass(frozen=True)
 class Content:
-    """What an array is, in terms of arrays that do not change.
+    """The content of an array, in terms of arrays that do not change.
 
     Attributes:
-      key: a digest of the equations that make it, and of the identities of the arrays they read.
+      key: a digest of the equations that compute it, and of the identities of the arrays they read.
       leaves: these arrays.
     """
 
@@ -56,8 +56,8 @@ def content_of_result(
 
     Args:
       equation: the equation.
-      position: of the result among its results.
-      reads: the content of what it reads.
+      position: position of the result among its results.
+      reads: the contents of its operands.
     """
     params = [(name, key_of_param(value)) for name, value in sorted(equation.params.items())]
     known = [content for content in reads if content is not None]
@@ -76,10 +76,10 @@ def _digest(*parts: Any) -> bytes:
 
 
 class Store:
-    """Arrays that were used last, by what they are.
+    """The most recently used arrays, by their contents.
 
     Args:
-      most_bytes: bytes of arrays that are kept.
+      most_bytes: maximum bytes of the kept arrays.
     """
 
     def __init__(self, most_bytes: int = _MOST_BYTES):
@@ -88,11 +88,11 @@ class Store:
         self._lock = threading.Lock()
 
     def get(self, question: str, contents: Sequence[Content], answer: Callable[[], Any]) -> Any:
-        """The array that answers a question about terms; what is no array is worked out again."""
+        """The array that answers a question about terms; other answers are computed again."""
         key = question, *(content.key for content in contents)
         with self._lock:
             found = self._kept.get(key)
-            # Another array may have got the identity of one that is gone.
+            # Another array may have the identity of one that was freed.
             if found is not None and all(leaf() is not None for leaf in found[0]):
                 if key in self._kept:
                     self._kept.move_to_end(key)
@@ -122,4 +122,4 @@ class Store:
 
 
 STORE = Store()
-"""Of all functions of a process."""
+"""The store of all functions of a process."""

@@ -1,4 +1,4 @@
-"""Recognising a function of one array by its whole program."""
+"""Recognises a function of one array by its whole program."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jaxgnn.graph import is_concrete
 
 
 def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
-    """What stands in the place of the template's input, if all the rest is the same, or None.
+    """The atom at the template's input if an atom matches the template, or None.
 
     Args:
       view: the view of a program.
-      atom: what may be made as the template says.
+      atom: the atom that may match the template.
       template: the program of a function of one array, with one result.
     """
     makers = {v: e for e in template.equations for v in e.outvars}
@@ -56,9 +56,9 @@ def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
 
 
 def calls_the_same(one: Equation, other: Equation) -> bool:
-    """Whether two equations do the same with whatever they read, and make arrays of one type.
+    """Whether two equations do the same with any operands, and return arrays of one type.
 
-    So do loops of which each has a body of its own, if all equations of the bodies do the same.
+    Loops with separate bodies match if all equations of the bodies do the same.
     """
     if one is other:
         return True
@@ -129,16 +129,16 @@ def _same_call(left: Equation, right: Equation) -> bool:
 
 
 def _derivative(equation: Equation) -> tuple[Any, ...]:
-    """The program of a function and of its forward derivative, made once for each function.
+    """The program of a function and of its forward derivative, traced once for each function.
 
-    Its text does not tell the constants that it reads, of which keys stand beside it.
+    Its text does not include the constants that it reads, so their keys are added.
     """
     params = tuple(equation.params.values())
     key = tuple(map(id, params))
     if key not in _DERIVATIVES:
         if len(_DERIVATIVES) >= _MOST_DERIVATIVES:
             _DERIVATIVES.clear()
-        # The parameters are kept with it, so that no others get their ids.
+        # The parameters are kept with it, so that no other objects get their ids.
         _DERIVATIVES[key] = params, _traced_derivative(equation)
     return _DERIVATIVES[key][1]
 

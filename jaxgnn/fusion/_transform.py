@@ -22,13 +22,13 @@ Known = dict[Any, np.ndarray | None]
 def transformed(
     closed: Any, rules: Rules, known: Mapping[int, np.ndarray], search: Search = "matcher"
 ) -> tuple[Program, Findings]:
-    """The program of a closed jaxpr, rewritten, and what has been done to it.
+    """Rewrites the program of a closed jaxpr; returns it with the findings.
 
     Args:
-      closed: the jaxpr. One with side effects is left as it is.
-      rules: the rules, and which of their rewrites are done.
+      closed: the jaxpr. One with side effects is not rewritten.
+      rules: the rules, and the policy that selects their rewrites.
       known: values of inputs that are known, by their position.
-      search: how rewrites are chosen that exclude each other.
+      search: method to choose among rewrites that exclude each other.
     """
     findings = Findings()
     program = Program.of(closed)
@@ -42,12 +42,12 @@ def transformed(
 
 @dataclass(frozen=True)
 class _Rewriting:
-    """How a program and the bodies in it are rewritten.
+    """Rewrites a program and the bodies in it.
 
     Attributes:
-      rules: the rules, and which of their rewrites are done.
-      search: how rewrites are chosen that exclude each other.
-      findings: to which what is found is added.
+      rules: the rules, and the policy that selects their rewrites.
+      search: method to choose among rewrites that exclude each other.
+      findings: list to which results are added.
     """
 
     rules: Rules
@@ -69,7 +69,7 @@ class _Rewriting:
     def _with_new_bodies(
         self, view: View, equation: Equation, where: str
     ) -> tuple[Equation, dict[Any, Any]]:
-        """The equation, with its bodies rewritten if a rule has something to say about them."""
+        """The equation, with its bodies rewritten if a rule applies to them."""
         constants: dict[Any, Any] = {}
         made, findings = equation, self.findings
         for body in bodies_of(equation):
@@ -88,7 +88,7 @@ class _Rewriting:
 
 
 def _fixed_values(view: View, inner: Program, body: Body) -> Known:
-    """What is known in a body of the arguments that are the same whenever it runs."""
+    """The known values in a body of arguments that are the same in every run."""
     known: Known = {}
     for variable, atom in zip(inner.inputs, body.fixed, strict=False):
         value = None if atom is None else view.value(atom)
@@ -128,6 +128,6 @@ def _names(effects: Any) -> str:
 
 
 def _name(effect: Any) -> str:
-    """What an effect says it is; its class if it says nothing."""
+    """The text of an effect, or its class if it has no text."""
     says_something = type(effect).__repr__ is not object.__repr__
     return (says_something and str(effect)) or type(effect).__name__

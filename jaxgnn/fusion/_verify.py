@@ -1,4 +1,4 @@
-"""Comparison of a rewritten function with the function as it was, on the arrays of a call."""
+"""Comparison of a rewritten function with the original function, on the arrays of a call."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def difference(
     arrays: Sequence[Any],
     longest: int,
 ) -> str | None:
-    """Where outputs or gradients differ by more than rounding, or None.
+    """Describes a difference of outputs or gradients beyond rounding, or returns None.
 
-    Gradients are those of the sum of all finite floating outputs, each times a slope of its own, to
+    Gradients are those of the sum of all finite floating outputs, each times its own slope, to
     every floating array.
 
     Args:
       original: takes the arrays, returns a list of arrays.
-      rewritten: what should do the same.
+      rewritten: function that should do the same.
       arrays: the arguments.
       longest: terms in the longest sum, for the tolerance of ``jaxgnn.testing``.
     """
@@ -47,7 +47,7 @@ def _first_difference(what: str, actual: Any, expected: Any, longest: int) -> st
             if not bool(jnp.all(a == e)):
                 return f"{what} {i} differs"
             continue
-        short = a.dtype if a.dtype.itemsize < 4 else None  # sums were rounded on the way, too
+        short = a.dtype if a.dtype.itemsize < 4 else None  # intermediate sums were rounded, too
         try:
             assert_close(a, e, reduction_length=longest, operands=short, roundings=4)
         except AssertionError as error:

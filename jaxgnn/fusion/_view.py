@@ -1,4 +1,4 @@
-"""What makes each variable of a program, what reads it, and what it is if that is known."""
+"""Producers and users of each variable of a program, and its value if that is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgnn.fusion._store import (
 )
 from jaxgnn.graph import is_concrete
 
-# Cheap functions of arrays, which are evaluated ahead where all that they read is known.
+# Cheap functions of arrays, which are evaluated in advance if all of their operands are known.
 # fmt: off
 _EVALUATED = frozenset((
     "add", "and", "argsort", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
@@ -32,7 +32,7 @@ _EVALUATED = frozenset((
     "transpose", "unstack", "xor",
 ))
 # fmt: on
-_LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated ahead
+_LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated in advance
 
 
 class View:
@@ -40,7 +40,7 @@ class View:
 
     Attributes:
       program: the program.
-      known: values that have been found, by variable, and what was worked out from them alone, by
+      known: values that have been found, by variable, and results computed from them alone, by
         question; shared by the views of a program's versions.
     """
 
@@ -58,12 +58,12 @@ class View:
         self._remembered: dict[tuple[str, Any], Any] = {}
 
     def remembered(self, question: str, atom: Atom | None, answer: Callable[[], Any]) -> Any:
-        """The answer to a question about the program, which is worked out once for each view.
+        """The answer to a question about the program, computed once for each view.
 
         Args:
           question: names the question, and with it the function that answers it.
-          atom: the variable that it is about, or None; a literal is asked about anew.
-          answer: works the answer out.
+          atom: the variable that it is about, or None; an answer about a literal is not kept.
+          answer: computes the answer.
         """
         if not is_variable(atom):
             return answer()
@@ -75,12 +75,12 @@ class View:
     def derived(
         self, question: tuple[Any, ...], answer: Callable[[], Any], *, of: Sequence[Atom] = ()
     ) -> Any:
-        """What follows from values that are known, worked out once for all versions of a program.
+        """A result of known values, computed once for all versions of a program.
 
         Args:
-          question: names what is asked, the variables whose values it is about, and all else that
+          question: names the question, the variables whose values it is about, and all else that
             the answer depends on.
-          answer: works the answer out.
+          answer: computes the answer.
           of: the variables, if the first part of the question names all else: then an array that
             answers is kept for other programs that close over the same arrays.
         """
@@ -92,7 +92,7 @@ class View:
         return self.known[question]
 
     def _content(self, atom: Atom) -> Content | None:
-        """What an atom is in terms of arrays that the program closes over, if it is that."""
+        """The content of an atom in terms of arrays that the program closes over, or None."""
         if not is_variable(atom):
             return content_of_literal(atom.val)
         return self._worked_out("content", atom, self._content_of)
@@ -107,9 +107,9 @@ class View:
         return content_of_result(equation, equation.outvars.index(variable), reads)
 
     def _worked_out(self, question: str, variable: Any, answer: Callable[[Any], Any]) -> Any:
-        """The answer about a variable, after those about what it is made of.
+        """The answer about a variable, after those about its operands.
 
-        In this order no answer asks about more than one equation, however long the program is.
+        In this order each answer needs one equation, in programs of any length.
         """
         if (question, variable) not in self._remembered:
             done = self._remembered
@@ -118,7 +118,7 @@ class View:
         return self._remembered[question, variable]
 
     def _leading_to(self, variable: Any, is_done: Callable[[Any], bool]) -> list[Any]:
-        """A variable and all of which it is made by what is evaluated ahead, in their order."""
+        """A variable and its operands, through equations evaluated in advance, in order."""
         found, waiting = set(), [variable]
         while waiting:
             this = waiting.pop()
@@ -131,11 +131,11 @@ class View:
         return sorted(found, key=lambda v: self._positions.get(v, -1))
 
     def producer(self, atom: Atom) -> Equation | None:
-        """The equation that makes a variable; None for inputs, constants and literals."""
+        """The equation that computes a variable; None for inputs, constants and literals."""
         return self._producers.get(atom) if is_variable(atom) else None
 
     def made_by(self, atom: Atom, *names: str) -> Equation | None:
-        """The equation that makes a variable if it is of one of these primitives, or None."""
+        """The equation that computes a variable if it has one of these primitives, or None."""
         equation = self.producer(atom)
         return equation if equation is not None and equation.primitive.name in names else None
 
@@ -152,7 +152,7 @@ class View:
         return len(self.users(variable)) == 1 and not self.is_output(variable)
 
     def value(self, atom: Atom) -> np.ndarray | None:
-        """The array that an atom is whatever the arguments are, or None if that is not known."""
+        """The value of an atom for all arguments, or None if that is not known."""
         if not is_variable(atom):
             return np.asarray(atom.val)
         if atom not in self.known:
@@ -164,7 +164,7 @@ class View:
         return self.known[atom]
 
     def is_known(self, atom: Atom) -> bool:
-        """Whether ``value`` knows an array, which is told without computing it."""
+        """Whether ``value`` knows an array; this does not compute it."""
         if not is_variable(atom):
             return True
         if atom in self.known:
@@ -192,7 +192,7 @@ class View:
         return made[variable]
 
     def _evaluate(self, equation: Equation, reads: list[np.ndarray]) -> list[np.ndarray]:
-        """What one equation makes of these arrays."""
+        """The results of one equation for these arrays."""
         inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
         alone = dataclasses.replace(
             self.program,
@@ -228,14 +228,14 @@ def is_plain(value: Any) -> bool:
 
 
 class UnroundedView(View):
-    """A view in which conversions between floats of at most 32 bits are not to be seen.
+    """A view in which conversions between floats of at most 32 bits are ignored.
 
-    It is for ops that compute in float32 and round their results once: what the code rounds on the
-    way, they do not.
+    It is for ops that compute in float32 and round their results once: they do not round the
+    intermediate values that the code rounds.
     """
 
     def producer(self, atom: Atom) -> Equation | None:
-        """The equation that makes a variable, or what it is the rounded result of."""
+        """The equation that computes a variable, or the value that was rounded to it."""
         return super().producer(self.source(atom))
 
     def source(self, atom: Atom) -> Atom:

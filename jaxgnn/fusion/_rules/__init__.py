@@ -1,4 +1,4 @@
-"""The rules, each in a module of its own that says when it is sound."""
+"""The rules, each in its own module, whose docstring says when it is sound."""
 
 from jaxgnn.fusion._rewrite import Rule
 from jaxgnn.fusion._rules import (
@@ -34,4 +34,4 @@ RULES: tuple[Rule, ...] = (
     dense.MLP,
     dense.LINEAR,
 )
-"""Every rule, in the order in which they are tried: the ones that see most go first."""
+"""Every rule, in the order in which they are tried: those with the largest patterns come first."""

@@ -23,7 +23,7 @@ class GatLogits:
       of_rows: a, one number for each receiver and head.
       of_columns: c, one number for each sender and head.
       of_edges: b, or None.
-      slope: of negative numbers.
+      slope: slope for negative numbers.
     """
 
     op: ClassVar[str] = "gat_attention"
@@ -34,7 +34,7 @@ class GatLogits:
 
     @property
     def inputs(self) -> Sequence[Atom]:
-        """What ``apply`` takes the values of."""
+        """The atoms whose values ``apply`` takes."""
         first = [self.of_rows, self.of_columns]
         return first if self.of_edges is None else [*first, self.of_edges]
 
@@ -79,7 +79,7 @@ def gat_logits_of(view: View, logits: Atom, graph: StaticGraph) -> GatLogits | N
 def end_of(
     view: View, gather: RowGather, graph: StaticGraph, end: Literal["row", "column"]
 ) -> bool:
-    """Whether each edge that counts reads the table by its own row, or by its own column."""
+    """Whether each edge that is not ignored reads the table by its row, or by its column."""
     ids = known_ids(view, gather.places) if gather.axis == 0 else None
     if ids is None or ids.size != graph.order.size:
         return False
@@ -92,18 +92,18 @@ def end_of(
 
 def _is_end(ids: np.ndarray, graph: StaticGraph, end: Literal["row", "column"]) -> bool:
     own = graph.live_rows if end == "row" else graph.live_columns
-    for count in (1024, graph.num_live):  # most lists that differ do so at once
+    for count in (1024, graph.num_live):  # most lists that differ do so early
         if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():
             return False
     return True
 
 
 def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
-    """The argument and the slope of the leaky ReLU that makes an atom, or None.
+    """The argument and the slope of the leaky ReLU that computes an atom, or None.
 
-    It is ``where(x >= 0, x, slope * x)``, which has the slope one at zero, as the ops have. That
-    of ``x > 0`` has another gradient there. The slope is a positive number: the ops keep a score of
-    -inf, which another slope would make NaN or inf.
+    It is ``where(x >= 0, x, slope * x)``, which has the slope one at zero, as the ops have. With
+    ``x > 0`` the gradient there is another one. The slope is a positive number: the ops keep a
+    score of -inf, which another slope would turn into NaN or inf.
     """
     select = view.made_by(atom, "select_n")
     if select is None or len(select.invars) != 3:
@@ -123,7 +123,7 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
 
 
 def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
-    """The summands of an array of edges, in which axes of size one do not matter."""
+    """The summands of an array of edges, ignoring axes of size one."""
     shape = [n for n in atom.aval.shape if n != 1]
     while (unit := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
         if [n for n in unit.invars[0].aval.shape if n != 1] != shape:

@@ -1,4 +1,4 @@
-"""Sums of products of two arrays, however they were written: as an einsum, or with new axes."""
+"""Sums of products of two arrays, written as an einsum, or with new axes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Factor:
 
     Attributes:
       atom: the array.
-      labels: the name of each of its axes, of which those of both arrays and of the result are the
-        same for the same index; None for an axis of size one along which it is repeated.
+      labels: the name of each of its axes. Axes of both arrays and of the result with the same
+        index have the same name; None for an axis of size one along which it is repeated.
     """
 
     atom: Atom
@@ -39,7 +39,7 @@ class Contraction:
 
 
 def contraction_of(view: View, atom: Atom) -> Contraction | None:
-    """The contraction that makes an array, or None: a product of matrices, or a sum of products.
+    """The contraction that computes an array: a product of matrices or a sum of products; or None.
 
     A product has the precision of the session, and its arrays have the type of the result.
     """
@@ -52,7 +52,7 @@ def contraction_of(view: View, atom: Atom) -> Contraction | None:
 
 
 def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Factor, Factor] | None:
-    """The two arrays whose contraction an array is, of whose axes the names are given."""
+    """The two arrays whose contraction an array is; ``labels`` are the names of its axes."""
     equation = view.producer(atom)
     if equation is None:
         return None

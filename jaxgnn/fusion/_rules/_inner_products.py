@@ -39,7 +39,7 @@ class DotLogits:
 
     @property
     def inputs(self) -> Sequence[Atom]:
-        """What ``apply`` takes the values of."""
+        """The atoms whose values ``apply`` takes."""
         first = [self.queries, self.keys, *(s.atom for s in self.scales)]
         return first if self.of_edges is None else [*first, self.of_edges]
 
@@ -67,7 +67,7 @@ class Gatv2Logits:
       factors: factors that are the same for all edges, whose product with ``sign`` is a.
       sign: 1 or -1.
       of_edges: b, one number for each edge and head, or None.
-      slope: of negative numbers.
+      slope: slope for negative numbers.
     """
 
     op: ClassVar[str] = "gatv2_attention"
@@ -79,7 +79,7 @@ class Gatv2Logits:
 
     @property
     def inputs(self) -> Sequence[Atom]:
-        """What ``apply`` takes the values of."""
+        """The atoms whose values ``apply`` takes."""
         first = [self.of_rows, *(f.atom for f in self.factors)]
         return first if self.of_edges is None else [*first, self.of_edges]
 
@@ -158,7 +158,7 @@ def _summed_product_of(view: View, atom: Atom) -> Product | None:
         last = summed.invars[0].aval.ndim - 1
         is_of_features = last >= 1 and tuple(summed.params["axes"]) == (last,)
         return product_of(view, summed.invars[0], 0) if is_of_features else None
-    moved = view.made_by(atom, "transpose")  # a product by heads has them in front
+    moved = view.made_by(atom, "transpose")  # a product by heads has heads first
     if moved is not None and tuple(moved.params["permutation"]) == (1, 0):
         atom = moved.invars[0]
     dot = view.made_by(atom, "dot_general")
@@ -253,7 +253,7 @@ def _gatv2_of(
 def _ends_of(view: View, gathers: list[RowGather], graph: StaticGraph) -> tuple[Atom, Atom] | None:
     """The tables that two gathers read by the receiver and by the sender, in this order, or None.
 
-    Where all edges lead from nodes to themselves both gathers read by either.
+    If all edges are self loops, both gathers read by either.
     """
     for rows, columns in (gathers, gathers[::-1]):
         is_pair = end_of(view, rows, graph, "row") and end_of(view, columns, graph, "column")
@@ -272,5 +272,5 @@ def _has_type_of(view: View, found: DotLogits | Gatv2Logits, table: Atom) -> boo
 
 
 def _with_heads(of_nodes: Any) -> Any:
-    """[nodes, heads, dim] of what has one head and no axis for it."""
+    """Adds an axis of heads to an array with one head, [nodes, heads, dim]."""
     return of_nodes if of_nodes.ndim == 3 else of_nodes[:, None, :]

@@ -1,4 +1,4 @@
-"""The softmax over the edges of each segment, as it is written with segment functions."""
+"""The softmax over the edges of each segment, as written with segment functions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SegmentSoftmax:
     Attributes:
       logits: one number for each edge, and any further axes.
       size: the number of segments.
-      rows: the segment of each edge, -1 for edges that do not count or have the probability zero.
-      is_guarded: whether a segment of which all logits are -inf gives zeros, not NaN.
+      rows: the segment of each edge, -1 for edges that are ignored or have the probability zero.
+      is_guarded: whether a segment whose logits are all -inf gives zeros, not NaN.
     """
 
     logits: Atom
@@ -48,7 +48,7 @@ class SegmentSoftmax:
         if not self.is_guarded:
             return ops.segment_softmax(graph, logits)
         is_masked = logits == -jnp.inf
-        lowest = jnp.finfo(logits.dtype).min / 2  # whose exponential is zero beside other logits
+        lowest = jnp.finfo(logits.dtype).min / 2  # its exponential is zero relative to other logits
         made = ops.segment_softmax(graph, jnp.where(is_masked, lowest, logits))
         return jnp.where(is_masked, 0, made)
 
@@ -56,23 +56,23 @@ class SegmentSoftmax:
 def segment_softmax_of(
     view: View, atom: Atom, rows: np.ndarray, *, may_drop: bool
 ) -> SegmentSoftmax | None:
-    """The softmax that makes an atom, over segments that are known, or None.
+    """The softmax over known segments that computes an atom, or None.
 
-    It is the same as the op's where the shift is the maximum of the segment, the divisor is the sum
-    of the exponentials, and each edge reads both of its own segment. Then every divisor is at
-    least one, so that a constant added to it, which some libraries do, is lost in rounding if it is
-    half a unit of the last place or less. Guards for segments without edges and for those whose
-    logits are all -inf are seen through: those give zeros then, and NaN without. A constant that is
-    added guards a divisor of zero, too.
+    It equals the op if the shift is the maximum of the segment, the divisor is the sum of the
+    exponentials, and each edge reads both of its own segment. Then every divisor is at least one. A
+    constant that some libraries add to it is lost in rounding if it is at most half a unit of the
+    last place. Guards for segments without edges, and for those whose logits are all -inf, are
+    recognised: with them these segments give zeros, and without them NaN. An added constant also
+    guards a divisor of zero.
 
-    Logits that are set to -inf for edges that are known ahead, have the probability zero, if there
-    are others in their segment.
+    Logits that are set to -inf for edges known in advance have the probability zero, if there are
+    others in their segment.
 
     Args:
       view: the view of the program.
       atom: the probabilities.
-      rows: the segment of each edge, -1 for edges that do not count.
-      may_drop: whether edges of the probability zero may be left out, and their logits be others.
+      rows: the segment of each edge, -1 for ignored edges.
+      may_drop: whether edges of probability zero may be dropped, so that their logits may differ.
     """
     quotient = view.made_by(atom, "div")
     if quotient is None:
@@ -126,7 +126,7 @@ def _without_ones(view: View, atom: Atom) -> Atom:
 
 
 def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, np.ndarray]:
-    """The logits before some were set to -inf, and the segments of the edges that are left."""
+    """The logits before some were set to -inf, and the segments of the remaining edges."""
     select = view.made_by(logits, "select_n")
     if select is None or len(select.invars) != 3:
         return logits, rows
@@ -136,7 +136,7 @@ def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, n
     if mask is None or mask.shape != tuple(logits.aval.shape) or masked[0] == masked[1]:
         return logits, rows
     is_masked = (mask == masked[1]).reshape(rows.size, -1)
-    if (is_masked != is_masked[:, :1]).any():  # heads of which each leaves out other edges
+    if (is_masked != is_masked[:, :1]).any():  # heads mask different edges
         return logits, rows
     left = own(np.where(is_masked[:, 0], -1, rows))
     if not np.array_equal(has_rows(left), has_rows(rows)):
@@ -147,16 +147,16 @@ def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, n
 def _without_guards(
     view: View, table: Atom, rows: np.ndarray, guarded: Callable[[View, Equation], Atom | None]
 ) -> tuple[Atom, bool]:
-    """A table of segments before ``where`` put other numbers where there is nothing to guard.
+    """A table of segments before ``where`` inserted other numbers to guard segments.
 
     Args:
       view: the view of the program.
       table: one row for each segment.
       rows: the segment of each edge.
-      guarded: takes a ``select_n``; returns the array that it guards by what it computes, or None.
+      guarded: takes a ``select_n``; returns the array that it guards by a condition, or None.
 
     Returns:
-      The table, and whether it was guarded by what was computed.
+      The table, and whether it was guarded by a computed condition.
     """
     is_guarded = False
     while (select := view.made_by(table, "select_n")) is not None and len(select.invars) == 3:
@@ -170,7 +170,7 @@ def _without_guards(
 
 
 def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | None:
-    """The case that a test which is known ahead selects for all segments with edges, or None."""
+    """The case that a test known in advance selects for all segments with edges, or None."""
     test, *cases = select.invars
     value = view.value(test) if test.aval.ndim else None
     if value is None:
@@ -208,7 +208,7 @@ def _guarded_shift(view: View, select: Equation) -> Atom | None:
 def _segment_reduction_of(
     view: View, atom: Atom, kind: Kind, rows: np.ndarray
 ) -> SegmentReduction | None:
-    """The reduction of segments of this kind that makes an atom, by these known segments."""
+    """The reduction of this kind, over these known segments, that computes an atom, or None."""
     equation = view.producer(atom)
     reduction = None if equation is None else segment_reduction(equation)
     if reduction is None or reduction.kind != kind or reduction.axis != 0:
@@ -240,7 +240,7 @@ def _through_stops(view: View, atom: Atom) -> Atom:
 
 
 def _without_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
-    """Sums before a number was added that is lost in rounding, and whether it is positive."""
+    """Sums without an added number that is lost in rounding, and whether it is positive."""
     equation = view.made_by(atom, "add")
     if equation is None:
         return atom, False

@@ -5,14 +5,14 @@ one ``fused_mlp``.
 
 Sound where
 
-* the product is along the last axis of ``x`` with a matrix of its dtype, in the precision that the
-  session has, which is that of the ops; the bias is one row for all;
+* the product is along the last axis of ``x`` with a matrix of its dtype, in the precision of the
+  session, which is that of the ops; the bias is one row for all;
 * the activation is one that the ops have, and the same between all layers. It is recognised by its
   whole formula, and by that of its derivative where this is given (``jax.custom_jvp``);
-* what is between the layers is read by nothing else: ``fused_mlp`` does not give it.
+* nothing else reads the values between the layers: ``fused_mlp`` does not return them.
 
-It pays only where the ops have a kernel that they would choose: elsewhere they run what stands
-there already.
+It pays only where the ops would choose a kernel: elsewhere they run the same code as the replaced
+code.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Joint:
 
     Attributes:
       layer: the second layer.
-      before: what the first layer makes, before the activation.
+      before: the result of the first layer, before the activation.
       activation: the activation.
     """
 
@@ -99,7 +99,7 @@ class _Joint:
 
 
 def _joint_of(view: View, atom: Atom) -> _Joint | None:
-    """The last two layers that make an atom, or None if it is made by fewer."""
+    """The last two layers that compute an atom, or None if there are fewer."""
     layer = linear_of(view, atom)
     inner = None if layer is None else activation_of(view, layer.x)
     if layer is None or inner is None or not view.is_read_once(layer.x):
@@ -109,19 +109,19 @@ def _joint_of(view: View, atom: Atom) -> _Joint | None:
 
 
 def _chain_of(view: View, atom: Atom) -> list[Linear]:
-    """The layers that make an atom, the first one first, with one activation between them all."""
+    """The layers that compute an atom, the first one first, with one activation between all."""
     layers: list[Linear] = []
     activation = None
     while (joint := _joint_of(view, atom)) and activation in (None, joint.activation):
         layers.append(joint.layer)
         atom, activation = joint.before, joint.activation
     first = linear_of(view, atom)
-    assert first is not None  # what a joint has before its activation is made by a layer
+    assert first is not None  # the input of a joint's activation is the result of a layer
     return [first, *reversed(layers)]
 
 
 def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
-    """Whether a longer chain has this one in it: one with the bias, or with the next layer."""
+    """Whether a longer chain contains this one: with the bias, or with the next layer."""
     users = view.users(output)
     if any(e.primitive.name == "add" and _joint_of(view, e.outvars[0]) for e in users):
         return True
@@ -132,7 +132,7 @@ def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
 
 
 def _products_after(view: View) -> Mapping[Any, list[Equation]]:
-    """By what an activation takes: the products whose left factor the activation makes."""
+    """The products whose left factor an activation computes, by the activation's argument."""
 
     def found() -> Mapping[Any, list[Equation]]:
         made: dict[Any, list[Equation]] = {}

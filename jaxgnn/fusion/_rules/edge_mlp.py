@@ -1,24 +1,24 @@
-"""An MLP of both ends of each edge, summed where edges arrive, becomes ``ops.edge_mlp_aggregate``.
+"""An MLP of both ends of each edge, summed at receivers, becomes ``ops.edge_mlp_aggregate``.
 
 ``segment_sum(mlp(concatenate([h[receivers], h[senders], e], -1)) * w, receivers)``: the first layer
 is computed by nodes, and the last one after the sum, whose bias counts as often as there are edges.
 
 Sound where
 
-* the ids of both ends are known, and edges that count read rows that are there;
+* the ids of both ends are known, and edges that are not ignored read existing rows;
 * the first layer takes a concatenation along the last axis of rows that are read by the receiver,
   of rows that are read by one other list of ids, and of features of edges, in any order: the rows
   of its kernel are put in the order of the op;
-* between layers there is one activation, the same everywhere, which the op has. It is recognised by
-  its whole formula, and by that of its derivative where this is given (``jax.custom_jvp``);
-* weights ``w`` are one number for each edge, and nothing else stands between the last layer and the
+* between layers there is one activation, the same everywhere, which the op supports. It is
+  recognised by its whole formula, and by that of its derivative if given (``jax.custom_jvp``);
+* weights ``w`` are one number for each edge, and nothing else is between the last layer and the
   sum: a dropout, a norm or a maximum does not commute with it.
 
 Nothing but such sums may read the messages. Where two sums do, at both ends of the edges, the op
 computes them twice: the policy has a case of its own for that.
 
-Rows of tables that no edge reads are set to zero first, so that a number in them that is not finite
-reaches neither results nor gradients.
+Rows of tables that no edge reads are set to zero first, so that NaN or infinities in them reach
+neither results nor gradients.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from jaxgnn.fusion._view import View
 
 @dataclass(frozen=True)
 class _Ends:
-    """The columns of what the first layer takes.
+    """The columns of the input of the first layer.
 
     Attributes:
       of_rows: tables that are read by the receiver, with the columns that they fill.
@@ -137,9 +137,9 @@ def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]
 
 
 def _is_only_summed(view: View, messages: Atom) -> bool:
-    """Whether messages are read once, or by one sum where edges arrive and one where they leave.
+    """Whether messages are read once, or by one sum at receivers and one at senders.
 
-    The op does not give the messages, so they would be computed again for any other reader.
+    The op does not return the messages, so they would be computed again for any other reader.
     """
     if view.is_read_once(messages):
         return True
@@ -216,7 +216,7 @@ def _rewrite(
             weights=weights,
             activation=activation,
         )
-        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+        if scale is not None:  # which may be infinite, and then applies only to rows with edges
             of_rows = jnp.broadcast_to(scale.astype(y.dtype).reshape(1, 1), (y.shape[axis], 1))
             y = y * _where(ends.graph.has_edges, of_rows)
         y = y if product.sign > 0 else -y

@@ -5,12 +5,12 @@
 columns of the concatenation are. There are as many products as nodes, not edges, and no array of
 edges times the width of the concatenation. ``h[senders] @ W`` is a case of this with one part.
 
-Sound where ids are known and in range (or clipped), for any ids in any order. A row that no edge
-reads takes part in the product of nodes; where there is one, such rows are set to zero first, so
-that a number in them that is not finite reaches neither results nor gradients. Rounding differs:
-sums along the columns are added in another order.
+Sound where ids are known and in range (or clipped), for any ids in any order. Rows that no edge
+reads are included in the product of nodes. If there are any, they are set to zero first, so that
+NaN or infinities in them reach neither results nor gradients. Rounding differs: sums along the
+columns are added in another order.
 
-It pays where nodes are fewer than edges, which is a condition too.
+It pays if there are fewer nodes than edges, which is also a condition.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Part:
       atom: the columns, or the table of which they are rows.
       start: the first of them.
       end: the one after the last of them.
-      gather: how they are read from the table, or None.
-      is_read: which rows of the table are read; None if all are, or there is no table.
+      gather: the gather that reads them from the table, or None.
+      is_read: mask of the rows of the table that are read; None if all are, or there is no table.
     """
 
     atom: Atom
@@ -95,7 +95,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
 
 
 def _parts(view: View, left: Atom) -> list[_Part] | str:
-    """The parts of the left factor, or the reason why a gather among them stays where it is."""
+    """The parts of the left factor, or the reason why a gather among them is not moved."""
     parts, start = [], 0
     for atom in columns_of(view, left):
         end = start + atom.aval.shape[-1]

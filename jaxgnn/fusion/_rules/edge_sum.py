@@ -1,14 +1,13 @@
 """Sums along the features of gathered rows are computed by nodes instead of edges.
 
 ``(x[senders] * a).sum(-1)``, in which ``a`` is the same for all edges, is ``(x * a).sum(-1)``, read
-by the senders. The scores of graph attention are written so.
+by the senders. Scores of graph attention are written this way.
 
-Sound where the ids are known and in range (or clipped), for any ids in any order, and nothing that
-is multiplied varies along the edges but the rows of one table. Rows of the table that no edge reads
-are set to zero first, so that a number in them that is not finite reaches neither results nor
-gradients.
+Sound where the ids are known and in range (or clipped), for any ids in any order, and only the rows
+of one table vary along the edges among the factors. Rows of the table that no edge reads are set to
+zero first, so that NaN or infinities in them reach neither results nor gradients.
 
-It pays where nodes are fewer than edges, which is a condition too.
+It pays if there are fewer nodes than edges, which is also a condition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A product with a matrix goes to the side of a sum over neighbours on which rows are narrower.
+"""Moves a product with a matrix to the side of a neighbour sum where rows are narrower.
 
 ``segment_sum(x[senders] * w, receivers) @ W`` and ``segment_sum((x @ W)[senders] * w, receivers)``
 are equal, and so are means. The sum reads a row for each edge, so it should run on the narrower
@@ -7,17 +7,17 @@ rows: before the product if ``W`` widens them, after it if ``W`` makes them narr
 Sound where
 
 * the ids that are gathered are known and in range (or clipped), for any ids in any order; ids that
-  are summed by may be any;
-* what is summed is a product of rows of one table, numbers of edges and constants, and the sum
+  are summed by may have any values;
+* the summed array is a product of rows of one table, numbers of edges and constants, and the sum
   starts at zero; between the sum and the product there are only numbers of nodes and constants;
 * the product is along the features with a matrix, without a bias.
 
-Rows that no edge reads are set to zero before they are multiplied, so that a number in them that is
-not finite reaches neither results nor gradients. Rounding differs.
+Rows that no edge reads are set to zero before they are multiplied, so that NaN or infinities in
+them reach neither results nor gradients. Rounding differs.
 
-It pays where the rows become at least half as wide, since the gradient of the sum to features that
-need none costs nothing, and where fewer bytes are not paid for with more operations; both are
-conditions, and so is that nothing else reads what is in between.
+It pays if the rows of the sum become at most half as wide, since a gradient of the sum to features
+that need none costs nothing. It must also save more time on bytes than it adds in operations, and
+nothing else may read the values in between. All these are conditions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule
 from jaxgnn.fusion._rules.maxk import maxk_of
 from jaxgnn.fusion._view import View
 
-# Operations that take as long as a byte of memory, on CPUs and GPUs of these years or more.
+# Operations that take as long as a byte of memory; an upper estimate for current CPUs and GPUs.
 _OPERATIONS_PER_BYTE = 16
 
 
@@ -51,9 +51,9 @@ class _Sum:
 
     Attributes:
       reduction: the sum.
-      product: what is summed.
-      gather: how the rows are read.
-      is_read: which rows of the table are read.
+      product: the summed array.
+      gather: the gather that reads the rows.
+      is_read: mask of the rows of the table that are read.
     """
 
     reduction: SegmentReduction
@@ -68,12 +68,12 @@ class _Sum:
 
     @property
     def inputs(self) -> list[Atom]:
-        """What ``apply`` reads beside the table."""
+        """The atoms that ``apply`` reads besides the table."""
         atoms = [factor.atom for factor in self.factors]
         return [self.gather.places, self.reduction.places, *atoms]
 
     def apply(self, table: Any, values: list[Any]) -> Any:
-        """The sum of rows of a table of any width; takes its inputs off ``values``."""
+        """The sum of rows of a table of any width; removes its inputs from ``values``."""
         places, segments = values.pop(0), values.pop(0)
         scale = values_of(self.factors, [values.pop(0) for _ in self.factors])
         updates = self.gather.read(table, places)
@@ -91,7 +91,7 @@ class _Sum:
 
 
 def _sum_of(view: View, equation: Equation) -> _Sum | str | None:
-    """The sum of rows of one table that a scatter is; None or the reason if it is none."""
+    """The sum of rows of one table that a scatter computes; or None, or the reason why not."""
     reduction = segment_reduction(equation)
     output = equation.outvars[0]
     if reduction is None or reduction.kind != "sum" or reduction.axis != output.aval.ndim - 2:
@@ -122,7 +122,7 @@ def _is_product(equation: Equation | None) -> bool:
 
 
 def _cost(found: _Sum, width: int, rows: int, operations: int) -> float:
-    """Bytes of a sum of rows of this width and of a product of ``rows`` rows, or what equals them.
+    """Bytes of a sum of rows of this width, plus the equivalent of a product of ``rows`` rows.
 
     ``operations`` is the number of operations of the product for each row.
     """
@@ -181,7 +181,7 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
 
 
 def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | None:
-    """Moves a product that widens rows behind the sum."""
+    """Moves a product that widens rows after the sum."""
     found = _sum_of(view, equation)
     table = None if found is None or isinstance(found, str) else found.gather.table
     dot = None if table is None else view.producer(table)

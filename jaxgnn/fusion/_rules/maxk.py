@@ -1,11 +1,11 @@
 """The ``k`` largest entries of a row, kept by ``top_k`` and a scatter or a mask, become ``maxk``.
 
-Sound for rows of a matrix along their last axis, if what keeps the entries is one of the known ways
-to write it, as a whole: values scattered to their columns, or a mask of the columns times the rows,
-or in a ``where``. Both keep exactly ``k`` entries, ties to the lowest column. A mask of all entries
-that reach the k-th largest keeps more where there are ties: another function, which is left alone.
-``top_k`` ranks -0 below +0 and NaN above +inf, which the op takes for equal: only where both stand
-in a row, the column that gets the gradient of a zero may be another one.
+Sound for rows of a matrix along their last axis, if the whole code that keeps the entries is one of
+the known forms: values scattered to their columns, or a mask of the columns times the rows, or in a
+``where``. Both keep exactly ``k`` entries, ties to the lowest column. A mask of all entries that
+reach the k-th largest keeps more where there are ties: this is another function, which is not
+rewritten. ``top_k`` ranks -0 below +0 and NaN above +inf, which the op treats as equal. Only if a
+row has both, the gradient of a zero may go to another column.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _WRITTEN: tuple[Callable[[Any, int], Any], ...] = (
 
 
 def maxk_of(view: View, atom: Atom) -> tuple[Atom, int] | None:
-    """The matrix and the number of entries of the ``maxk`` that makes an atom, or None."""
+    """The matrix and the number of entries of the ``maxk`` that computes an atom, or None."""
     if view.made_by(atom, "scatter", "mul", "select_n") is None or atom.aval.ndim != 2:
         return None
     k = _kept(view, atom, _DEPTH)
@@ -88,7 +88,7 @@ def maxk_of(view: View, atom: Atom) -> tuple[Atom, int] | None:
 
 
 def _kept(view: View, atom: Atom, depth: int) -> int | None:
-    """The ``k`` of a ``top_k`` not far behind an atom, or None."""
+    """The ``k`` of a ``top_k`` at most ``depth`` equations before an atom, or None."""
     seen, layer = set(), [atom]
     for _ in range(depth):
         made = {id(e): e for a in layer if (e := view.producer(a)) is not None}

@@ -1,6 +1,6 @@
-"""Hyper-connections that are written by hand become ``ops.mhc_pre`` and ``ops.mhc_post``.
+"""Hyper-connections written by hand become ``ops.mhc_pre`` and ``ops.mhc_post``.
 
-The first half has three results, which are found by what they read: the weighted sum of the
+The first half has three results, which are identified by their inputs: the weighted sum of the
 streams, the weights of the layer's output, and the logits of the matrix that mixes the streams::
 
     t      = ((v γ) φ) / √(mean(v²) + eps)                  of the streams x, flattened to v
@@ -12,20 +12,19 @@ The second half is ``Σ_i h_res[o, i] x_i + h_post[o] f``, or with ``h_res[i, o]
 
 Sound where
 
-* products have the precision that the session has, and streams have one axis behind those of
-  tokens;
-* numbers have 32 bits or 16. The ops take streams of either, sum in float32 and round results once;
-  what the code rounds to 16 bits on the way, also its parameters and its weights, they do not
-  round, so that no result has a larger error than that of the code;
+* products have the precision of the session, and streams have one axis after those of tokens;
+* numbers have 32 bits or 16. The ops support streams of either, sum in float32 and round results
+  once. They do not round intermediate values, parameters and weights that the code rounds to 16
+  bits, so that no result has a larger error than that of the code;
 * the mean is taken over all streams of the token, of the streams that are also summed, and the
-  normalisation stands once, before or after the product;
+  normalisation occurs once, before or after the product;
 * the parts read columns next to each other, of one product or of three, in the order above. Gains
   are one number for each part, biases one row for all tokens;
-* of the second half, the four arrays are any, of these axes: the formula is an identity.
+* in the second half, the four arrays with these axes are arbitrary: the formula is an identity.
 
-The normalisation of the mixing matrix between both halves stays as it is.
+The normalisation of the mixing matrix between both halves is not changed.
 
-It pays only where the ops have a kernel that they would choose.
+It pays only where the ops would choose a kernel.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ class _Part:
       streams: the streams, [..., n, dim].
       kernel: the matrix, [n dim, columns] or the transpose of that.
       is_transposed: whether it is the transpose.
-      columns: the columns of the matrix that the part has.
+      columns: the columns of the matrix that belong to the part.
       gains: numbers that it is multiplied by.
-      gamma: what the streams are multiplied by, of n dim numbers, or None.
+      gamma: factors of the streams, n dim numbers, or None.
       bias: the row that is added, or None.
       norm_eps: the number that is added to the mean square.
     """
@@ -77,7 +76,7 @@ class _Part:
 
     @property
     def inputs(self) -> list[Atom]:
-        """What ``arrays`` takes the values of."""
+        """The atoms whose values ``arrays`` takes."""
         return [self.kernel, *self.gains, *([] if self.bias is None else [self.bias])]
 
     def arrays(self, values: list[Any]) -> tuple[Any, Any, Any]:
@@ -94,13 +93,13 @@ class _Part:
 
 @dataclass
 class _Reading:
-    """What is found on the way from a part of the coefficients to the streams.
+    """The factors found between a part of the coefficients and the streams.
 
     Attributes:
       view: the view of the program.
-      gains: numbers that all is multiplied by.
-      norms: numbers of tokens that all is multiplied by, and whether all is divided by them.
-      gammas: rows that the streams are multiplied by.
+      gains: factors that are one number.
+      norms: factors that are numbers of tokens, and whether they divide.
+      gammas: factors of the streams that are rows.
     """
 
     view: View
@@ -109,10 +108,10 @@ class _Reading:
     gammas: list[Atom] = field(default_factory=list)
 
     def through(self, atom: Atom, axes: int) -> Atom:
-        """The first array behind products with gains, norms and rows.
+        """The first array before products with gains, norms and rows.
 
         Args:
-          atom: where to begin.
+          atom: the array to start from.
           axes: how many of the last axes of the array are those of one token.
         """
         view = self.view
@@ -129,7 +128,7 @@ class _Reading:
         return atom
 
     def _takes(self, factor: Atom, of: Atom, axes: int, is_inverse: bool) -> bool:
-        """Notes what a factor of an array is; False if it is none of these."""
+        """Records a factor of an array; returns False if it is none of these."""
         bare, varies = _along(self.view, factor)
         first = of.aval.ndim - axes
         wide = [d for d, n in enumerate(of.aval.shape) if n != 1]
@@ -226,7 +225,7 @@ def _first_column(cut: Equation, part: Any) -> int | None:
 
 
 def _norm_eps(view: UnroundedView, norms: list[tuple[Atom, bool]], streams: Atom) -> float | None:
-    """The number that the one norm adds to the mean square of the streams, or None."""
+    """The number that the norm adds to the mean square of the streams, or None."""
     if len(norms) != 1:
         return None
     norm, is_inverse = norms[0]
@@ -278,7 +277,7 @@ class _Found:
 
 
 def _rounded_result(view: View, result: Atom) -> Atom:
-    """What a result is rounded to, with fewer bits, if nothing else is done with it."""
+    """The rounded version of a result, with fewer bits, if it is its only use."""
     users = view.users(result)
     if len(users) != 1 or view.is_output(result):
         return result
@@ -341,7 +340,7 @@ def _propose_pre(rounded: View, equation: Equation) -> Rewrite | Refusal | None:
 
 
 def _dtype_of_op(result: Atom, *arrays: Atom) -> Any:
-    """The dtype in which an op takes arrays: that of its result if all have it, else float32."""
+    """The dtype of the arrays of an op: that of its result if all have it, else float32."""
     dtype = result.aval.dtype
     return dtype if all(a.aval.dtype == dtype for a in arrays) else jnp.dtype("float32")
 
@@ -397,7 +396,7 @@ def _sigmoid_of(view: View, atom: Atom, name: str) -> tuple[Equation | None, flo
 
 
 def _weights(view: UnroundedView, sigmoid: Equation, first: _Part, columns: range) -> list[_Found]:
-    """The weights of the layer's output that a sigmoid makes, with their scale."""
+    """The weights of the layer's output that a sigmoid computes, with their scale."""
     part = _part_of(view, sigmoid.invars[0])
     if part is None or not _is_beside(part, first, columns):
         return []
@@ -412,7 +411,7 @@ def _weights(view: UnroundedView, sigmoid: Equation, first: _Part, columns: rang
 
 
 def _logits(view: UnroundedView, equation: Equation, first: _Part, columns: range) -> list[_Found]:
-    """The logits of the mixing matrix, if an equation makes them; the last one that does counts."""
+    """The logits of the mixing matrix, if an equation computes them; the last one is used."""
     for made in equation.outvars:
         part = _part_of(view, made)
         if part is not None and _is_beside(part, first, columns):

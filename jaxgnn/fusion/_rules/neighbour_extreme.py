@@ -1,6 +1,6 @@
 """Maxima and minima of gathered rows become ``ops.neighbour_reduce``.
 
-Sound where the ids of both ends are known, edges that count read rows that are there (or the
+Sound where the ids of both ends are known, edges that are not ignored read existing rows (or the
 nearest, under ``mode="clip"``), and the reduction starts at -inf, for the maximum, or at inf. Then
 segments without edges keep that infinity. Edges that tie share the gradient in both.
 """

@@ -5,16 +5,16 @@ sparse matrix ``A``. Degree normalisations are weights, or scales of nodes befor
 
 Sound where:
 
-* the ids of both ends are known, so that what is out of range is known: an edge whose receiver is
-  dropped becomes padding, and an edge that counts reads a row that is there, or the nearest one
-  under ``mode="clip"``;
-* what is summed is a product of rows of one table, numbers of edges (or of edges and heads), rows
+* the ids of both ends are known, so that ids out of range are known: an edge whose receiver is
+  dropped becomes padding, and other edges read an existing row, or the nearest one under
+  ``mode="clip"``;
+* the summed array is a product of rows of one table, numbers of edges (or of edges and heads), rows
   of tables that are read by the receiver, and constants. The receiver's rows are the same for all
   edges of a segment, and multiply the sum instead;
-* the sum starts at any array: it is added.
+* the sum may start at any array, which is added.
 
-Repeated edges and ids in any order are edges like others. Sums are accumulated in float32 by the op
-and rounded once.
+Repeated edges and unsorted ids are supported. The op accumulates sums in float32 and rounds them
+once.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from jaxgnn.graph._arrays import own
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a sum over neighbours is made of.
+    """The parts of a sum over neighbours.
 
     Attributes:
       reduction: the sum.
-      product: what is summed.
+      product: the summed array.
       table: the rows that are summed.
       of_rows: factors that are read by the receiver.
       softmax: the factor that is a softmax over the edges of each receiver, with its logits.
       scalars: the other weights of edges.
-      known: the product of weights that are known ahead, [edges] or [edges, heads], or None.
+      known: the product of weights that are known in advance, [edges] or [edges, heads], or None.
     """
 
     reduction: SegmentReduction
@@ -95,7 +95,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return Refusal(equation, rows)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
-    if not tables and of_rows:  # edges from nodes to themselves
+    if not tables and of_rows:  # all edges are self loops
         tables.append(of_rows.pop())
     if len(tables) != 1:
         return Refusal(equation, "rows of two tables are multiplied, which no op does")
@@ -115,7 +115,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
 
 
 def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | None:
-    """The product of factors that are known ahead, such as norms of degrees."""
+    """The product of factors that are known in advance, such as norms of degrees."""
     if not factors:
         return None
     heads = product.shape[product.axis + 1] if product.has_heads else None
@@ -132,7 +132,7 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
 
 
 def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
-    """Whether each edge that counts reads the row of its own segment."""
+    """Whether each edge that is not ignored reads the row of its own segment."""
     gather = factor.gather
     if gather is None or gather.size != reduction.size:
         return False
@@ -176,7 +176,7 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
         for rows in of_rows:
             made = made * _where_edges(graph, rows.astype(dtype), axis)
         scale = values_of(product.constants, list(constants))
-        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+        if scale is not None:  # which may be infinite, and then applies only to rows with edges
             of_all = jnp.broadcast_to(scale.astype(dtype), [1] * axis + [reduction.size] + behind)
             made = made * _where_edges(graph, of_all, axis)
         made = (made if product.sign > 0 else -made).reshape(output.aval.shape)
@@ -197,7 +197,7 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
 def _attention_of(
     view: View, graph: StaticGraph, parts: _Parts, table: Atom
 ) -> GatLogits | DotLogits | Gatv2Logits | None:
-    """The scores of an op of attention that takes the softmax and the sum together, or None.
+    """The scores of an op of attention that fuses the softmax and the sum, or None.
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
     """
@@ -213,7 +213,7 @@ def _attention_of(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The op that sums, and what it reads beside the table.
+    """The op that sums, and the atoms that it reads besides the table.
 
     Attributes:
       op: name of the op.
@@ -227,7 +227,7 @@ class _Weights:
 
 
 def _case(weights: _Weights, parts: _Parts) -> str:
-    """What of the rule is measured apart: narrow rows cost little beside their weights."""
+    """The case of the rule for measurements: narrow rows cost little compared to their weights."""
     width = parts.product.width
     if weights.op == "gat_attention" and width < 32:
         return "gat_attention of narrow rows"
@@ -244,7 +244,7 @@ class _Rows:
 
     Attributes:
       op: name of the op.
-      table: the rows, or what they are the largest entries of.
+      table: the rows, or the array of which they are the largest entries.
       sum: takes a graph and the table.
     """
 
@@ -308,14 +308,14 @@ def _by_head(values: Any, heads: int | None, edges: int) -> Any:
 
 
 def _weights_of(values: Any, heads: int | None, edges: int) -> Any:
-    """The same of a product of factors, which may vary along heads alone: [1, heads, 1]."""
+    """The same for a product of factors, which may vary only along heads: [1, heads, 1]."""
     if heads is None:
         return values.reshape(edges)
     return jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))
 
 
 def _where_edges(graph: StaticGraph, rows: Any, axis: int) -> Any:
-    """Rows of a table, with zeros for those that no edge reads, whatever stands there."""
+    """Rows of a table, with zeros for those that no edge reads."""
     if graph.has_edges.all():
         return rows
     mask = graph.has_edges.reshape(-1, *[1] * (rows.ndim - axis - 1))

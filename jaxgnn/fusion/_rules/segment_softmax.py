@@ -1,8 +1,8 @@
 """The maximum, the exponential, the sum and the quotient of segments become ``segment_softmax``.
 
 Sound where the ids are known, none is dropped, the shift is the maximum of the segment and the
-divisor the sum of the exponentials (``segment_softmax_of`` says what else may stand there). A shift
-does not change a softmax, so it has no gradient, whether or not it is stopped.
+divisor the sum of the exponentials (``segment_softmax_of`` lists the supported variants). A shift
+does not change a softmax, so it has no gradient, with or without ``stop_gradient``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Reductions of segments that no other rule has taken become ``ops.aggregate``.
+"""Reductions of segments that no other rule has rewritten become ``ops.aggregate``.
 
 Sound where the segment ids are known: rows that are dropped become padding. A sum may start at any
 array, which is added; a maximum at -inf and a minimum at inf, which segments without rows keep.
 
-A sum of one constant is that constant times the number of edges of each segment, if this number is
-one that the dtype has exactly: counts of edges, such as the divisors of means, are known ahead. So
-are reductions of one known number for each edge, such as degrees that self loops are counted in.
+A sum of one constant is that constant times the number of edges of each segment, if the dtype
+represents this number exactly: counts of edges, such as the divisors of means, are known in
+advance. So are reductions of one known number for each edge, such as degrees with self loops.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
 
 
 def _counts(rows: np.ndarray, size: int) -> np.ndarray:
-    """The number of edges of each row; those that are -1 do not count."""
+    """The number of edges of each row; rows that are -1 are ignored."""
     return np.bincount(rows if rows.min() >= 0 else rows[rows >= 0], minlength=size)
 
 
 def _largest_exact(dtype) -> int:
-    """The largest number up to which all integers are numbers of this dtype."""
+    """The largest number up to which this dtype represents all integers."""
     if jnp.issubdtype(dtype, jnp.floating):
         return 2 ** (jnp.finfo(dtype).nmant + 1)
     return int(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 0

@@ -1,6 +1,6 @@
 """Divisions of small matrices by their sums, in turn along both axes, become ``ops.sinkhorn``.
 
-Two ways to write them are known, with the divisions one after the other, in ``lax.scan`` or in
+Two forms of the code are recognised, with the divisions one after the other, in ``lax.scan`` or in
 ``lax.fori_loop``. With a positive number ``eps``, the same everywhere::
 
     h = softmax(logits, first) + eps
@@ -10,19 +10,19 @@ and without it in logarithms, where a division is ``l - logsumexp(l)``, and ``ex
 
 Sound where
 
-* the matrices are square, and stand in the last two axes; axes take turns, and none is left out;
+* the matrices are square, in the last two axes; axes alternate without gaps;
 * a division is the first along its axis, or follows one along the other: of ``2 k - 1`` divisions
   after the softmax, which is the first along its own axis, the op does ``k`` iterations, and one
   more, if their number is even, is done after it;
 * the matrices are float32 or float64, or of 16 bits, since the op computes in float32 and rounds
   once what the code rounds after each step;
-* -inf among the logits gives zeros in the code, and NaN in the op. A large negative number, whose
-  exponential is zero, stands there for it, but where a whole line is -inf, which is NaN in both:
-  a line along the first axis, and in logarithms along either. Beside it the other numbers of a line
+* -inf among the logits gives zeros in the code, and NaN in the op. It is replaced by a large
+  negative number, whose exponential is zero, except where a whole line is -inf, which is NaN in
+  both: a line along the first axis, and in logarithms along either. The other numbers of a line
   along the second axis must not all be lower in logarithms, below half of the lowest number.
 
-Divisions without ``eps`` that are not in logarithms are left alone: what underflows in them stays
-zero, and in the op it does not. It pays only where the op has a kernel that it would choose.
+Divisions without ``eps`` that are not in logarithms are not rewritten: numbers that underflow in
+them stay zero, and in the op they do not. It pays only where the op would choose a kernel.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _AXES = (-1, -2)
 
 @dataclass(frozen=True)
 class _Form:
-    """How steps are written.
+    """Forms of the code of steps.
 
     Attributes:
-      first: ways to write the first step along an axis, of the logits, the axis and eps.
-      step: ways to write the others.
+      first: forms of the first step along an axis, of the logits, the axis and eps.
+      step: forms of the others.
     """
 
     first: tuple[Callable[[Any, int, float], Any], ...]
@@ -99,7 +99,7 @@ class _Chain:
     """Steps that follow each other.
 
     Attributes:
-      argument: what the first of them takes.
+      argument: the argument of the first step.
       axes: the axis of each, the first one first.
       eps: the number that they add; 0 where steps are those of logarithms.
     """
@@ -135,12 +135,12 @@ def _steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
     first = _step(view, made.argument, form.first, eps)
     if first is not None:
         return _Chain(first[0], (first[1], *made.axes), eps)
-    # In logarithms the first step may be like the others.
+    # In logarithms the first step may have the form of the others.
     return made if form is _LOGARITHMS and made.axes else None
 
 
 def _only_steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain:
-    """The steps but the first that lead to an array, as many as there are."""
+    """All steps but the first that lead to an array."""
     axes: list[int] = []
     while True:
         step = _step(view, atom, form.step, eps)
@@ -173,7 +173,7 @@ def _step(view: View, atom: Atom, ways: Any, eps: float) -> tuple[Atom, int] | N
 
 
 def _loop(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
-    """The steps of a loop whose result is an array that it carries along; or None."""
+    """The steps of a loop whose result is an array that it carries; or None."""
     equation = view.made_by(atom, "scan")
     if equation is None or equation.effects:
         return None
@@ -210,7 +210,7 @@ def _eps_of(view: View, atom: Atom) -> float | None:
 
 
 def iterations_of(divisions: int) -> tuple[int, bool]:
-    """The iterations of the op for so many divisions after the first, and if one more is left."""
+    """The iterations of the op for ``divisions`` after the first, and whether one is left."""
     return (divisions + 1) // 2, divisions % 2 == 0
 
 
@@ -219,7 +219,7 @@ def _rewrite(equation: Equation, output: Atom, found: _Chain) -> Rewrite:
     iterations, is_one_more = iterations_of(len(found.axes) - 1)
     last = "columns" if first == -1 else "rows"
     options: dict[str, Any] = {"iterations": iterations, "eps": found.eps, "last": last}
-    # No number of float16 is far below all that its masks have.
+    # float16 has no number far below those of masks.
     dtype = jnp.float32 if output.aval.dtype == jnp.float16 else output.aval.dtype
 
     def function(logits: Any) -> list[Any]:
@@ -241,10 +241,10 @@ def _rewrite(equation: Equation, output: Atom, found: _Chain) -> Rewrite:
 
 
 def _without_infinities(logits: Any, first: int, *, both: bool) -> Any:
-    """The logits with a number whose exponential is zero for -inf, but in lines of -inf alone.
+    """The logits with a number whose exponential is zero instead of -inf, except in lines of -inf.
 
-    Lines that have one are moved to a largest number of zero, which no division along them tells:
-    beside large negative numbers, which masks have too, no number's exponential would be zero.
+    Lines with such a number are shifted so that their largest number is zero, which does not change
+    divisions along them. Next to large negative numbers, as in masks, no exponential would be zero.
     """
     is_masked = logits == -jnp.inf
     is_whole = is_masked.all(first, keepdims=True)

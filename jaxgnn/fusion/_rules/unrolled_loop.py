@@ -1,20 +1,20 @@
 """A loop of Python over the members of a batch becomes one call for all of them.
 
-``jnp.stack([f(x[i]) for i in range(len(x))])`` is ``jax.vmap(f)(x)``: a program with as many
-copies of ``f`` as there are members has one. So is a concatenation of ``f(x[i : i + 1])``. Other
-rules then see the one.
+``jnp.stack([f(x[i]) for i in range(len(x))])`` is ``jax.vmap(f)(x)``: the program then has one copy
+of ``f`` instead of one for each member. So is a concatenation of ``f(x[i : i + 1])``. Other rules
+then apply to this copy.
 
 Sound where
 
-* what is stacked is made by the same equations for each member: of the same primitives, parameters
-  and types, which read the same arrays in the same places. Where they read different ones, these
-  are members of one array, in their order and without gaps, or known whole numbers, such as ids to
-  which an offset was added;
-* no equation draws random numbers, of which a batch may be other ones, chooses a branch or ends a
-  loop by what it computes, of which a batch would compute both, or has a side effect.
+* the stacked arrays are computed by the same equations for each member: of the same primitives,
+  parameters and types, which read the same arrays in the same places. If they read different ones,
+  these are members of one array, in their order and without gaps, or known whole numbers, such as
+  ids to which an offset was added;
+* no equation draws random numbers, which may differ in a batch; chooses a branch or ends a loop by
+  a computed value, since a batch would compute both; or has a side effect.
 
-It pays where the copies are read by nothing else, and have a product, a gather, a reduction or the
-like among them, which are conditions too.
+It pays if nothing else reads the copies, and they contain a product, a gather, a reduction or the
+like, which are also conditions.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _WORK = (
     "custom_vjp",
 )
 _OF_EACH_ITS_OWN = ("random_", "rng_", "threefry", "while", "cond", "pallas_call", "ffi_call")
-_LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are put together
+_LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are joined
 
 
 @dataclass(frozen=True)
 class _Source:
-    """An array that has what the members read.
+    """An array with the inputs of the members.
 
     Attributes:
-      atom: the array, or None where what they read is ``known``.
+      atom: the array, or None if their inputs are ``known``.
       batched: takes the value of the array; returns the members along a new first axis.
     """
 
@@ -71,9 +71,9 @@ class _Copies:
 
     Attributes:
       view: the view of the program.
-      of_first: what corresponds to each variable of the first member, in all of them.
-      sources: where the members of a batch come from, by the variable of the first member.
-      equations: the equations that make them, of all members.
+      of_first: the variables of all members that correspond to a variable of the first one.
+      sources: the sources of the members of a batch, by the variable of the first member.
+      equations: the equations that compute them, of all members.
     """
 
     view: View
@@ -82,7 +82,7 @@ class _Copies:
     equations: dict[int, Equation] = field(default_factory=dict)
 
     def add(self, results: Members) -> str | None:
-        """Follows what makes the results; returns why the members differ, or None."""
+        """Adds the equations of the results; returns why the members differ, or None."""
         waiting = [results]
         while waiting:
             members = waiting.pop()
@@ -113,7 +113,7 @@ class _Copies:
         return None
 
     def are_read_by(self, stack: Equation) -> bool:
-        """Whether nothing but these equations and ``stack`` reads what they make."""
+        """Whether only these equations and ``stack`` read their results."""
         made = [v for e in self.equations.values() for v in e.outvars]
         return not any(
             self.view.is_output(v)
@@ -122,7 +122,7 @@ class _Copies:
         )
 
     def do_work(self) -> bool:
-        """Whether there is an equation that is worth to be one for all members."""
+        """Whether batching pays for one of the equations."""
         return any(e.primitive.name.startswith(_WORK) for e in self.equations.values())
 
     def of_one(self, result: Any) -> tuple[list[Any], list[Any], Any]:
@@ -147,13 +147,13 @@ class _Copies:
 
 
 def _producers(view: View, members: Members) -> list[Equation] | None:
-    """The equation that makes each member, or None if one is not made by an equation."""
+    """The equation of each member, or None if one is not the result of an equation."""
     made = [e for a in members if (e := view.producer(a)) is not None]
     return made if len(made) == len(members) else None
 
 
 def _why_not_one(made: list[Equation], members: Members) -> str | None:
-    """Why equations can not be one for all members, or None."""
+    """The reason why equations can not be batched, or None."""
     first = made[0]
     if len({id(e) for e in made}) < len(made):
         return "the members read results of one equation"
@@ -169,7 +169,7 @@ def _why_not_one(made: list[Equation], members: Members) -> str | None:
 
 
 def _of_its_own(equation: Equation) -> str | None:
-    """The name of a primitive in an equation or its bodies that is run by itself, or None."""
+    """The name of a primitive in an equation or its bodies that can not be batched, or None."""
     name = equation.primitive.name
     if equation.effects or name.startswith(_OF_EACH_ITS_OWN):
         return name
@@ -224,7 +224,7 @@ def _known_numbers(view: View, members: Members) -> np.ndarray | None:
 
 
 def _span(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where a slice, or a part of an array that is taken apart, begins and ends in the array."""
+    """The begin and end of a slice, or of a part of a split array, in the array."""
     params, shape = equation.params, equation.invars[0].aval.shape
     if equation.primitive.name == "slice":
         return tuple(params["start_indices"]), tuple(params["limit_indices"])

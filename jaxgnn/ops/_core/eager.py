@@ -7,7 +7,6 @@ programs stay in memory. Here such code is a function of arrays and of hashable 
 Outside of ``jit``, equal static values and shapes find the program of an earlier call, and no cache
 keeps an array. Inside of ``jit``, where the surrounding program is compiled, the function is simply
 called.
-function is simply called.
 """
 
 from __future__ import annotations
