@@ -3,7 +3,7 @@
 #   make demo          train a graph network on Cora beside trivial methods; runs/demo/report.html
 #   make test          the tests that need no GPU, in minutes: of costly ones two cases each
 #   make test-all      all tests that need no GPU
-#   make lint          formatting, lint, types
+#   make lint          formatting, lint, types, plain English of docstrings
 #   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
 #   make gpu-test      on a GPU box: build, and a few cases of each test, in minutes
@@ -125,6 +125,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cc %.cu %.h,$(SOURCES))
 	$(BIN)/pyrefly check
+	$(BIN)/python tools/check_language.py
 
 # Any warning ends it. The package is read, not imported: mkdocstrings finds it in the checkout.
 docs: $(VENV)/docs

@@ -15,7 +15,7 @@ arguments are the graph, the arrays of ``Operands`` without batch axes, and the 
   Only called if the caller requested weights.
 
 ``backward(graph, operands, cotangents) -> Operands``
-  The gradients, each of the dtype and in the place of its operand. A kernel recomputes the scores,
+  The gradients, each in the field and of the dtype of its operand. A kernel recomputes the scores,
   and from them ``p = exp(s - lse)`` and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) -
   delta)``, where ``m`` is dropout's factor. It takes two passes. One is along the rows of the
   graph, for the arrays of receivers and edges. The other is along the rows of the transposed graph,

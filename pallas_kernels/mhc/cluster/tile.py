@@ -32,7 +32,7 @@ _MOST_HELPERS = 3
 # or fewer, and a cluster runs within one of them. Clusters of one block are not listed: an H200
 # rejects their sends without a cluster.
 _AT_ONCE = {2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
-# Least entries of a token. Two bfloat16 parts of phi are as exact as a float32 sum of so many
+# Least entries of a token. Two bfloat16 parts of phi are as exact as a float32 sum of that many
 # terms.
 LEAST_ENTRIES = 512
 
