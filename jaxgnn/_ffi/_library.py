@@ -91,7 +91,7 @@ def load(platform: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def why_missing(platform: str) -> str | None:
-    """Why the compiled kernels of ``platform`` can not be used; None if they can."""
+    """The reason why the compiled kernels of ``platform`` can not be used; None if they can."""
     library = load(platform)
     if library is not None:
         return _cuda_problem(library) if platform == "cuda" else None
@@ -108,7 +108,7 @@ def why_not_open(platform: str) -> str:
 
 
 def _cuda_problem(library: ctypes.CDLL) -> str | None:
-    """Why the CUDA library does not run on this GPU; None if it runs or there is no GPU."""
+    """The reason why the CUDA library does not run on this GPU; None if it runs or without GPU."""
     if jax.default_backend() != "gpu":
         return None
     library.jaxgnn_cuda_problem.restype = ctypes.c_char_p

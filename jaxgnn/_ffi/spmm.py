@@ -75,7 +75,7 @@ def _lanes(graph: CSRGraph, row_bytes: int) -> int:
 
 
 def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
-    """Why kernels of a GPU, which keep a row of all heads, do not support these; or None."""
+    """The reason why GPU kernels, which keep a row of all heads, do not support these; or None."""
     columns = math.prod(a.shape[1:])
     if columns > MOST_COLUMNS_IN_SHARED:
         return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {columns}"

@@ -25,7 +25,7 @@ _ARGUMENTS = {
 
 
 def why_missing() -> str | None:
-    """Why the functions below can not be called; None if they can."""
+    """The reason why the functions below can not be called; None if they can."""
     return None if _functions() else why_not_open("cpu")
 
 

@@ -41,7 +41,7 @@ class BackwardNeeds:
         return self.plan.stack.layers
 
     def activation(self, layer: int) -> Activation | None:
-        """Activation in front of ``layer``; for ``self.layers``, that after the last one."""
+        """Activation before ``layer``; for ``self.layers``, that after the last one."""
         return self.plan.first_activation if layer == 0 else self.plan.stack.activation(layer - 1)
 
     @property

@@ -71,7 +71,7 @@ class OneRow:
         """Returns which of the lane's entries are among the k largest, as bits, and the key found.
 
         Args:
-          warp: the warp; all of its lanes have to take part.
+          warp: the warp; all of its lanes have to call this.
           row: a row of float32, bfloat16 or float16.
           guess: a key near that of the k-th largest entry, or any other.
         """

@@ -188,7 +188,7 @@ class Selection:
         If that number is not k, fewer than k entries reach the next key.
 
         Args:
-          warp: the warp; all of its lanes have to take part.
+          warp: the warp; all of its lanes have to call this.
           slabs: the entries; NaN reaches all keys.
           guess: the first key to try, near that of the k-th largest entry or any other.
           spacing: about how far apart entries are near the k-th largest.
@@ -234,7 +234,7 @@ class Selection:
         """Compares the entries with a threshold; returns bits of the lane's quarter of the row.
 
         Args:
-          warp: the warp; all of its lanes have to take part.
+          warp: the warp; all of its lanes have to call this.
           op: ``"geu"`` or ``"gtu"``.
           slabs: the entries.
           threshold: bits of the threshold.
@@ -371,7 +371,7 @@ class Selection:
         """Writes the marked columns, and the entries at these columns.
 
         Args:
-          warp: the warp; all of its lanes have to take part.
+          warp: the warp; all of its lanes have to call this.
           lane: number of the lane.
           marks: marks as ``choose`` returns them, k of each row.
           kept: shared memory for ``kept_columns`` of each warp, uint8.
