@@ -16,7 +16,7 @@ def report(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")],
     out: Path = Path("runs/report.html"),
 ) -> None:
-    """Put runs side by side: their options, curves, results and times, in one HTML file.
+    """Writes one HTML file that compares runs: options, curves, results and times.
 
     Args:
       runs: folders of runs, of any experiments.
@@ -28,7 +28,7 @@ def report(
 
 
 def main() -> None:
-    """Runs a command; a folder that is no run ends it with one line."""
+    """Runs a command; a folder that holds no run ends it with a one-line error."""
     try:
         tyro.extras.subcommand_cli_from_dict({"report": report}, prog="python -m experiments")
     except (ValueError, OSError) as error:

@@ -1,7 +1,7 @@
-"""What the simplest methods reach on a data set, to stand beside a network in every table.
+"""Scores of simple methods on a data set, shown beside a network in every table.
 
-Each method has a few settings. The best of them is chosen by the validation nodes, as it is for a
-network; the test nodes have no part in it.
+Each method has a few settings. The best one is chosen on the validation nodes, as for a network;
+the test nodes are not used for the choice.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import accuracy, micro_f1
 
 Score = Callable[[Any, Any, Any], float]
-# A setting in words, and what the method says with it: [nodes, classes], or [nodes, tasks] that
-# are above zero where a task is predicted.
+# A setting in words and its predictions: [nodes, classes], or [nodes, tasks], where a value above
+# zero predicts the task.
 Candidates = Iterator[tuple[str, np.ndarray]]
 
 _STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -30,16 +30,16 @@ _STRENGTHS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 _POWERS = (1, 2, 3, 4)
 _NEIGHBOURS = (1, 3, 5, 9)
 _ITERATIONS = 100
-# What is still done within seconds: multiplications in a step of a method, numbers in an array.
+# Limits that keep a method within seconds: multiplications a step, numbers in an array.
 _MOST_WORK = 200_000_000
 _MOST_NUMBERS = 50_000_000
-# Distances say little in spaces of more dimensions, such as those of words.
+# Distances carry little information in spaces of more dimensions, such as those of words.
 _MOST_DIMENSIONS = 256
 
 
 @dataclass(frozen=True)
 class BaselineScore:
-    """What a method reaches with the setting that is best on the validation nodes.
+    """Scores of a method with the setting that is best on the validation nodes.
 
     Attributes:
       test: score of the test nodes.
@@ -56,16 +56,15 @@ def baselines(dataset: NodeDataset, score: Score | None = None) -> dict[str, Bas
     """Scores methods that need no network, each with its best setting on the validation nodes.
 
     - ``"majority class"``: how frequent each class is among the training nodes.
-    - ``"label propagation"``: nodes take the mean of their neighbours' labels, again and again;
-      training nodes keep their own. It sees no features.
-    - ``"logistic regression"``: of the features, which sees no edges.
-    - ``"logistic regression, smoothed"``: of features averaged over neighbours K times, the SGC
+    - ``"label propagation"``: nodes repeatedly take the mean of their neighbours' labels; training
+      nodes keep their own. It does not use features.
+    - ``"logistic regression"``: on the features; it does not use edges.
+    - ``"logistic regression, smoothed"``: on features averaged over neighbours K times, the SGC
       of https://arxiv.org/abs/1902.07153.
-    - ``"nearest neighbours"``: a vote of the training nodes with the most similar features, where
-      there are at most 256 features.
+    - ``"nearest neighbours"``: a vote of the training nodes with the most similar features; only
+      with at most 256 features.
 
-    A method that would take too long for the size of the data set is left out, and a line printed
-    that says so.
+    A method that would take too long on the data set is skipped, and a printed line says so.
 
     Args:
       dataset: data set whose nodes in the three parts have labels.
@@ -86,8 +85,8 @@ def baselines(dataset: NodeDataset, score: Score | None = None) -> dict[str, Bas
             _say_once(f"{name} is left out on {dataset.name}: {reason}")
             continue
         scored = []
-        # The products are too small for several threads, which take ten times as long to find that
-        # out where other processes use the same cores.
+        # The products are too small for several threads. Where other processes use the same cores,
+        # several threads take ten times as long.
         with threadpool_limits(limits=1, user_api="blas"):
             for setting, predicted in candidates(dataset):
                 test, validation = (score(predicted, dataset.labels, mask) for mask in masks)
@@ -98,7 +97,7 @@ def baselines(dataset: NodeDataset, score: Score | None = None) -> dict[str, Bas
 
 @functools.cache
 def _say_once(text: str) -> None:
-    """Prints a line, but not again for each seed of a data set."""
+    """Prints a line once, not again for each seed of a data set."""
     print(text)
 
 
@@ -112,7 +111,7 @@ def _label_propagation(dataset: NodeDataset) -> Candidates:
     incoming = np.maximum(average.sum(axis=1), 1)
     average = scipy.sparse.diags_array(1 / incoming) @ average
     known = _targets(dataset)[dataset.train]
-    # Nodes that no label has reached yet are what the training nodes are on average.
+    # Nodes that no label has reached yet have the mean label of the training nodes.
     beliefs = np.tile(known.mean(axis=0), (dataset.num_nodes, 1))
     beliefs[dataset.train] = known
     for step in range(1, _STEPS[-1] + 1):
@@ -141,8 +140,8 @@ def _smoothed_logistic_regression(dataset: NodeDataset) -> Candidates:
 def _nearest_neighbours(dataset: NodeDataset) -> Candidates:
     features = dataset.features.astype(np.float64)
     known, targets = features[dataset.train], _targets(dataset)[dataset.train]
-    distances = (known**2).sum(axis=1) - 2 * features @ known.T  # but for a constant in each row
-    # A training node is no neighbour of its own, so that its row says something too.
+    distances = (known**2).sum(axis=1) - 2 * features @ known.T  # up to a constant in each row
+    # A training node is not its own neighbour, so that its row carries information too.
     distances[dataset.train, np.arange(dataset.train.size)] = np.inf
     nearest = np.argsort(distances, axis=1, kind="stable")
     for count in _NEIGHBOURS:
@@ -152,7 +151,7 @@ def _nearest_neighbours(dataset: NodeDataset) -> Candidates:
 
 
 def _regressions(dataset: NodeDataset, features: Any) -> Candidates:
-    """Logistic regressions, from the strongest penalty to the weakest, each from the last one."""
+    """Logistic regressions from the strongest penalty to the weakest, each started at the last."""
     features = _in_training_span(features, dataset.train)
     shown, targets = features[dataset.train], _targets(dataset)[dataset.train]
     weights = np.zeros((features.shape[1] + 1, targets.shape[1]))
@@ -162,10 +161,10 @@ def _regressions(dataset: NodeDataset, features: Any) -> Candidates:
 
 
 def _in_training_span(features: Any, train: np.ndarray) -> Any:
-    """Features in coordinates of the space that those of the training nodes span.
+    """Features in coordinates of the span of the training nodes' features.
 
-    What is orthogonal to all training nodes has no weight in a regression with a penalty, so that
-    the regression on the few coordinates is the same.
+    A penalised regression gives no weight to directions orthogonal to all training nodes, so the
+    regression on these few coordinates is the same.
     """
     if train.size >= features.shape[1]:
         return features
@@ -183,9 +182,9 @@ def _fit(
     Args:
       x: [nodes, features], dense or sparse.
       targets: [nodes, classes] zeros and ones.
-      strength: of the penalty; the biases have none.
+      strength: strength of the penalty; the biases have none.
       start: [features + 1, classes] weights to start from, the last row the biases.
-      tasks: whether each column is a task of its own, rather than one class of several.
+      tasks: whether each column is a separate task, rather than one class of several.
 
     Returns:
       [features + 1, classes].
@@ -216,12 +215,12 @@ def _targets(dataset: NodeDataset) -> np.ndarray:
 
 
 def _centred(dataset: NodeDataset, shares: np.ndarray) -> np.ndarray:
-    """Shares of the classes as they are; of tasks less one half, above which one is predicted."""
+    """Class shares unchanged; task shares minus one half, above which a task is predicted."""
     return shares - 0.5 if dataset.multilabel else shares
 
 
 def _adjacency(dataset: NodeDataset) -> scipy.sparse.csr_array:
-    """Which node hears which: [receivers, senders], the number of edges."""
+    """Number of edges from each sender to each receiver: [receivers, senders]."""
     ends = (dataset.receivers, dataset.senders)
     shape = (dataset.num_nodes, dataset.num_nodes)
     return scipy.sparse.csr_array((np.ones(dataset.num_edges), ends), shape)
@@ -268,7 +267,7 @@ def _beyond(number: int, most: int, what: str) -> str | None:
     return f"{number:,} {what}, more than {most:,}" if number > most else None
 
 
-# By the name in tables: the predictions of each setting, and why a data set is too large for it.
+# By name in tables: the predictions of each setting, and the reason to skip a large data set.
 _METHODS: dict[
     str, tuple[Callable[[NodeDataset], Candidates], Callable[[NodeDataset], str | None]]
 ] = {

@@ -1,4 +1,4 @@
-"""The colours of pictures: one for each implementation, the same in training and in benchmarks."""
+"""Colours of pictures: one for each implementation, the same in training and in benchmarks."""
 
 from jaxgnn.training._colours import PALETTE as PALETTE
 from jaxgnn.training._colours import colour as colour

@@ -1,4 +1,4 @@
-"""Data sets of nodes: the options that name one, and what a full-batch training step reads."""
+"""Data sets of nodes: the options that select one, and the input of a full-batch training step."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ DATASETS = (
     "ogbn-proteins",
     "ogbn-arxiv",
 )
-"""Names of the data sets; another one is the path of a graph of one's own."""
+"""Names of the data sets; any other name is the path of a user's own graph."""
 
-# Features of which a smaller part is not zero are kept as sparse matrices.
+# Features with a smaller share of nonzeros are kept as sparse matrices.
 _DENSE = 0.1
 
 
 class DataOptions(Protocol):
-    """What ``load`` reads of the options of a command: which data set it is, and where.
+    """Options that ``load`` reads: the name of the data set and its location.
 
     Attributes:
-      dataset: one of ``DATASETS``, or the path of a graph of one's own.
+      dataset: one of ``DATASETS``, or the path of a user's own graph.
       data: folder with the raw files of a published data set, or its file.
-      labels: file with the labels of one's own graph, where its folder has none.
-      features: file with the features of one's own graph, where its folder has none.
-      splits: folder with the split of one's own graph.
+      labels: file with the labels of a user's own graph, where its folder has none.
+      features: file with the features of a user's own graph, where its folder has none.
+      splits: folder with the split of a user's own graph.
       scale: size of the synthetic graph.
-      seed: what the split comes from.
+      seed: seed of the split.
     """
 
     @property
@@ -81,10 +81,10 @@ class NodeDataOptions:
         one. Digits and synthetic have no files.
       labels: file with the labels of your own graph, where its folder has none.
       features: file with the features of your own graph, where its folder has none.
-      splits: folder with train.txt, validation.txt and test.txt for your own graph; left out, a
+      splits: folder with train.txt, validation.txt and test.txt for your own graph; by default, a
         split of 60, 20 and 20 % of each class.
       scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
+      seed: seed of the random streams of this run; commands have ``--seeds``.
     """
 
     dataset: str = "cora"
@@ -96,12 +96,12 @@ class NodeDataOptions:
     seed: tyro.conf.Suppress[int] = 0
 
     def data_name(self) -> str:
-        """The name of the dataset, or of the file or folder of a graph of one's own."""
+        """The name of the dataset, or of the file or folder of a user's own graph."""
         return name_of_data(self.dataset, self.data)
 
 
 def name_of_data(dataset: str, data: Path | None) -> str:
-    """What runs on a data set are called: by its files where it is embedded in another form too."""
+    """Name of a data set for its runs; its files' name where another form of it is embedded."""
     if dataset == "cora" and data is not None:
         return f"cora-{data.stem}"
     return Path(dataset).stem
@@ -114,10 +114,10 @@ class Batch:
 
     Attributes:
       graph: normalised for the model; spread over devices, or one device's part of it.
-      features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
+      features: [nodes, features]; a sparse matrix if less than a tenth is nonzero.
       labels: [nodes] class ids, or [nodes, tasks] of zeros and ones.
       train: [nodes] bool, the nodes whose labels count.
-      given: what the network takes beside them, by the name of the argument.
+      given: further arguments of the network, by name.
     """
 
     graph: Any
@@ -128,16 +128,16 @@ class Batch:
 
 
 def load(config: DataOptions, command: str = "train", *, map_features: bool = False) -> NodeDataset:
-    """Reads or makes the dataset that the options name, with the split of their seed.
+    """Reads or generates the dataset that the options name, with the split of their seed.
 
     Args:
       config: the options.
       command: the command that errors name.
-      map_features: whether the features of a graph of one's own stay on the disk, where their file
+      map_features: whether the features of a user's own graph are memory-mapped, if their file
         allows it.
 
     Raises:
-      ValueError: if the dataset needs a folder and none was given, or a file is at fault.
+      ValueError: if the dataset needs a folder and none was given, or a file is invalid.
     """
     name, seed = config.dataset, streams(config.seed).split
     if name not in DATASETS:
@@ -164,17 +164,17 @@ def load(config: DataOptions, command: str = "train", *, map_features: bool = Fa
 
 
 def load_for_run(config: Any) -> NodeDataset:
-    """Reads what a run is trained on, with a line of progress.
+    """Reads the data set of a run and prints a line of progress.
 
-    If several processes run it, features stay on the disk where their file allows it, so that each
-    process copies those of its own nodes alone.
+    With several processes, features are memory-mapped where their file allows it, so that each
+    process copies only those of its own nodes.
     """
     with phase(f"reading {config.data_name()}", progress=config.progress):
         return load(config, map_features=jax.process_count() > 1)
 
 
 def _load_planetoid(name: str, path: Path, seed: int) -> NodeDataset:
-    """Reads Planetoid's pickles of a folder with their split, or an .npz file with a random one."""
+    """Reads Planetoid's pickles in a folder with their split, or an .npz file with a random one."""
     beside = path / f"{name}.npz"
     if path.is_file():
         return datasets.read_npz_graph(path, seed=seed)
@@ -184,7 +184,7 @@ def _load_planetoid(name: str, path: Path, seed: int) -> NodeDataset:
 
 
 def _load_own(config: DataOptions, seed: int, command: str, *, map_features: bool) -> NodeDataset:
-    """Reads a graph of one's own."""
+    """Reads a user's own graph."""
     path = Path(config.dataset)
     if not path.exists():
         expected = f"one of {', '.join(DATASETS)}, or the path of a folder or a file of edges"
@@ -208,7 +208,7 @@ def _load_own(config: DataOptions, seed: int, command: str, *, map_features: boo
 def _require_left_out(
     config: DataOptions, command: str, names: tuple[str, ...], reason: str
 ) -> None:
-    """Raises ValueError for an option of the data that says nothing to the data set."""
+    """Raises ValueError for a data option that does not apply to the data set."""
     for name in names:
         if getattr(config, name) is not None:
             expected = f"left out for {reason}"
@@ -225,19 +225,19 @@ def make_batch(
     normalize_features: bool = False,
     op: str = "maxk_spmm",
 ) -> Batch:
-    """Puts copies of a dataset on the device, its graph with self loops and normalised.
+    """Copies a dataset to the device, its graph normalised and with self loops.
 
     Args:
       dataset: the data.
-      graph: graph of the dataset's edges, if it is made already; else None.
+      graph: graph of the dataset's edges, if it is already built; else None.
       normalization: kind of degree normalisation, ``"mean"`` or ``"sym"``.
       self_loops: 0, 1 (where missing) or 2 (one more).
       dtype: dtype of the features.
-      normalize_features: whether the features of each node are divided by the sum of their sizes.
-      op: what the graph is prepared for, an op that ``CSRGraph.prepared`` knows.
+      normalize_features: whether each node's features are divided by the sum of their magnitudes.
+      op: op that the graph is prepared for, one that ``CSRGraph.prepared`` knows.
 
     Raises:
-      ValueError: if ``self_loops`` is none of these.
+      ValueError: if ``self_loops`` is not 0, 1 or 2.
     """
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
@@ -255,9 +255,9 @@ def make_graph(
     self_loops: int,
     op: str | None = "maxk_spmm",
 ) -> CSRGraph:
-    """The graph of a dataset with self loops and normalised, as ``make_batch`` says.
+    """Graph of a dataset with self loops and normalisation, as described in ``make_batch``.
 
-    With ``op`` None it is not prepared, as its parts will be.
+    With ``op`` None the graph is not prepared, because its parts will be.
     """
     if graph is None:
         graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
@@ -277,7 +277,7 @@ def is_sparse(features: np.ndarray) -> bool:
 
 
 def on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
-    """A copy on the device, without the zeros where nearly all are."""
+    """A copy on the device, as a sparse matrix where nearly all features are zero."""
     if not is_sparse(features):
         return jnp.array(features).astype(dtype)
     matrix = scipy.sparse.csr_array(features)
@@ -287,13 +287,13 @@ def on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
 
 
 def rows_to_one(features: np.ndarray) -> np.ndarray:
-    """Divides each row by the sum of its absolute values; a row of zeros stays."""
+    """Divides each row by the sum of its absolute values; a row of zeros is unchanged."""
     sums = np.abs(features).sum(axis=1, keepdims=True, dtype=np.float64)
     return (features / np.where(sums > 0, sums, 1)).astype(features.dtype)
 
 
 def split_mask(dataset: NodeDataset, nodes: np.ndarray) -> np.ndarray:
-    """Which nodes belong to a split: [nodes] bool."""
+    """Mask of the nodes of a split: [nodes] bool."""
     mask = np.zeros(dataset.num_nodes, bool)
     mask[nodes] = True
     return mask

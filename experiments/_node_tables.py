@@ -17,12 +17,12 @@ from jaxgnn.training import Table, phase
 
 
 def trivial_scores(config: Any, seeds: Sequence[int], metric: str) -> dict[str, list[float]]:
-    """What trivial methods reach on the test nodes of each seed, by name of the method.
+    """Scores of trivial methods on the test nodes of each seed, by name of the method.
 
     Args:
       config: options of a run, which name the dataset.
       seeds: a split of the dataset for each.
-      metric: what is scored.
+      metric: name of the score.
     """
     scores: dict[str, list[float]] = {}
     for seed in seeds:
@@ -32,7 +32,7 @@ def trivial_scores(config: Any, seeds: Sequence[int], metric: str) -> dict[str, 
 
 
 def trivial_table(dataset: NodeDataset, metric: str) -> Table:
-    """What trivial methods reach on a dataset."""
+    """Table of the scores of trivial methods on a dataset."""
     rows = [
         (name, score.setting, 100 * score.validation, 100 * score.test)
         for name, score in baselines(dataset, SCORES[metric]).items()
@@ -45,7 +45,7 @@ def trivial_table(dataset: NodeDataset, metric: str) -> Table:
 
 
 def tables_beside(config: Any, dataset: NodeDataset) -> list[Table]:
-    """What a run is shown beside: trivial methods, unless no process reads all features."""
+    """Tables shown beside a run: trivial methods, unless no process reads all features."""
     if dataset.features_on_disk:
         print("trivial methods are left out: no process reads the features of all nodes")
         return []
@@ -65,8 +65,8 @@ def comparison_table(
 
     Args:
       data: name of the dataset.
-      metric: what is scored.
-      outcomes: of each seed, by name of the variant. The others are compared with the first.
+      metric: name of the score.
+      outcomes: outcomes of each seed, by name of the variant. All are compared with the first.
       trivial: scores of each seed, by name of the trivial method.
       baseline: short name of the first variant.
     """

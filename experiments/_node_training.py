@@ -1,4 +1,4 @@
-"""What trainings of node classifiers share: their length, their outcome, and what is said of it."""
+"""Shared parts of the trainings of node classifiers: length, outcome and report."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Settings(Protocol):
 
     @property
     def metric(self) -> str:
-        """What validation selects by."""
+        """Metric by which validation selects."""
         ...
 
 
 class Parts(NamedTuple):
-    """What tells the trainings of one experiment from those of another, by their options.
+    """Functions of the options in which the trainings of experiments differ.
 
     Attributes:
-      batch_of: the data on the device, from the options and the dataset.
-      make_model: the network with its initial parameters, from the same.
+      batch_of: returns the data on the device, from the options and the dataset.
+      make_model: returns the network with its initial parameters, from the same.
       label_of: name of a run in tables and pictures.
     """
 
@@ -88,11 +88,11 @@ class Outcome:
       test: the metric on the test nodes at the best validation epoch.
       validation: the metric on the validation nodes there.
       epoch: the epoch of that evaluation.
-      ms_per_epoch: mean time of a training step; None if the run had been complete already.
+      ms_per_epoch: mean time of a training step; None if the run was already complete.
       history: a row for each epoch.
       curves: path of the picture; None where there is none.
-      epoch_ms: of each epoch that was run now, but the last: the time from its start to that of
-        the next, so with its evaluation, and with its checkpoint if it had one.
+      epoch_ms: time of each epoch that ran now, except the last, from its start to the start of
+        the next. It includes the evaluation, and the checkpoint if there was one.
     """
 
     label: str
@@ -107,7 +107,7 @@ class Outcome:
 
 
 class Epochs:
-    """Hands out the batch of every epoch, and notes when it was asked for."""
+    """Yields the batch of every epoch, and records the time of each request."""
 
     def __init__(self, batch: Batch):
         self.batch = batch
@@ -118,19 +118,19 @@ class Epochs:
         return self.batch
 
     def ms(self) -> tuple[float, ...]:
-        """From each start to the next."""
+        """Milliseconds from each start to the next."""
         return tuple(1e3 * (end - start) for start, end in itertools.pairwise(self._starts))
 
 
 class Caption(NamedTuple):
-    """What a run is called where it is reported.
+    """Names of a run in reports.
 
     Attributes:
       data: name of the dataset.
-      network: name of the network, with what tells it from others.
-      label: shorter name, of its curves.
+      network: name of the network, with the options that distinguish it.
+      label: shorter name, for its curves.
       seed: its seed.
-      metric: what validation has selected by.
+      metric: metric by which validation selected.
     """
 
     data: str
@@ -149,7 +149,7 @@ def optimizer_of(settings: Settings) -> optax.GradientTransformation:
 
 
 def loop_of(config: Any) -> LoopConfig:
-    """Length of the training, and when it is evaluated and saved, from the options of a run."""
+    """Length of the training and the intervals of evaluations and saves, from a run's options."""
     settings = config.recipe()
     return LoopConfig(
         steps=settings.epochs,
@@ -161,7 +161,7 @@ def loop_of(config: Any) -> LoopConfig:
 
 
 def outcome_of(result: FitResult, run: RunFolder, epochs: Epochs, caption: Caption) -> Outcome:
-    """Draws the curves of a run, and writes what it reached to ``result.json`` of its folder.
+    """Draws the curves of a run, and writes its results to ``result.json`` in its folder.
 
     Raises:
       FloatingPointError: if no evaluation was finite.
@@ -210,7 +210,7 @@ def report_outcome(
     tables: Sequence[Table] = (),
     **parts: Any,
 ) -> None:
-    """Says what was reached, and writes it with further ``parts`` of the report, last of all."""
+    """Prints the result, and writes it with further ``parts`` of the report at the end."""
     if not run.writes:
         return
     metric, pace = caption.metric, ""
@@ -240,17 +240,17 @@ def train_in_one_program(
     datasets: Sequence[NodeDataset] | None = None,
     label: str | None = None,
 ) -> list[Outcome]:
-    """Trains a run for each seed, all of them at once, and writes no run folders.
+    """Trains a run for each seed, all of them in one program, and writes no run folders.
 
     Args:
-      parts: what the experiment trains.
+      parts: the experiment's data, model and labels.
       config: the options that the runs share.
       seeds: a run for each.
       datasets: the data of each seed, if they are loaded already.
       label: names the runs in tables; None for the experiment's name.
 
     Raises:
-      ValueError: if the seeds do not have the same graph, or an option or a data file is at fault.
+      ValueError: if the seeds do not have the same graph, or an option or a data file is invalid.
       FloatingPointError: if a loss is NaN or infinite, or no evaluation of a seed was finite.
     """
     runs = [replace(config, seed=seed) for seed in seeds]
@@ -294,7 +294,7 @@ def train_in_one_program(
 
 
 def _check_same_graph(data: Sequence[NodeDataset]) -> None:
-    """Raises unless all have the same nodes and edges: one program has one graph."""
+    """Raises unless all have the same nodes and edges, because one program has one graph."""
     first = data[0]
     for other in data[1:]:
         same = all(
@@ -307,6 +307,6 @@ def _check_same_graph(data: Sequence[NodeDataset]) -> None:
 
 
 def mean_of(values: Sequence[float | None]) -> float:
-    """Mean of those that are numbers; NaN if there are none."""
+    """Mean of the values that are not None; NaN if there are none."""
     numbers = [value for value in values if value is not None]
     return float(np.mean(numbers)) if numbers else math.nan

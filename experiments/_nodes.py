@@ -20,7 +20,7 @@ from jaxgnn.nn._dropout import dropout
 from jaxgnn.training import accuracy, micro_f1, roc_auc
 
 Metric = Literal["accuracy", "micro F1", "ROC-AUC"]
-"""What validation selects by."""
+"""Metrics by which validation can select."""
 
 SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
 
@@ -28,19 +28,19 @@ SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
 def node_loss(
     logits: jax.Array, labels: jax.Array, counted: jax.Array, graph: CSRGraph | None = None
 ) -> jax.Array:
-    """Mean cross entropy of the nodes that count and have a label, binary where labels are tasks.
+    """Mean cross entropy of the counted nodes with a label, binary where labels are tasks.
 
-    Labels mean what they do in the scores of ``jaxgnn.training``: below zero, or NaN, a node (or
-    one of its tasks) has none and is left out; one beyond the classes makes the loss NaN.
+    Labels have the meaning of the scores in ``jaxgnn.training``: a label below zero, or NaN, is
+    missing and its node or task is ignored. A label beyond the classes makes the loss NaN.
 
     Args:
       logits: [nodes, classes] or [nodes, tasks].
       labels: [nodes] class ids, or [nodes, tasks] of zeros and ones.
       counted: [nodes] bool.
-      graph: the graph of the nodes, if it may be spread over devices: then the mean is over the
-        nodes of all.
+      graph: the graph of the nodes. If it is spread over devices, the mean is over the nodes of
+        all devices.
     """
-    labelled = labels >= 0  # which a NaN is not
+    labelled = labels >= 0  # false for NaN
     known = jnp.where(labelled, labels, 0)
     if labels.ndim == 2:
         losses = optax.sigmoid_binary_cross_entropy(logits, known)
@@ -51,7 +51,7 @@ def node_loss(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, known)
         counted = counted & labelled
     losses = jnp.where(is_class, losses, jnp.nan)
-    # The sum of the flags is one of integers, and exact.
+    # The sum of the flags is a sum of integers, and exact.
     sums = jnp.sum(jnp.where(counted, losses, 0)), jnp.sum(counted)
     total, count = sums if graph is None else distributed.sum_over_devices(graph, sums)
     return total / count.astype(losses.dtype)
@@ -79,7 +79,7 @@ class Loss:
 
 
 def predict(model: Any, batch: Batch, *, k: int | None = None) -> jax.Array:
-    """Scores of all nodes, [nodes, classes] float32; where they lie, of a batch that is spread."""
+    """Scores of all nodes, [nodes, classes] float32; a spread batch's scores stay spread."""
     return on_each_device(_scores, "rows", model, batch, k=k)
 
 
@@ -88,13 +88,13 @@ def _scores(model: Any, batch: Batch, rngs: None, k: int | None) -> jax.Array:
 
 
 def scheduled(k: int | None) -> dict[str, int]:
-    """The argument of a model with a scheduled k, which other networks do not have."""
+    """The argument of a model with a scheduled k; other networks do not take it."""
     return {} if k is None else {"k": k}
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The metric of a dataset on its validation and its test nodes."""
+    """Metric of a dataset on its validation and its test nodes."""
 
     dataset: NodeDataset
     metric: str
@@ -112,5 +112,5 @@ class Scores:
 
 
 def num_parameters(model: nnx.Module) -> int:
-    """How many parameters are trained."""
+    """Number of trained parameters."""
     return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))

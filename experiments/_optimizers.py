@@ -10,7 +10,7 @@ import optax
 
 
 def matrices(params: Any) -> Any:
-    """Returns a mask of the parameters that decay: matrices, but no scales, gates or biases."""
+    """Returns a mask of the parameters that decay: matrices, but not scales, gates or biases."""
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
@@ -24,7 +24,7 @@ def warmed_adamw(
     weight_decay: float,
     decayed: Callable[[Any], Any] = matrices,
 ) -> optax.GradientTransformation:
-    """AdamW of clipped gradients, whose rate rises from zero and falls along a cosine.
+    """AdamW on clipped gradients; its rate rises from zero and then falls along a cosine.
 
     Args:
       learning_rate: the highest learning rate.
