@@ -1,4 +1,4 @@
-"""Checks of options of the command line, which speak of what the user typed."""
+"""Checks of command-line options, with messages that name what the user typed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxgnn._errors import bad_input
 
-# One call launches a step on all GPUs of a process, in milliseconds.
+# A launch of a step on all GPUs of a process takes milliseconds.
 _LAUNCH_S = 60
 _LAUNCH_FLAG = "--xla_gpu_nccl_termination_timeout_seconds"
 
@@ -25,14 +25,14 @@ def option(name: str) -> str:
 
 
 def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> None:
-    """Raises for the first option that is infinite or below its least value.
+    """Raises an error for the first option that is infinite or below its minimum.
 
-    One that is left out passes.
+    None is accepted.
 
     Args:
       command: the command, which the message begins with.
       config: a dataclass with a field for each option: a number, several, or None.
-      lowest: the least value of each option by the name of its field.
+      lowest: minimum of each option by the name of its field.
 
     Raises:
       ValueError: naming the option as it is typed.
@@ -40,7 +40,7 @@ def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> Non
     for name, bound in lowest.items():
         value = getattr(config, name)
         values = value if isinstance(value, tuple) else (value,)
-        # A NaN is not at least anything.
+        # Written so that NaN fails.
         if any(v is not None and not v >= bound for v in values):
             shown = " ".join(map(str, values))
             raise bad_input(command, option(name), f"at least {bound}", shown)
@@ -49,9 +49,9 @@ def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> Non
 
 
 def check_devices(command: str, devices: int) -> None:
-    """Raises ValueError unless there are as many devices, and all processes have some of them.
+    """Raises ValueError unless enough devices exist and every process has some of them.
 
-    JAX begins here, if it has not: so that is where XLA is told to end waits that have no end.
+    Starts JAX if it has not started; XLA is therefore told here to end endless waits.
     """
     limit_launches()
     there, processes = jax.device_count(), jax.process_count()
@@ -63,14 +63,14 @@ def check_devices(command: str, devices: int) -> None:
 
 
 def limit_launches(seconds: int = _LAUNCH_S) -> None:
-    """Has XLA end the process when a GPU waits so long for the launch on another one.
+    """Makes XLA end the process when a GPU waits too long for a launch on another GPU.
 
-    XLA reads that from the environment when JAX begins, and not from the options of a program. What
-    the user has set stays. In several processes a GPU may rightly wait for another process that
-    still compiles; these are watched by JAX and by ``fit``.
+    XLA reads this limit from the environment when JAX starts, not from a program's options. A value
+    set by the user is kept. With several processes there is no limit, because a GPU may have to
+    wait for another process that still compiles; JAX and ``fit`` watch these.
 
     Args:
-      seconds: how long.
+      seconds: longest wait.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     on_cpu = jax.config.jax_platforms == "cpu"
@@ -79,12 +79,12 @@ def limit_launches(seconds: int = _LAUNCH_S) -> None:
 
 
 def check_alone(config: Any, command: str, given: Mapping[str, bool]) -> None:
-    """Raises ValueError for an option that is only for one device, if there are several.
+    """Raises ValueError for a single-device option that is given with several devices.
 
     Args:
-      config: options, with ``devices`` among them.
+      config: options, including ``devices``.
       command: the command, which the message begins with.
-      given: whether each of these options was given.
+      given: whether each single-device option was given.
     """
     for name, is_given in given.items():
         if is_given and config.devices > 1:
@@ -96,19 +96,19 @@ class BatchDevices:
     """Options of trainings in batches that devices may share.
 
     Attributes:
-      devices: number of devices that the examples of a step are divided over; a run may go on with
+      devices: number of devices that share the examples of a step; a run may be resumed with
         another number.
     """
 
     devices: int = 1
 
     def check_devices(self, command: str, batch_size: int) -> None:
-        """Raises unless there are as many devices, and each gets as many examples.
+        """Raises unless there are enough devices and the batch size is a multiple of their number.
 
         Raises:
           ValueError: naming the command, the option and both numbers.
         """
-        if self.devices == 1:  # and JAX need not begin for it
+        if self.devices == 1:  # so that JAX need not start
             return
         check_devices(command, self.devices)
         if batch_size % self.devices:
@@ -116,7 +116,7 @@ class BatchDevices:
             raise bad_input(command, "--batch-size", expected, batch_size)
 
     def mesh(self) -> Mesh | None:
-        """The devices for ``fit``; None for one."""
+        """The devices for ``fit``; None for a single device."""
         if self.devices == 1:
             return None
         return Mesh(np.array(jax.devices()[: self.devices]), ("batch",))

@@ -1,7 +1,7 @@
 """Networks as users write them without this library's ops: plain JAX, jraph and jraphx.
 
-``jaxgnn.fuse`` is shown and timed on them. Each is made for an edge list and a width, and is then a
-function of its features and parameters, arrays all.
+Examples and benchmarks of ``jaxgnn.fuse`` use them. Each is built for an edge list and a width, and
+is then a function of arrays: its features and parameters.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class Edges:
         return jraph.segment_softmax(logits, self.receivers, self.nodes)
 
     def tuple(self, x: Any) -> jraph.GraphsTuple:
-        """The graph as jraph has it."""
+        """The graph as a ``GraphsTuple`` of jraph."""
         counts = jnp.array([self.nodes]), jnp.array([self.senders.size])
         return jraph.GraphsTuple(x, None, self.receivers, self.senders, None, *counts)
 
     @cached_property
     def graph(self) -> CSRGraph:
-        """The graph as this library has it."""
+        """The graph as a ``CSRGraph`` of this library."""
         return CSRGraph.from_edges(self.senders, self.receivers, self.nodes)
 
 
 @dataclass(frozen=True)
 class PlainNetwork:
-    """A network that is ready to be called.
+    """A network with its input and parameters.
 
     Attributes:
       run: the function.
       arrays: features of nodes, and parameters.
-      by_hand: the same function, written with this library's ops; None where there is none.
+      by_hand: the same function, written with this library's ops; None if there is none.
     """
 
     run: Function
@@ -70,9 +70,9 @@ class _Family:
     """A network of any width.
 
     Attributes:
-      build: takes the edges, the features and the parameters.
-      shapes: those of the parameters, by the width.
-      by_hand: the same as ``build`` with the ops of this library.
+      build: function of the edges, the features and the parameters.
+      shapes: shapes of the parameters, by the width.
+      by_hand: the same function as ``build``, written with this library's ops.
     """
 
     build: Function
@@ -184,7 +184,7 @@ def _maxk_by_hand(edges: Edges, x: Any, kernel: Any) -> Any:
 
 
 def _hypergraph(edges: Edges, x: Any, kernel: Any) -> Any:
-    """Convolution of hypergraphs by two sums: receivers are the hyperedges of the senders."""
+    """Hypergraph convolution by two sums; receivers are the hyperedges of the senders."""
     ones = jnp.ones(edges.senders.shape)
     sizes = edges.sum(ones)
     degrees = jax.ops.segment_sum(ones, edges.senders, edges.nodes)
@@ -231,7 +231,7 @@ class _Jraphx:
 
     Attributes:
       name: the class.
-      options: of the constructor, by the width.
+      options: arguments of the constructor, by the width.
     """
 
     name: str
@@ -287,7 +287,7 @@ NAMES: tuple[str, ...] = tuple(_FAMILIES)
 
 
 def available() -> tuple[str, ...]:
-    """The networks whose packages are installed."""
+    """Networks whose packages are installed."""
     has_jraphx = importlib.util.find_spec("jraphx") is not None
     return tuple(name for name in NAMES if has_jraphx or not name.startswith("jraphx."))
 

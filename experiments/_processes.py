@@ -1,4 +1,4 @@
-"""Options and beginning of a command that several processes run together."""
+"""Options and start-up of a command that several processes run together."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from jaxgnn import distributed
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 
-# How long a process that fails waits for the others to fail too. JAX needs up to 30 s to notice
-# that a process is gone, and then names it.
+# Seconds a failing process waits for the others to fail too. JAX needs up to 30 s to notice that a
+# process has ended, and then names it.
 _SECONDS_TO_PART = 40.0
 _CLUSTER = "cluster"
 
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """Where the processes of one command find each other.
+    """Options by which the processes of one command connect to each other.
 
     Attributes:
-      coordinator: HOST:PORT at which process 0 is found, to run the command in several processes;
-        cluster asks Slurm, Open MPI or Kubernetes for this and the following two.
+      coordinator: HOST:PORT of process 0, to run the command in several processes; cluster asks
+        Slurm, Open MPI or Kubernetes for this and the following two.
       process_id: number of this process, from 0.
       num_processes: number of all processes.
     """
@@ -40,7 +40,7 @@ class ProcessOptions:
     num_processes: int | None = None
 
     def check(self, command: str) -> None:
-        """Raises for options that do not go together.
+        """Raises an error for options that do not fit together.
 
         Raises:
           ValueError: naming the command and the option.
@@ -68,20 +68,20 @@ class ProcessOptions:
             raise bad_input(command, "--process-id", expected, self.process_id)
 
 
-# A command of one process.
+# A command that runs in a single process.
 ALONE = ProcessOptions()
 
 
 @contextlib.contextmanager
 def connected(command: str, options: ProcessOptions) -> Iterator[None]:
-    """Connects this process with the others of the command; process 0 alone prints results.
+    """Connects this process with the others of the command; only process 0 prints results.
 
-    An error in one process ends all: this one says what was wrong, gives the others time to do
-    that too, and exits with status 1, without waiting for their work.
+    An error in one process ends all of them. The failing process prints its error, gives the others
+    time to print theirs, and exits with status 1 without waiting for their work.
 
     Args:
       command: the command, which messages begin with.
-      options: where the others are.
+      options: the addresses of the processes.
 
     Raises:
       ValueError: if the options do not go together.
@@ -104,13 +104,13 @@ def connected(command: str, options: ProcessOptions) -> Iterator[None]:
 
 
 def _part(error: BaseException) -> None:
-    """Ends this process after an error, when the others know of it."""
+    """Ends this process after an error, once the others know of it."""
     known = (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError)
     if not isinstance(error, known):
         traceback.print_exception(error)
     print(f"error: process {jax.process_index()}: {error}", file=sys.stderr, flush=True)
-    # Where all have failed, they part at once. Otherwise JAX ends this process when it has noticed
-    # which one is gone, or it goes itself, and JAX tells the others.
+    # If all have failed, they shut down together at once. Otherwise JAX ends this process when it
+    # has noticed the failed one, or this process exits and JAX informs the others.
     parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     parting.start()
     parting.join(_SECONDS_TO_PART)
@@ -118,9 +118,9 @@ def _part(error: BaseException) -> None:
 
 
 def check_same_run(config: Any, dataset: NodeDataset) -> None:
-    """Checks that all processes have the same options and data of nodes, wherever they read it.
+    """Checks that all processes have the same options and data of nodes, whatever files they read.
 
-    Of features on the disk, of which no process reads all, only the shape is compared.
+    Memory-mapped features, which no process reads completely, are compared only by shape.
 
     Args:
       config: a dataclass with a field for each option.

@@ -1,4 +1,4 @@
-"""What every experiment does when it is done: a page about the run, and its rows for others."""
+"""Last step of every experiment: a page about the run, and its data as files for other tools."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from jaxgnn.training import Confusion, Table, export_csv, export_tensorboard, wr
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What is written besides ``report.html``.
+    """Options for files written besides ``report.html``.
 
     Attributes:
-      csv: write the metrics of each step to metrics.csv in the run folder, too.
-      tensorboard: write them for TensorBoard to the folder tensorboard in the run folder, too.
+      csv: also write the metrics of each step to metrics.csv in the run folder.
+      tensorboard: also write them for TensorBoard, to the folder tensorboard in the run folder.
     """
 
     csv: bool = False
     tensorboard: bool = False
 
 
-# What is written unless more is asked for.
+# Writes only the page.
 PAGE_ALONE = ReportOptions()
 
-# As the type of a field of a configuration, ``report: Reporting = PAGE_ALONE``, the command
-# line gets ``--csv`` and ``--tensorboard``. A resumed run may change them: ``may_change`` of its
-# ``RunFolder`` has ``"report"``.
+# Type of a field of a configuration: ``report: Reporting = PAGE_ALONE`` adds ``--csv`` and
+# ``--tensorboard`` to the command line. A resumed run may change them if ``may_change`` of its
+# ``RunFolder`` contains ``"report"``.
 Reporting = Annotated[ReportOptions, tyro.conf.arg(name="")]
 
 
@@ -47,15 +47,15 @@ def finish(
     pictures: Sequence[Path] = (),
     confusion: Confusion | None = None,
 ) -> Path:
-    """Writes what there is to see and to read about a run, and prints where it is.
+    """Writes the page, the pictures and the data of a run, and prints their location.
 
     Args:
       folder: the folder of the run.
-      options: what is wanted besides the page.
+      options: files to write besides the page.
       title: data set, model and number of seeds.
-      command: the command line that repeats the run; left out, that of this process.
+      command: command line that repeats the run; by default that of this process.
       tables: results beside their baselines.
-      pictures: of the results; ``curves.png`` of the folder is shown anyway.
+      pictures: pictures of the results; ``curves.png`` of the folder is always shown.
       confusion: the test examples' labels and predictions.
 
     Returns:
@@ -83,7 +83,7 @@ def finish(
 
 
 def this_command() -> str:
-    """The command line of this process, as a shell takes it."""
+    """The command line of this process, quoted for a shell."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is None:  # a script, or an interactive session
         start = ["python", sys.argv[0]]

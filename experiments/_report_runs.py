@@ -1,4 +1,4 @@
-"""Several runs side by side: how they differ, what they reached and took, in one page."""
+"""One page that compares several runs: their options, results and times."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from jaxgnn.training._record import Record, costs, read_record
 from jaxgnn.training._report import configuration, option_text
 from jaxgnn.training._run import flatten
 
-# Runs that differ in nothing else are repetitions of one another.
+# Runs that differ only in this option are repetitions of one another.
 _SEED = "seed"
 
-# Options that say where a run is and how it is watched, not what it is.
+# Options of location and display, which do not change the result.
 _NOT_COMPARED = ("run", "fresh", "progress", "report")
 
 Cell = str | int | float
@@ -31,15 +31,15 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
 
     Args:
       folders: the folders of the runs.
-      out: the HTML file; its folder is made if need be.
+      out: the HTML file; its folder is created if missing.
 
     Returns:
       The tables of the page: results, metrics, their means over seeds if runs repeat each other,
       time and memory, and options that differ.
 
     Raises:
-      ValueError: if there is no folder, one is no run, is empty, damaged or given twice, or the
-        file has another ending than .html.
+      ValueError: if no folder is given, one is not a run, is empty, damaged or given twice, or
+        the file does not end in .html.
     """
     if out.suffix != ".html":
         raise bad_input("report", "--out", "a file that ends in .html", out)
@@ -70,7 +70,7 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
 
 
 def _read(folders: Sequence[Path]) -> dict[str, Record]:
-    """The runs by names that tell them apart, checked."""
+    """Reads and checks the runs; keys are names that distinguish them."""
     if not folders:
         raise bad_input("report", "RUN", "the folders of one run or more", "none")
     places = [folder.resolve() for folder in folders]
@@ -88,7 +88,7 @@ def _read(folders: Sequence[Path]) -> dict[str, Record]:
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The ends of paths that are all different, as short as that allows."""
+    """The shortest suffixes of the paths that are all different."""
     longest = max(len(place.parts) for place in places)
     for length in range(1, longest + 1):
         names = ["/".join(place.parts[-length:]) for place in places]
@@ -100,7 +100,7 @@ def _names(places: Sequence[Path]) -> list[str]:
 def _side_by_side(
     title: str, runs: Mapping[str, Mapping[str, Cell]], note: str = "", *, named: str = "run"
 ) -> Table:
-    """A row for each run, a column for all that any of them has."""
+    """A row for each run, and a column for everything that any of them has."""
     names = list({name: None for values in runs.values() for name in values})
     return Table(
         title,
@@ -111,7 +111,7 @@ def _side_by_side(
 
 
 def _results(records: Mapping[str, Record]) -> Table:
-    """What the experiments say that their runs reached."""
+    """Table of the results that the experiments wrote for their runs."""
     return _side_by_side(
         "Results",
         {
@@ -142,7 +142,7 @@ def _chosen_row(record: Record) -> Row:
 
 
 def _means(records: Mapping[str, Record]) -> Table:
-    """Mean and spread of metrics over runs that differ in their seed alone; empty if none do."""
+    """Mean and spread of metrics over runs that differ only in their seed; empty if none do."""
     found = {}
     for label, group in _groups(records).items():
         rows = [_chosen_row(record) for record in group]
@@ -154,7 +154,7 @@ def _means(records: Mapping[str, Record]) -> Table:
 
 
 def _groups(records: Mapping[str, Record]) -> dict[str, list[Record]]:
-    """Runs that differ in their seed alone, by the options that set them apart from the others."""
+    """Groups of runs that differ only in their seed, by the options that distinguish the groups."""
     common = _common(records)
     found: dict[str, list[Record]] = {}
     for record in records.values():
@@ -165,7 +165,7 @@ def _groups(records: Mapping[str, Record]) -> dict[str, list[Record]]:
         ]
         label = ", ".join(settings) or "the same options"
         found.setdefault(label, []).append(record)
-    if len(found) == len(records):  # nothing is repeated, and the names of folders are shorter
+    if len(found) == len(records):  # nothing is repeated, and folder names are shorter
         return {name: [record] for name, record in records.items()}
     return found
 
@@ -179,7 +179,7 @@ def _options(record: Record) -> dict[str, object]:
 
 
 def _differences(records: Mapping[str, Record]) -> Table:
-    """The options that are not the same in all runs."""
+    """Options that differ between runs."""
     common = _common(records)
     return _side_by_side(
         "Options that differ",
@@ -195,7 +195,7 @@ def _differences(records: Mapping[str, Record]) -> Table:
 
 
 def _common(records: Mapping[str, Record]) -> dict[str, object]:
-    """The options that all runs have, with the same value."""
+    """Options that all runs have with the same value."""
     first, *others = [_options(record) for record in records.values()]
     return {
         name: value
@@ -205,7 +205,7 @@ def _common(records: Mapping[str, Record]) -> dict[str, object]:
 
 
 def _cell(value: object) -> Cell:
-    """A value of ``result.json``: numbers stay what they are."""
+    """A value of ``result.json``; numbers stay numbers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number else option_text(value)
 

@@ -1,4 +1,4 @@
-"""What the experiments share about run folders."""
+"""Functions for run folders, shared by the experiments."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxgnn.training._processes import writes_files
 
 
 def discard(folder: Path) -> None:
-    """Removes an earlier run, and nothing that does not look like one.
+    """Removes an earlier run, but nothing that does not look like one.
 
-    Of several processes that train together, process 0 does it.
+    If several processes train together, process 0 does it.
 
     Raises:
-      ValueError: if there is something else in its place, or another process is at work there.
+      ValueError: if the folder holds something else, or another process uses the run.
     """
     if not writes_files() or not folder.exists():
         return
@@ -27,6 +27,6 @@ def discard(folder: Path) -> None:
 
 
 def shown(path: Path) -> Path:
-    """A path as short as it can be said from here."""
+    """The path relative to the working directory where that is shorter."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,6 +1,6 @@
-"""What a seed fixes, and what several seeds together say.
+"""Random streams of a seed, and statistics over several seeds.
 
-A result of one seed hangs on which nodes train, how parameters begin and what dropout leaves out.
+A result depends on the seed: on the training nodes, the initial parameters and dropout.
 Experiments repeat with several seeds, and compare variants seed by seed.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 
-# How often the interval of a paired difference contains the true one.
+# Confidence level of the interval of a paired difference.
 _CONFIDENCE = 0.95
 
 
@@ -27,15 +27,15 @@ class Repeats:
 
     Attributes:
       seeds: one run for each, or one of each variant; a seed fixes the data split, the initial
-        parameters and what training draws, each by a random stream of its own.
-      processes: number of runs at the same time, each in a process.
+        parameters and the random draws of training, each by a separate random stream.
+      processes: number of runs at the same time, each in its own process.
     """
 
     seeds: tuple[int, ...] = (0,)
     processes: int = 1
 
     def check(self, command: str) -> None:
-        """Raises for options that are none.
+        """Raises an error for invalid options.
 
         Raises:
           ValueError: naming the command and the option.
@@ -45,18 +45,18 @@ class Repeats:
             raise bad_input(command, "--processes", "at least 1", self.processes)
 
     def of[C](self, config: C) -> list[C]:
-        """The options of a run for each seed, from those that all have in common."""
+        """The options of a run for each seed, from the options that all runs share."""
         return [replace(config, seed=seed) for seed in self.seeds]  # pyrefly: ignore
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Seeds of the three kinds of random choices of a run, each independent of the others.
+    """Seeds of the three independent random streams of a run.
 
     Attributes:
-      split: seed of the data, which nodes or texts train.
+      split: seed of the data split, which selects training nodes or texts.
       parameters: seed of the parameters' initial values.
-      training: seed of what training draws, such as dropout and batches.
+      training: seed of the random draws of training, such as dropout and batches.
     """
 
     split: int
@@ -65,9 +65,9 @@ class Streams:
 
 
 def streams(seed: int) -> Streams:
-    """The seeds that ``seed`` stands for; that of the split is ``seed`` itself."""
+    """Derives the seeds of a run's streams from ``seed``; that of the split is ``seed`` itself."""
     parameters, training = (
-        # 31 bits, since a key of JAX takes no larger integer without x64.
+        # 31 bits, because a JAX key takes no larger integer without x64.
         int(child.generate_state(1)[0] >> 1)
         for child in np.random.SeedSequence(seed).spawn(2)
     )
@@ -75,7 +75,7 @@ def streams(seed: int) -> Streams:
 
 
 def check_seeds(command: str, seeds: Sequence[int], option: str = "--seeds") -> None:
-    """Raises unless there is at least one seed, none below zero and none twice.
+    """Raises unless there is at least one seed, none is negative and none is repeated.
 
     Raises:
       ValueError: naming the command and the option.
@@ -89,7 +89,7 @@ def check_seeds(command: str, seeds: Sequence[int], option: str = "--seeds") -> 
         raise bad_input(command, option, "each seed once", f"{repeated[0]} twice")
 
 
-# What commands do unless they are told.
+# The default of commands.
 ONE_SEED = Repeats()
 
 
@@ -135,7 +135,7 @@ class Paired:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval leaves out zero, so that the sign of the difference is known."""
+        """Whether the interval excludes zero: the difference is statistically significant."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ class Paired:
 
 
 def summarize(values: Sequence[float], *, digits: int = 2) -> Summary:
-    """Mean and standard deviation of one number for each run.
+    """Mean and standard deviation of a number over runs.
 
     Raises:
       ValueError: there are no values.
@@ -184,12 +184,12 @@ def paired(values: Sequence[float], baseline: Sequence[float], *, digits: int = 
 
 
 def run_all(work: Callable[[Any], Any], variants: Sequence[Any], processes: int = 1) -> list[Any]:
-    """Runs each variant of an experiment, in turn or in processes beside each other.
+    """Runs each variant of an experiment, one after another or in several processes.
 
     Args:
-      work: a function of a module, which a new process can import.
+      work: function at the top level of a module, so that a new process can import it.
       variants: its argument for each run.
-      processes: number of processes; on a GPU each has its part of the memory.
+      processes: number of processes; on a GPU each gets an equal part of the memory.
 
     Returns:
       The result of each, in the order of ``variants``.
@@ -205,7 +205,7 @@ def run_all(work: Callable[[Any], Any], variants: Sequence[Any], processes: int 
 
 
 def _share_memory(processes: int) -> None:
-    """Before the first use of a GPU, gives this process its part of the GPU's memory."""
+    """Limits this process to its part of the GPU's memory; must run before the GPU is used."""
     import os
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")

@@ -1,4 +1,4 @@
-"""Training on one graph that is spread over several devices."""
+"""Training on one graph that is distributed over several devices."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MAY_CHANGE = (
     "devices",
     "partition",
 )
-"""Options of a training on one graph that may differ when a run is resumed: where and how far, not
-what."""
+"""Options of a training on one graph that a resumed run may change: its devices, length and
+output."""
 
 PartitionMethod = Literal["degree", "contiguous", "random", "metis"]
-"""Which device gets which nodes, as ``jaxgnn.distributed.partition`` says."""
+"""Partitions of nodes over devices, as described in ``jaxgnn.distributed.partition``."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class GraphDevices:
     """Options of trainings on one graph that devices may share.
 
     Attributes:
-      devices: number of devices that the graph is spread over; a run may go on with another number.
-      partition: which device gets which nodes: degree has all devices work alike, contiguous
-        leaves nodes in their order, metis (with pymetis) cuts few edges.
+      devices: number of devices that share the graph; a run may be resumed with another number.
+      partition: assignment of nodes to devices: degree balances the work of the devices, contiguous
+        keeps nodes in their order, metis (with pymetis) cuts few edges.
     """
 
     devices: int = 1
     partition: PartitionMethod = "degree"
 
     def check_devices(self, command: str) -> None:
-        """Raises unless there are as many devices, and they are several where nodes are parted.
+        """Raises unless there are enough devices, and several of them if a partition is set.
 
         Raises:
           ValueError: naming the command and the option.
         """
-        if self.devices != 1:  # else JAX need not begin for it
+        if self.devices != 1:  # else JAX need not start
             check_devices(command, self.devices)
         elif self.partition != "degree":
             raise bad_input(command, "--partition", "left out with --devices 1", self.partition)
@@ -67,16 +67,16 @@ class GraphDevices:
 def spread_graph(
     graph: CSRGraph, devices: GraphDevices, ops: Sequence[str], like: ShardedGraph | None = None
 ) -> ShardedGraph:
-    """Deals the rows of a graph out to the first devices.
+    """Distributes the rows of a graph over the first devices.
 
     Args:
       graph: the whole graph, normalised.
-      devices: how many, and which rows go where.
-      ops: what the parts are prepared for.
-      like: another graph of these nodes, each of which goes to the device that it has there.
+      devices: number of devices, and the partition.
+      ops: ops that the parts are prepared for.
+      like: another graph of the same nodes, whose assignment of nodes to devices is used.
 
     Raises:
-      ValueError: if there are fewer nodes than devices, or no package for the partition.
+      ValueError: if there are fewer nodes than devices, or the partition's package is missing.
     """
     mesh = Mesh(np.array(jax.devices()[: devices.devices]), (_AXIS,))
     parts: Any = devices.partition if like is None else like.partition.part_of
@@ -95,17 +95,17 @@ def spread_batch(
     normalize_features: bool = False,
     given: Mapping[str, np.ndarray] | None = None,
 ) -> Batch:
-    """A data set on the devices of its graph; a process copies no features but its own rows.
+    """Puts a data set on the devices of its graph; a process copies only its own features' rows.
 
     Args:
       graph: the graph of the data set.
-      dataset: the data, whose features may be an array that is mapped from a file.
+      dataset: the data, whose features may be a memory-mapped array.
       dtype: dtype of the features.
-      normalize_features: whether the features of each node are divided by the sum of their sizes.
-      given: what the network takes beside them, arrays with a row for each node.
+      normalize_features: whether each node's features are divided by the sum of their magnitudes.
+      given: further arguments of the network, arrays with a row for each node.
 
     Raises:
-      ValueError: if an own row of the features is not finite.
+      ValueError: if a row of the process's features is not finite.
     """
     return Batch(
         graph=graph,
@@ -119,10 +119,10 @@ def spread_batch(
 def spread_features(
     graph: ShardedGraph, dataset: NodeDataset, dtype: str, *, normalize_features: bool = False
 ) -> jax.Array | ShardedMatrix:
-    """The features of a data set, [devices * rows, features], as ``spread_batch`` says.
+    """The features of a data set, [devices * rows, features], as described in ``spread_batch``.
 
-    A matrix that is sparse on one device is sparse here, so that its dropout draws the same; one on
-    the disk is dense.
+    A matrix that is sparse on one device is sparse here too, so that its dropout draws the same
+    numbers; memory-mapped features are dense.
     """
     source, target = dataset.features, jnp.dtype(dtype)
     if not dataset.features_on_disk and is_sparse(source):
@@ -131,7 +131,7 @@ def spread_features(
 
     def rows_at(index: Any) -> np.ndarray:
         members = graph.layout.members[(index[0].start or 0) // graph.rows]
-        with np.errstate(over="ignore"):  # what does not fit float32 is not finite then
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
             rows = np.asarray(source[members]).astype(np.float32, copy=False)
         good = np.isfinite(rows).all(axis=1)
         if not good.all():
@@ -149,13 +149,13 @@ def spread_features(
 
 
 def place(model: nnx.Module, graph: Any) -> None:
-    """Puts the arrays of a model on all devices of a graph, so that no step compiles for others."""
+    """Replicates a model's arrays on all devices of a graph, so that no step is compiled again."""
     if isinstance(graph, ShardedGraph):
         nnx.update(model, everywhere(nnx.state(model), graph))
 
 
 def everywhere[Tree](tree: Tree, graph: Any) -> Tree:
-    """Arrays on all devices of a graph, if it is spread over several."""
+    """Replicates arrays on all devices of a graph, if it is spread over several."""
     if not isinstance(graph, ShardedGraph):
         return tree
     return jax.device_put(tree, NamedSharding(graph.mesh, PartitionSpec()))
@@ -169,12 +169,12 @@ def on_each_device(
     rngs: nnx.Rngs | None = None,
     **options: Any,
 ) -> Any:
-    """Calls ``function(model, batch, rngs, **options)``, on each device with its part of the batch.
+    """Calls ``function(model, batch, rngs, **options)`` on each device with its part of the batch.
 
-    A batch that is not spread is passed on as it is.
+    For a batch that is not spread, the function is called once with the whole batch.
 
     Args:
-      function: what to call.
+      function: the function to call.
       outputs: ``"rows"`` if its result has a row for each node, ``"all"`` if all devices have the
         same.
       model: the network.
@@ -204,11 +204,11 @@ def with_modules(
     """Calls ``function(part of the graph, its rows, modules)`` on each device.
 
     Args:
-      function: what to call.
+      function: the function to call.
       outputs: as for ``on_each_device``.
       graph: the graph.
       rows: arrays with a row for each node, as the graph spreads them, in any pytree.
-      modules: networks and random streams, which all devices have.
+      modules: networks and random streams, replicated on all devices.
     """
     graphdef, state = nnx.split(modules)
 
@@ -220,7 +220,7 @@ def with_modules(
 
 
 def on_host(batch: Batch, rows: jax.Array) -> np.ndarray:
-    """The rows of all nodes in their order, wherever they lie."""
+    """The rows of all nodes in their order, copied to the host."""
     if isinstance(batch.graph, ShardedGraph):
         return batch.graph.gather_rows(rows)
     return np.asarray(rows)

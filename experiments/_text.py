@@ -1,4 +1,4 @@
-"""What is known of a text without a network, to stand beside language models in tables."""
+"""Baselines of a text without a network, shown beside language models in tables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from jaxgnn.datasets import TextDataset
 
 _BYTES = 256
-# The weight of the shorter context, in counts; chosen by no measurement.
+# Weight of the shorter context, in counts; not tuned.
 _STRENGTH = 5.0
 
 
 def ngram_loss(dataset: TextDataset, order: int) -> float:
-    """Mean cross entropy, in nats a byte, of counts of the bytes that follow each context.
+    """Mean cross entropy, in nats a byte, of an n-gram model by counts.
 
-    A context that was seen n times predicts with weight n / (n + 5), and its shorter one, without
-    the first byte, with the rest; the shortest predicts all bytes alike.
+    A context that was seen n times predicts with weight n / (n + 5). The remaining weight goes to
+    the context without its first byte; below the empty context all bytes are equally likely.
 
     Args:
       dataset: the text; the counts are those of its training part, the loss that of its validation
@@ -25,7 +25,7 @@ def ngram_loss(dataset: TextDataset, order: int) -> float:
     total = np.full(dataset.validation.size, 1 / _BYTES)
     for length in range(order + 1):
         seen, here = (_contexts(part, length) for part in (dataset.train, dataset.validation))
-        # Those at the beginning of the text, which are too short, take part in no count.
+        # Contexts at the start of the text, which are too short, are not counted.
         keys = seen[length:] * _BYTES + dataset.train[length:]
         pairs, pair_counts = np.unique(keys, return_counts=True)
         contexts, counts = np.unique(seen[length:], return_counts=True)
@@ -37,7 +37,7 @@ def ngram_loss(dataset: TextDataset, order: int) -> float:
 
 
 def _contexts(text: np.ndarray, length: int) -> np.ndarray:
-    """The ``length`` bytes before each byte as one number, fewer where the text begins."""
+    """The ``length`` bytes before each byte as one number; fewer at the start of the text."""
     keys = np.zeros(text.size, np.int64)
     for back in range(length, 0, -1):
         keys[back:] = keys[back:] * _BYTES + text[:-back]

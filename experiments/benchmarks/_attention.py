@@ -1,4 +1,4 @@
-"""What the benchmarks of the ops of attention share."""
+"""Shared parts of the benchmarks of attention ops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jaxgnn.models import sudoku_graph
 
 @dataclass(frozen=True)
 class Molecules(Workload):
-    """Many rings of 25 nodes, linked both ways, as one graph; see ``Workload``."""
+    """Many rings of 25 nodes, linked in both directions, as one graph; see ``Workload``."""
 
     def graph(self) -> CSRGraph:
         """The graph with its transpose and schedules."""
@@ -51,10 +51,10 @@ class Sudoku(Workload):
 
 _FLOAT32 = {"dtypes": ("float32",)}
 
-# Below, the time of the kernels by themselves is shown too: it is less than that of launching them.
+# Below this, the kernels' own time is shown too, because launching them takes longer.
 _FEW_EDGES = 10_000
 
-# Beside the workloads of all ops: one head, and graphs so small that launches take the time.
+# Besides the workloads of all ops: one head, and graphs so small that launches dominate.
 OF_ATTENTION: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ("gpu", "full"): (
         like("flickr", dim=128, heads=1, dtypes=("float16",), label="flickr 1x128"),
@@ -66,14 +66,14 @@ OF_ATTENTION: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
 
 @dataclass(frozen=True)
 class Arrays:
-    """What an op takes and how often it gathers a row of all heads for each edge.
+    """Arrays that an op takes, and the number of gathers for each edge.
 
     Attributes:
       wide: numbers of receivers' and of senders' arrays [nodes, heads, dim].
-      narrow: the same of arrays [nodes, heads].
+      narrow: numbers of receivers' and of senders' arrays [nodes, heads].
       vectors: number of arrays [heads, dim].
-      gathers: rows of all heads that are gathered for each edge, forward and backward. Backward
-        there are two passes, along the rows and along the columns.
+      gathers: rows of all heads that are gathered for each edge, forward and backward. The backward
+        has two passes, along the rows and along the columns.
     """
 
     wide: tuple[int, int]
@@ -90,10 +90,10 @@ ARRAYS = {
 
 
 def bytes_moved(op: str, graph: CSRGraph, heads: int, dim: int, itemsize: int, way: str) -> int:
-    """Structure once a pass, a row for each gather of ``Arrays``, every array of nodes once.
+    """Bytes of a direction: structure once a pass, a row for each gather, node arrays once.
 
-    Gathered rows that a cache holds make more than the bandwidth of the memory possible. What the
-    backward pass gathers beside rows, two float32 a head, counts too.
+    Gathered rows that a cache serves can exceed the bandwidth of the memory. The backward pass also
+    gathers two float32 a head, which count too.
     """
     arrays, (rows, cols) = ARRAYS[op], graph.shape
     structure = graph.indptr.nbytes + graph.indices.nbytes
@@ -109,7 +109,7 @@ def bytes_moved(op: str, graph: CSRGraph, heads: int, dim: int, itemsize: int, w
 
 
 def cases(op: str, workload: Workload) -> Iterator[Case]:
-    """Every dtype and direction of an op; the backward pass needs the forward's result."""
+    """Yields every dtype and direction of an op; the backward is timed with the forward."""
     graph, dim = workload.graph(), workload.dim // workload.heads
     for dtype in workload.dtypes:
         inputs = _inputs(op, workload, dtype)
@@ -131,7 +131,7 @@ def cases(op: str, workload: Workload) -> Iterator[Case]:
 
 
 def run(cases: Callable[[Workload], Iterable[Case]], options: Options) -> list[Row]:
-    """Times an op of attention on the workloads of all ops and on those of attention."""
+    """Times an attention op on the workloads of all ops and on those of attention."""
     return run_op(cases, Session.start(options, WORKLOADS, OF_ATTENTION))
 
 
@@ -142,7 +142,7 @@ def build(op: str, name: ops.Name) -> Differentiable:
 
 
 def _inputs(op: str, workload: Workload, dtype: str) -> list[tuple[CSRGraph, Any, jax.Array]]:
-    """Sets of the graph, the arrays in the order in which the op takes them, and ``dy``."""
+    """Sets of the graph, the arrays in the order of the op's arguments, and ``dy``."""
     graph, heads, dim = workload.graph(), workload.heads, workload.dim // workload.heads
     rows, cols = graph.shape
     arrays = ARRAYS[op]

@@ -20,8 +20,8 @@ class Bar:
       implementation: name of the implementation whose time counts.
       baseline: another implementation of the same run, ``BYTE_LIMIT``, or a fixed time.
       factor: the least ratio of the baseline's time to the implementation's.
-      workloads: where it has to be reached. Elsewhere ``uniform-1M`` is what it was stated for:
-        20,000 nodes and 10^6 uniformly random edges, width 256.
+      workloads: workloads on which the target applies. By default ``uniform-1M``, for which it was
+        stated: 20,000 nodes and 10^6 uniformly random edges, width 256.
       platform: ``"cpu"`` or ``"gpu"``.
       dtype: dtype of the features.
     """
@@ -60,7 +60,7 @@ def _layer_bars() -> Iterator[Bar]:
             yield Bar("mhc_layer", direction, None, "pallas", other, factor, **where)
 
 
-# Rows x width of the layers: those that memory bounds on an H200, and one that products bound.
+# Rows x width of the layers: sizes that are memory-bound on an H200, and a compute-bound one.
 _TALL, _SQUARE = ("1000000x64", "1000000x128", "232965x256"), ("8192x4096",)
 
 
@@ -77,7 +77,7 @@ def _linear_bars() -> Iterator[Bar]:
             yield Bar("fused_linear", direction, None, "auto", plain, 0.95, **square)
 
 
-# Recurrent relational networks for Sudoku, against the same with plain messages.
+# Recurrent relational networks for Sudoku, compared with the same network with plain messages.
 _BOARDS = Bar(
     "edge_mlp_aggregate",
     "training step",
@@ -91,7 +91,7 @@ _BOARDS = Bar(
 
 
 def _hypergraph_bars() -> Iterator[Bar]:
-    """Targets of ``hypergraph_conv``, against torch-geometric, and of a step, as a fixed time."""
+    """Targets of ``hypergraph_conv`` against torch-geometric, and of a step as a fixed time."""
     both, gpu = "forward+backward", {"platform": "gpu"}
     for tokens, factor in ((4096, 10), (32768, 20)):
         where = {"workloads": (f"{tokens} tokens",), **gpu}
@@ -121,10 +121,10 @@ BARS = (
 
 
 def compare_with_bars(rows: Sequence[Row]) -> Iterator[str]:
-    """One line for each bar that the rows of a run hold both sides of.
+    """One line for each target for which the rows of a run have both times.
 
-    What counts is the time of the kernels where both sides have it, or ours for the byte limit;
-    else that of a call.
+    It compares the kernels' own times where both sides have them, or where the baseline is the byte
+    limit; otherwise the times of a call.
     """
     for bar in BARS:
         same = [
@@ -160,21 +160,21 @@ def _line(bar: Bar, workload: str, ratio: float) -> str:
     )
 
 
-# GB/s that a copy from memory to memory reads and writes together on one NVIDIA H200.
+# GB/s, read and written together, of a memory-to-memory copy on one NVIDIA H200.
 _H200_COPY_GB_PER_S = 4300
 
 
 def limit_ms(row: Row) -> float | None:
-    """The time in which an H200 copies as many bytes as this row has; None on another device.
+    """Time in which an H200 copies as many bytes as this row has; None on another device.
 
-    It is no limit to what a cache serves, such as gathers of the same rows.
+    It is not a limit for data that a cache serves, such as repeated gathers of the same rows.
     """
     return row["bytes"] / _H200_COPY_GB_PER_S / 1e6 if "H200" in row["device"] else None
 
 
 # Medians in ms on one NVIDIA H200, width 256, on synthetic graphs of the same sizes and degrees,
-# which had no communities. MaxK-GNN's CUDA kernels (float32) leave out zeroing the output, and at
-# k = 16 a part of the work. cuSPARSE: the better of ALG2 and ALG3. RTop-K is the exact one.
+# without communities. MaxK-GNN's CUDA kernels (float32) do not zero the output, and at k = 16 skip
+# a part of the work. cuSPARSE: the better of ALG2 and ALG3. RTop-K: the exact variant.
 _MAXK_GNN = {
     "reddit": {16: (4.96, 2.79), 32: (7.30, 6.63), 64: (13.2, 13.7)},
     "products": {16: (14.5, 9.31), 32: (15.8, 14.5), 64: (26.7, 26.3)},
@@ -193,7 +193,7 @@ _RTOPK = {
 }
 
 # The layer of mhc_layer, four streams in bfloat16, tokens x width: kernels of TransformerEngine, or
-# of Liger where those were not run, forward and with the backward.
+# of Liger where TransformerEngine was not run; forward, and with the backward.
 _MHC_LAYERS = {
     "16384x512": ("TE", 0.107, 0.489),
     "16384x1280": ("TE", 0.230, 1.076),
@@ -223,7 +223,7 @@ _TORCH_LAYERS = {
     },
 }
 
-# Two HypergraphConv of torch-geometric 2.8, eight experts, float32; forward, with the backward.
+# Two HypergraphConv of torch-geometric 2.8, eight experts, float32; forward, and with backward.
 _COUPLINGS = {
     "256 tokens": (2.3, 3.7),
     "4096 tokens": (3.1, 7.5),
@@ -231,7 +231,7 @@ _COUPLINGS = {
 }
 
 
-# The ops that others' times are known of.
+# Ops with known times of other libraries.
 PUBLISHED_OPS = {
     "expert_coupling",
     "fused_linear",
@@ -244,7 +244,7 @@ PUBLISHED_OPS = {
 
 
 def published(row: Row) -> tuple[str, float] | None:
-    """Who else did the same on an H200, and in how many ms; None if nobody or elsewhere."""
+    """Library that did the same on an H200, and its ms; None if unknown or on another device."""
     workload, direction, k, dtype = (row[key] for key in ("workload", "direction", "k", "dtype"))
     if "H200" in row["device"] and dtype == "bfloat16" and (row["op"], direction) in _TORCH_LAYERS:
         ms = _TORCH_LAYERS[row["op"], direction].get(workload)

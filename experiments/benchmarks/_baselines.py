@@ -18,12 +18,12 @@ from jaxgnn.graph import CSRGraph
 
 
 def scipy_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict[str, Candidate]:
-    """CSR times dense on one core of a CPU; nothing elsewhere, in bfloat16, or both ways at once.
+    """CSR times dense on one CPU core; no candidate elsewhere, in bfloat16, or both ways at once.
 
     Args:
-      graph: of the forward direction.
+      graph: graph of the forward direction.
       inputs: sets of ``(graph, x, dy)``.
-      direction: ``"forward"`` or ``"backward"``, which multiplies by a transpose made before.
+      direction: ``"forward"``, or ``"backward"``, which uses a transpose built beforehand.
     """
     one_way = direction in ("forward", "backward")
     if jax.default_backend() != "cpu" or not one_way or inputs[0][1].dtype != jnp.float32:
@@ -37,7 +37,7 @@ def scipy_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict
 
 
 def torch_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict[str, Candidate]:
-    """``torch.sparse.mm`` of a CSR matrix, which is cuSPARSE on a GPU; arguments as above."""
+    """``torch.sparse.mm`` of a CSR matrix, cuSPARSE on a GPU; arguments as in ``scipy_spmm``."""
     torch = torch_here()
     if torch is None or direction not in ("forward", "backward"):
         return {}
@@ -61,7 +61,7 @@ def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Ca
     Args:
       inputs: sets of ``(context, x, dy)``.
       k: entries a row.
-      direction: anything but ``"forward"`` has no candidate.
+      direction: only ``"forward"`` has a candidate.
     """
     torch = torch_here()
     if torch is None or direction != "forward":
@@ -74,10 +74,10 @@ def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Ca
 def torch_segment_softmax(
     graph: CSRGraph, inputs: Sequence[tuple], direction: str
 ) -> dict[str, Candidate]:
-    """``softmax`` of torch-geometric, by the receiver of each edge as its layers have it.
+    """``softmax`` of torch-geometric, by the receiver of each edge, as its layers use it.
 
     Args:
-      graph: without padding.
+      graph: graph without padding.
       inputs: sets of ``(graph, logits, dy)``.
       direction: ``"forward"`` or ``"forward+backward"``.
     """
@@ -103,7 +103,7 @@ def torch_aggregation(
     """``MultiAggregation`` of torch-geometric over gathered neighbours, or over messages.
 
     Args:
-      graph: without padding.
+      graph: graph without padding.
       inputs: sets of ``(graph, x, dy)``; x has a row for each sender, or for each edge.
       reductions: names of the reductions.
       direction: ``"forward"`` or ``"forward+backward"``.
@@ -123,7 +123,7 @@ def torch_aggregation(
 
 
 def torch_call(direction: str, layer: Callable, leaves: Sequence[Any], dy: Any) -> Callable:
-    """A call without arguments of a layer in torch.
+    """Returns a call of a torch layer that takes no arguments.
 
     Args:
       direction: ``"forward"``, which saves nothing for a backward pass, or ``"forward+backward"``,
@@ -147,7 +147,7 @@ def torch_call(direction: str, layer: Callable, leaves: Sequence[Any], dy: Any) 
 
 
 def torch_here() -> Any:
-    """The module, or None where it is missing or has no such device."""
+    """The torch module; None if it is not installed or lacks the device."""
     if importlib.util.find_spec("torch") is None:
         return None
     torch = importlib.import_module("torch")
@@ -156,12 +156,12 @@ def torch_here() -> Any:
 
 
 def to_torch(array: jax.Array) -> Any:
-    """The same memory as a tensor of torch."""
+    """A torch tensor that shares the array's memory."""
     return importlib.import_module("torch").from_dlpack(array)
 
 
 def wait_for_torch(result: Any) -> None:
-    """Blocks until all that torch has queued is done."""
+    """Blocks until all work that torch has queued is done."""
     torch = importlib.import_module("torch")
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Up to which k / dim the k-sparse product beats the dense one."""
+"""Largest k / dim at which the k-sparse product is faster than the dense one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxgnn import ops
 PARTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 DIMS = (64, 256)
 _SPARSE = "k-sparse"
-# Times the dense product's, beyond which no larger k is tried.
+# Ratio to the dense product's time beyond which no larger k is tried.
 _LOST = 1.5
 
 _COLUMNS = (
@@ -35,13 +35,13 @@ _COLUMNS = (
 
 
 def run(session: Session, *, dims: Sequence[int] = DIMS, parts: Sequence[int] = PARTS) -> list[Row]:
-    """Measures forward and backward together; prints the break-even of every workload, and all.
+    """Measures forward and backward together; prints the break-even of each workload and of all.
 
     Args:
-      session: its workloads' graphs and dtypes are used, not their widths and k.
+      session: provides the workloads' graphs and dtypes; their widths and k are ignored.
       dims: widths.
-      parts: k in 32nds of the width, ascending; the rest of them is left out where k-sparse takes
-        far longer than dense.
+      parts: k in 32nds of the width, ascending; larger k are skipped once k-sparse is far slower
+        than dense.
     """
     rows: list[Row] = []
     print(header(_COLUMNS), flush=True)
@@ -58,13 +58,13 @@ def run(session: Session, *, dims: Sequence[int] = DIMS, parts: Sequence[int] = 
 
 
 def break_even(rows: Iterable[Mapping]) -> float:
-    """The largest k / dim up to which the k-sparse product pays; 0 if it never does.
+    """The largest k / dim up to which the k-sparse product is faster; 0 if it never is.
 
-    It is where the product of ``sparse_ms / dense_ms`` from the smallest k up to there is least:
-    without noise the last k that wins, and one noisy measurement does not move it far.
+    It minimises the product of ``sparse_ms / dense_ms`` from the smallest k up to it. Without noise
+    that is the last k that wins, and one noisy measurement does not move it far.
 
     Args:
-      rows: of one workload, dtype and width, k ascending.
+      rows: rows of one workload, dtype and width, k ascending.
     """
     best, total, least = 0.0, 0.0, 0.0
     for row in rows:
@@ -75,7 +75,7 @@ def break_even(rows: Iterable[Mapping]) -> float:
 
 
 def least_break_even(rows: Sequence[Mapping]) -> float:
-    """The least break-even of every workload, dtype and width measured."""
+    """The smallest break-even over all measured workloads, dtypes and widths."""
     return min(break_even(same) for same in _by_kind(rows).values())
 
 
@@ -92,7 +92,7 @@ def _of_width(workload: Workload, dim: int, parts: Sequence[int]) -> Workload:
 
 
 def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
-    """One workload, width and dtype, k ascending."""
+    """Rows of one workload, width and dtype, k ascending."""
     rows: list[Row] = []
     dense_names = get_args(ops.Name)
     for k in workload.ks:
@@ -108,7 +108,7 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
         times, others = _times(session, candidates)
         sparse_ms, dense = times.pop(_SPARSE), times
         dense_name = min(dense, key=dense.__getitem__)
-        # Which dense product is best hardly depends on k, so it is decided at the first.
+        # The best dense product hardly depends on k, so it is chosen at the first.
         dense_names = (dense_name,)
         row = {
             **_labels(workload, dtype, k),
@@ -142,16 +142,16 @@ def _labels(workload: Workload, dtype: str, k: int) -> Row:
 
 
 def _usable(build: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
-    """The implementations of an op that run here, both directions."""
+    """The implementations of an op that support both directions here."""
     return implementations(build, "forward+backward", inputs)
 
 
 def _times(
     session: Session, candidates: Mapping[str, Candidate | None]
 ) -> tuple[dict[str, float], float | None]:
-    """Milliseconds in turns, and the part of the cores that other processes used meanwhile.
+    """Milliseconds, measured in turns, and the share of the cores that other processes used.
 
-    A time is infinite where the implementation or memory is missing.
+    A time is infinite if the implementation is missing or runs out of memory.
     """
     present = {name: made for name, made in candidates.items() if made is not None}
     timings = {name: one for name, one in session.time_in_turns(present).items() if one is not None}

@@ -1,4 +1,4 @@
-"""How fast the last cache of the device is: the limit of gathers, as copy speed is of passes."""
+"""Bandwidth of the device's last-level cache, which limits gathers as copy speed limits passes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _TIMES = 64
 
 
 def cache_bandwidth(nbytes: int | None = None, **timing: float) -> float:
-    """Measures what the last cache of the current device gives to element-wise reads and writes.
+    """Measures the last cache's bandwidth for element-wise reads and writes on the current device.
 
-    Two functions go over an array that the cache holds many times. One passes over it in place,
-    launch by launch; that is faster on a CPU. The other sums up overlapping windows, reads far
-    enough apart that no smaller cache still has what was read, in one launch; on a GPU a single
-    pass takes hardly longer than its launch. Requests count, and the faster of the two does,
-    since this is a limit that others are measured against.
+    Two functions pass many times over an array that fits the cache. The first passes over it in
+    place, one launch a pass; it is faster on a CPU. The second sums overlapping windows in one
+    launch, because on a GPU a single pass takes hardly longer than its launch. Its reads are far
+    enough apart that no smaller cache still holds the data. Requested bytes are counted, and the
+    faster function is used, because other times are compared with this limit.
 
     Args:
       nbytes: size of the array; by default 8 MiB on a CPU and 16 MiB elsewhere, less than the last
-        cache and more than those before it.
+        cache and more than the smaller caches.
       **timing: further arguments of ``measure``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From an op to things that can be timed."""
+"""Timed cases of an op: its functions by direction, and its implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from experiments.benchmarks._workloads import Sized
 from jaxgnn import ops
 from jaxgnn.testing.timing import Candidate
 
-# f(context, x) -> (y, whatever else is computed and has no gradient)
+# f(context, x) -> (y, auxiliary results without a gradient)
 Differentiable = Callable[[Any, Any], tuple[Any, Any]]
 
 
@@ -22,7 +22,7 @@ def forward(f: Differentiable) -> Callable:
 
 
 def backward(f: Differentiable) -> Callable:
-    """``(context, x, dy) -> dx``; for a linear op XLA drops the forward, whose result none uses."""
+    """``(context, x, dy) -> dx``; for a linear op XLA drops the forward, which is unused."""
     return lambda context, x, dy: _pull(f, context, x)[1](dy)[0]
 
 
@@ -49,19 +49,19 @@ DIRECTIONS: dict[str, Callable[[Differentiable], Callable]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """What a row of the table is about.
+    """A case of an op to time: workload, direction, dtype and candidates.
 
     Attributes:
       op: name of the op.
       workload: graph and width, tokens and width, or rows and width.
       direction: a key of ``DIRECTIONS``.
-      dtype: of the features.
-      nbytes: bytes that the op's model says must move.
+      dtype: dtype of the features.
+      nbytes: bytes that must move according to the op's model.
       candidates: ways to compute it, by name.
-      k: entries a row, of the ops that have it.
-      edges: edges of the graph as it came out.
-      flops: of the products, additions counted apart, of the ops that these may bound.
-      kernels: whether the time of the kernels by themselves is to be in the row as well.
+      k: kept entries a row, for ops that have it.
+      edges: actual number of edges of the graph.
+      flops: multiplications and additions of the products, for ops that these may bound.
+      kernels: whether the row also reports the kernels' own time.
     """
 
     op: str
@@ -79,7 +79,7 @@ class Case:
 def implementations(
     build: Callable[[ops.Name], Differentiable], direction: str, inputs: Sequence[tuple]
 ) -> dict[str, Candidate]:
-    """The implementations of an op that run here, in this direction, on this input.
+    """The implementations of an op that support this direction and input here.
 
     Args:
       build: implementation -> the op as ``f(context, x)``.

@@ -10,12 +10,12 @@ import tyro
 
 
 def command(run: Callable[[Any], Any], options: type, description: str | None) -> None:
-    """Reads the options and runs; an option at fault ends it with one line.
+    """Reads the options and runs; an invalid option ends the command with a one-line error.
 
     Args:
-      run: takes the options.
-      options: their dataclass.
-      description: what ``--help`` says of the command.
+      run: function of the options.
+      options: dataclass of the options.
+      description: text that ``--help`` shows.
     """
     try:
         run(tyro.cli(options, description=description))

@@ -1,8 +1,8 @@
-"""How long the parts of a compilation take, by JAX's ahead-of-time calls and a sampling of stacks.
+"""Times of the parts of a compilation, by JAX's ahead-of-time calls and stack samples.
 
-``jax.jit(f).trace(...)``, ``.lower()`` and ``.compile()`` are timed by the clock. Which part of the
-lowering is that of Mosaic GPU, a thread finds out that looks at the stack of the main thread every
-few milliseconds.
+``jax.jit(f).trace(...)``, ``.lower()`` and ``.compile()`` are timed by the clock. The share of
+Mosaic GPU in the lowering is sampled: a thread inspects the main thread's stack every few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Stages(NamedTuple):
     """Seconds of the parts of a first call.
 
     Attributes:
-      trace: Python runs the function with abstract values.
-      lower: the program is written as StableHLO, kernels included.
+      trace: time in which Python runs the function with abstract values.
+      lower: time in which the program is written as StableHLO, kernels included.
       mosaic: part of ``lower`` in which Mosaic GPU writes kernels.
-      compile: XLA compiles the program, and Mosaic GPU its kernels.
-      run: the first run, less the second one.
+      compile: time in which XLA compiles the program, and Mosaic GPU its kernels.
+      run: the first run's time minus the second one's.
       kernels: number of launches of Mosaic GPU kernels in the program.
     """
 
@@ -42,7 +42,7 @@ class Stages(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Seconds of the first call, less those of the second one."""
+        """Seconds of the first call minus those of the second one."""
         return self.trace + self.lower + self.compile + self.run
 
 
@@ -55,7 +55,7 @@ class Program:
 
 
 def measure_stages(program: Program) -> Stages:
-    """Compiles and runs a program, step by step."""
+    """Compiles and runs a program, stage by stage."""
     started = time.perf_counter()
     traced = jax.jit(program.function).trace(*program.args)
     traced_at = time.perf_counter()
@@ -84,8 +84,8 @@ def _seconds(run: Callable[..., Any], args: tuple[Any, ...]) -> float:
 class _StackSamples:
     """Counts the time in which the calling thread is in a file whose path contains ``part``.
 
-    The thread that looks needs Python's lock, as the calling one does. A look therefore stands for
-    all the time since the look before it.
+    The sampling thread needs Python's lock, as the calling thread does. A sample therefore counts
+    for all the time since the previous one.
     """
 
     def __init__(self, part: str):

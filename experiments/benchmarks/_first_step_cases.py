@@ -1,4 +1,4 @@
-"""The programs whose first call is timed: what users wait for, each in two sizes."""
+"""Programs whose first call is timed, because users wait for it; each in two sizes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FirstStep:
     """A program whose first call is timed.
 
     Attributes:
-      what: what it is, for the table.
-      make: makes the program and its arrays.
-      make_another: the same for another number of rows or edges; None where it is too large to be
-        made twice.
+      what: description for the table.
+      make: returns the program and its arrays.
+      make_another: the same for another number of rows or edges; None if the program is too large
+        to be built twice.
     """
 
     what: str
@@ -37,7 +37,7 @@ class FirstStep:
 
 
 def _gradient_of(model: nnx.Module, *args: Any) -> Program:
-    """The gradient to the parameters and to the features, which are the last argument."""
+    """The gradient with respect to the parameters and the features, which are the last argument."""
     graphdef, state = nnx.split(model)
 
     def loss(state, features, *others):

@@ -1,4 +1,4 @@
-"""Hypergraphs and couplings of experts to be timed: bytes, inputs, and torch-geometric's layers."""
+"""Timed hypergraphs and couplings of experts: bytes, inputs, and torch-geometric's layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from experiments.benchmarks._layers import with_tf32
 from experiments.benchmarks._workloads import Platform, Scale, input_sets
 from jaxgnn.graph import Incidence
 
-# The backward passes need what the forward passes save, so they are timed with them.
+# The backward passes need results of the forward passes, so they are timed together.
 DIRECTIONS = ("forward", "forward+backward")
 
 
@@ -72,7 +72,7 @@ class Hypergraph:
 
     @cached_property
     def incidence(self) -> Incidence:
-        """The hypergraph, made once."""
+        """The hypergraph, built once."""
         return _uniform(self.nodes, self.hyperedges, self.incidences)
 
 
@@ -149,14 +149,14 @@ def _uniform(nodes: int, hyperedges: int, incidences: int) -> Incidence:
 
 
 def coupling_bytes(workload: Coupling, direction: str, itemsize: int) -> int:
-    """The experts' rows once for each pass that must read or write them, in plain XLA.
+    """Bytes of the experts' rows, once for each pass of plain XLA that must read or write them.
 
-    With ``h`` and ``z = h Θ`` of a layer, forward: the product (h in, z out); then mixing,
-    activation and sum in one pass (z, h in, h out). Backward: the gradient in front of the
-    activation (dh, z in, dy out); that of z (dy in, dz out); the products for the mixing matrix
-    (dy, z), for Θ (h, dz) and for h (dz in, dh out). The last layer's h is averaged at once, and
-    its gradient is the same for all experts: neither is written or read. Rows of the average are
-    counted once each way.
+    With ``h`` and ``z = h Θ`` of a layer. Forward: the product (h in, z out); then mixing,
+    activation and sum in one pass (z, h in, h out). Backward: the gradient before the activation
+    (dh, z in, dy out); that of z (dy in, dz out); the products for the mixing matrix (dy, z), for Θ
+    (h, dz) and for h (dz in, dh out). The last layer's h is averaged at once, and its gradient is
+    the same for all experts, so neither is stored. Rows of the average are counted once in each
+    direction.
 
     Args:
       workload: tokens, experts and layers.
@@ -166,7 +166,7 @@ def coupling_bytes(workload: Coupling, direction: str, itemsize: int) -> int:
     Raises:
       KeyError: if there is no such direction.
     """
-    # Rows of all experts; then of what is left of them behind the average.
+    # Rows of all experts; then rows of their average.
     experts = {"forward": 5 * workload.layers - 1}
     experts["forward+backward"] = experts["forward"] + 11 * workload.layers - 1
     averages = {"forward": 1, "forward+backward": 2}
@@ -177,7 +177,7 @@ def coupling_bytes(workload: Coupling, direction: str, itemsize: int) -> int:
 def hypergraph_bytes(workload: Hypergraph, direction: str, itemsize: int) -> int:
     """Bytes of one direction: two gathered rows per incidence, ids, rows of both sides, product.
 
-    The backward goes the same way on the transposed structure, with two products.
+    The backward does the same on the transposed structure, with two products.
 
     Raises:
       KeyError: if there is no such direction.
@@ -193,7 +193,7 @@ def hypergraph_bytes(workload: Hypergraph, direction: str, itemsize: int) -> int
 
 
 def coupling_flops(workload: Coupling, direction: str) -> int:
-    """Multiplications and additions of the products with Θ, mixing counted in."""
+    """Multiplications and additions of the products with Θ, including mixing."""
     rows = workload.nodes * workload.experts
     layer = 2 * rows * workload.dim * (workload.dim + workload.experts)
     return {"forward": 1, "forward+backward": 3}[direction] * workload.layers * layer
@@ -237,10 +237,10 @@ def inputs(workload: Coupling | Hypergraph, dtype: str) -> list[tuple]:
 def peers(
     workload: Coupling | Hypergraph, sets: Sequence[tuple], direction: str
 ) -> dict[str, Candidate]:
-    """torch-geometric's layers where they are installed; says once if they are not.
+    """torch-geometric's layers where they are installed; prints once if they are not.
 
-    Of a coupling there are two: ``PyG``, which computes what ours does, and ``PyG convs``, which
-    leaves out activation and sum between its convolutions.
+    A coupling has two: ``PyG``, which computes the same as ours, and ``PyG convs``, which omits
+    activation and sum between its convolutions.
     """
     reason = _unavailable()
     if reason is not None:
@@ -261,14 +261,14 @@ def peers(
 
 
 def peer_arrays(result: Any) -> list[np.ndarray]:
-    """What a candidate of ``peers`` returned, as float32: y, then the gradients in our order."""
+    """The result of a candidate of ``peers`` as float32: y, then the gradients in our order."""
     y, gradients = result if isinstance(result, tuple) else (result, ())
     return [array.detach().float().cpu().numpy() for array in (y, *gradients)]
 
 
 @cache
 def _unavailable() -> str | None:
-    """Why torch-geometric can not be compared with; None if it can."""
+    """The reason that torch-geometric can not be compared; None if it can."""
     if torch_here() is None:
         return "torch not installed, or without this device"
     if importlib.util.find_spec("torch_geometric") is None:
@@ -302,7 +302,7 @@ def _peer_convolution(workload: Coupling | Hypergraph) -> Callable:
 
 
 def index_of_tokens(incidence: Incidence, tokens: int) -> np.ndarray:
-    """``hyperedge_index`` [2, tokens x incidences] int64 of as many copies, which share nothing."""
+    """``hyperedge_index`` [2, tokens x incidences] int64 of disjoint copies, one for each token."""
     ids = np.stack([np.asarray(incidence.node_ids), np.asarray(incidence.hyperedge_ids)])
     sizes = np.array(incidence.shape)[:, None, None]
     offsets = sizes * np.arange(tokens)[:, None]
@@ -310,7 +310,7 @@ def index_of_tokens(incidence: Incidence, tokens: int) -> np.ndarray:
 
 
 def _peer_layers(convolve: Callable, workload: Coupling | Hypergraph, activated: bool, x, *rest):
-    """The layers, and for a coupling the mean over the experts behind them."""
+    """The layers; for a coupling, followed by the mean over the experts."""
     functional = importlib.import_module("torch.nn.functional")
     shape, layers = x.shape, len(rest) // 3
     x = x.reshape(-1, shape[-1])

@@ -28,11 +28,11 @@ from experiments.benchmarks._cases import (
 from experiments.benchmarks._workloads import Rows, input_sets
 from jaxgnn import ops
 
-# The backward passes need what the forward passes save, so they are timed with them.
+# The backward passes need results of the forward passes, so they are timed together.
 LAYER_DIRECTIONS = ("forward", "forward+backward")
 # x and y; then x, dy and dx.
 _PASSES = {"forward": 2, "forward+backward": 5}
-# The product; then that for dx and that for the gradient of the kernel.
+# The product; then the products for dx and for the gradient of the kernel.
 _PRODUCTS = {"forward": 1, "forward+backward": 3}
 _JAX_ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
 _PARTS = "bf16x3"
@@ -40,7 +40,7 @@ _CUBLASLT = {"xla_gpu_enable_cublaslt": True}
 
 
 def bytes_moved(direction: str, *, rows: int, dim: int, itemsize: int = 2) -> int:
-    """The rows once for each pass that has to read or write them; parameters are left out.
+    """Bytes of the rows, once for each pass that has to read or write them, without parameters.
 
     Args:
       direction: ``"forward"`` (x in, y out) or ``"forward+backward"`` (then x and dy in, dx out).
@@ -55,7 +55,7 @@ def bytes_moved(direction: str, *, rows: int, dim: int, itemsize: int = 2) -> in
 
 
 def flops(direction: str, *, rows: int, features: Sequence[int]) -> int:
-    """Multiplications and additions of the products; what is recomputed does not count.
+    """Multiplications and additions of the products; recomputation does not count.
 
     Args:
       direction: ``"forward"`` or ``"forward+backward"``.
@@ -67,7 +67,7 @@ def flops(direction: str, *, rows: int, features: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Layers:
-    """One layer with its activation, or several with it between them.
+    """One layer with its activation, or several with activations between them.
 
     Attributes:
       op: ``"fused_linear"`` or ``"fused_mlp"``.
@@ -78,8 +78,8 @@ class Layers:
     activation: str
 
     def inputs(self, rows: int, features: Sequence[int], dtype: str) -> list[tuple]:
-        """Random sets of ``(None, (x, kernels, biases), dy)``, all but gradients of order one."""
-        # Half of the products are zero behind a relu; gradients of kernels are sums over the rows.
+        """Random sets of ``(None, (x, kernels, biases), dy)``, of order one except ``dy``."""
+        # Behind a relu half of the products are zero; gradients of kernels are sums over the rows.
         scales = [(2 / a) ** 0.5 for a in features[:-1]]
         forms = [((rows, features[0]), 1.0), ((rows, features[-1]), rows**-0.5)]
         forms += list(zip(pairwise(features), scales, strict=True))
@@ -87,7 +87,7 @@ class Layers:
         ends = np.cumsum([math.prod(shape) for shape, _ in forms])
 
         def make(key):
-            # One generator compiles several times faster than one for each array.
+            # One generator compiles several times faster than a separate one for each array.
             parts = jnp.split(jax.random.normal(key, (int(ends[-1]),)), ends[:-1])
             x, dy, *parameters = (
                 (scale * part).reshape(shape).astype(dtype)
@@ -121,7 +121,7 @@ class Layers:
         return x, None
 
     def has_activation(self, place: int, count: int) -> bool:
-        """Whether one of ``count`` layers has its activation behind it."""
+        """Whether an activation follows this one of ``count`` layers."""
         return self.op == "fused_linear" or place + 1 < count
 
     def torch(self, x, *parameters) -> Any:
@@ -173,8 +173,8 @@ def _named(workload: Rows, activation: str) -> Rows:
 def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
     """The implementations; ``None``, as ``auto``; the plain layers, compiled in two ways; torch.
 
-    Forward also a copy of the rows, which no layer can be faster than. For float32 on a GPU the
-    implementations are there twice, also with ``precision="bf16x3"``.
+    Forward also includes a copy of the rows, which no layer can beat. For float32 on a GPU each
+    implementation is timed a second time with ``precision="bf16x3"``.
     """
     plain = DIRECTIONS[direction](layers.plain)
     return {
@@ -189,13 +189,13 @@ def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str,
 
 
 def _copy(_, arrays, dy) -> jax.Array:
-    """Copies the rows by a copy operation of the device."""
+    """Copies the rows with a copy operation of the device."""
     del dy
     return jnp.copy(arrays[0])
 
 
 def _with_parts(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
-    """The implementations with products of bfloat16 parts, where these are not float32's own."""
+    """The implementations with products of bfloat16 parts, for float32 on a GPU."""
     _, (x, _, _), _ = inputs[0]
     if jax.default_backend() == "cpu" or x.dtype != jnp.float32:
         return {}
@@ -204,7 +204,7 @@ def _with_parts(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str
 
 
 def with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
-    """``cublaslt``: compiled so that products may take bias and activation along, on a GPU."""
+    """``cublaslt``: plain layers on a GPU, compiled to fuse bias and activation into products."""
     if jax.default_backend() == "cpu" or not knows_cublaslt():
         return {}
     compiled = jax.jit(plain, compiler_options=_CUBLASLT)
@@ -213,7 +213,7 @@ def with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
 
 @cache
 def knows_cublaslt() -> bool:
-    """Whether this release of XLA has the option; says so once if not."""
+    """Whether this release of XLA has the option; prints once if not."""
     try:
         jax.jit(jnp.negative, compiler_options=_CUBLASLT).lower(0.0).compile()
     except jax.errors.JaxRuntimeError as error:
@@ -257,7 +257,7 @@ def traced_with(context: Callable, function: Callable) -> Callable:
 
 
 def torch_layers(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
-    """Eager torch, kernel after kernel; nothing where it is not installed."""
+    """Eager torch, one kernel at a time; no candidate where torch is not installed."""
     if torch_here() is None:
         return {}
     calls = []
@@ -276,7 +276,7 @@ def torch_arrays(result: Any) -> list[np.ndarray]:
 
 
 def with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Float32 products on a GPU in TF32, as XLA has them unless told otherwise."""
+    """Computes float32 products on a GPU in TF32, which is XLA's default."""
     if jax.default_backend() == "cpu" or jax.config.jax_default_matmul_precision == "highest":
         return call
     torch = importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""Graphs for trainings on several devices, on the host: synthetic ones, and many times larger."""
+"""Graphs on the host for trainings on several devices: synthetic ones, and repeated larger ones."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Data:
 
 
 def load(scale: str, times: int = 1) -> Data:
-    """Makes a synthetic graph, on the device if that is a GPU, and brings it to the host.
+    """Generates a synthetic graph, on the GPU if there is one, and copies it to the host.
 
-    Its edges come sorted by receiver, so that offsets are all that is missing.
+    Its edges are already sorted by receiver, so that only the offsets have to be computed.
 
     Args:
       scale: a key of ``jaxgnn.datasets.SCALES``.
-      times: how many times as many nodes and edges it shall have.
+      times: factor for the number of nodes and edges.
     """
     data = synthetic(scale, on_device=jax.default_backend() != "cpu")
     data = NodeDataset(**jax.device_get(vars(data)))
@@ -54,12 +54,12 @@ def load(scale: str, times: int = 1) -> Data:
 
 
 def repeated(data: Data, times: int) -> Data:
-    """A graph of so many copies of the nodes, whose edges come from nodes of any copy.
+    """A graph of several copies of the nodes, with edges from nodes of any copy.
 
-    Each copy of a row has as many edges as the row, from copies of the same senders, which are
-    drawn at random: the degrees are distributed as before, and any two copies have equally many
-    edges between them. The copies are made on the host, in threads. Offsets have 64 bits if they
-    need them.
+    Each copy of a row has as many edges as the row. They come from copies of the same senders that
+    are drawn at random. The degrees keep their distribution, and all pairs of copies have equally
+    many edges between them on average. The copies are built on the host, in threads. Offsets have
+    64 bits if needed.
 
     Args:
       data: the graph to repeat.
@@ -87,6 +87,6 @@ def repeated(data: Data, times: int) -> Data:
 
 def _graph(indptr: np.ndarray, indices: np.ndarray, nodes: int) -> CSRGraph:
     arrays: Any = indptr, indices
-    for array in arrays:  # a graph copies what others may write to
+    for array in arrays:  # otherwise a graph copies them, since they could still change
         array.flags.writeable = False
     return CSRGraph(*arrays, num_cols=nodes, in_range=True)

@@ -1,4 +1,4 @@
-"""Messages of an MLP over both ends of edges, with and without our op, and their minimal cost."""
+"""MLP messages over both ends of edges, with and without our op, and their minimal cost."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _PRODUCTS = {"forward": 1, "forward+backward": 3}
 
 
 def bytes_moved(workload: Messages, graph: CSRGraph, direction: str, itemsize: int) -> int:
-    """Nodes once for each pass that reads or writes them, and the structure once a way.
+    """Bytes of nodes, once for each pass that reads or writes them, and the structure, once a way.
 
-    Features of senders, which are read once for each edge, count once: a cache may serve the rest.
+    Features of senders, which are read once for each edge, count once, because a cache may serve
+    further reads.
     """
     structure = graph.indptr.nbytes + graph.indices.nbytes
     passes = _PASSES[direction] * workload.nodes * workload.dim * itemsize
@@ -42,9 +43,9 @@ def bytes_moved(workload: Messages, graph: CSRGraph, direction: str, itemsize: i
 
 
 def flops(workload: Messages, graph: CSRGraph, direction: str) -> int:
-    """Counts the fewest products that suffice: first and last layer act on nodes, not edges.
+    """Counts the fewest sufficient products: first and last layer act on nodes, not edges.
 
-    What is recomputed does not count.
+    Recomputation does not count.
     """
     square = 2 * workload.dim**2
     by_nodes = (2 if workload.layers == 1 else 3) * workload.nodes
@@ -53,20 +54,20 @@ def flops(workload: Messages, graph: CSRGraph, direction: str) -> int:
 
 
 def step_flops(workload: Messages, graph: CSRGraph) -> int:
-    """Counts those of a training step: messages, the MLP before the LSTM and the LSTM."""
+    """Counts the products of a training step: messages, the MLP before the LSTM, and the LSTM."""
     messages = flops(workload, graph, "forward+backward")
     update = (workload.layers + 1) * workload.dim**2 + 2 * workload.dim * 4 * workload.dim
     return workload.steps * (messages + 3 * 2 * workload.nodes * update)
 
 
 def step_bytes(workload: Messages, itemsize: int) -> int:
-    """Bytes of a training step: h and float32 cell in and out, stored, read, and backward."""
+    """Bytes of a training step: h and the float32 cell, read and written forward and backward."""
     return workload.steps * 5 * workload.nodes * workload.dim * (itemsize + 4)
 
 
 @contextlib.contextmanager
 def without_kernels():
-    """Context manager in which traced layers of edges are left to XLA, split like in the op."""
+    """Context manager in which traced layers of edges are left to XLA, split as in the op."""
     by_xla = {"cpu": ("xla",), "cuda": ("xla",)}
     left = {
         name: replace(getattr(edge_mlp_aggregate, name), preference=by_xla)
@@ -103,7 +104,7 @@ def plain_messages(graph: CSRGraph, h, kernels, biases) -> jax.Array:
 
 
 def _split(function: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
-    """The candidate without kernels; on a CPU, where there are none, it would be the same again."""
+    """The candidate without kernels; omitted on a CPU, where it equals the op."""
     if jax.default_backend() == "cpu":
         return {}
     return {"split": Candidate(traced_with(without_kernels, function), inputs)}
@@ -124,7 +125,7 @@ class MessageOp:
     def inputs(self, dtype: str) -> list[tuple]:
         """Random sets of ``(graph, (h, kernels, biases), dy)``, all of order one.
 
-        A regular graph is replaced by None: as an argument its degrees would be unknown.
+        A regular graph is replaced by None, because as an argument its degrees would be unknown.
         """
         load = self.workload
         context = None if self.graph.uniform_degrees()[0] is not None else self.graph
@@ -180,11 +181,11 @@ class MessageOp:
         return layer
 
     def candidates(self, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
-        """Plain JAX, named xla; kernels; the split op without these and as it chooses; torch."""
+        """Plain JAX, named xla; kernels; the split op without them, and as it chooses; torch."""
         auto = DIRECTIONS[direction](self.ours(None))
         return {
             **implementations(self.ours, direction, inputs),
-            # Not the op of that name, whose sums over rows know nothing of equal degrees.
+            # Not the op's implementation of that name, whose row sums do not use equal degrees.
             "xla": Candidate(DIRECTIONS[direction](self.plain), inputs),
             **_split(auto, inputs),
             "auto": Candidate(auto, inputs),
@@ -211,9 +212,9 @@ class MessageOp:
 
 
 def training_steps(workload: Messages, graph: CSRGraph, dtype: str) -> dict[str, Candidate]:
-    """A step of training: plain messages, named xla; ours without kernels, and as chosen; torch.
+    """A training step: plain messages, named xla; ours without kernels, and as chosen; torch.
 
-    ``plain layers`` has our messages, and the linear layers of all MLPs beside these in plain JAX.
+    ``plain layers`` has our messages, but plain JAX for the linear layers of all other MLPs.
     """
     step, inputs = _training_step(workload, dtype)
     (_, puzzles, solutions), *_ = inputs

@@ -1,9 +1,9 @@
 """The layer of ``mhc_layer`` in plain torch, and with the kernels of Liger and TransformerEngine.
 
-On a GPU the kernels of each are recorded once as a CUDA graph, whose replays are timed: launched
-one by one they would wait for the host, which is not what they are compared for. Parameters are
-float32 but where the comments say otherwise, and all gradients that ours has are computed. The
-conventions differ, and so do the values; the work does not.
+On a GPU the kernels of each are recorded once as a CUDA graph, whose replays are timed. Launched
+one by one they would wait for the host, which this comparison excludes. Parameters are float32
+except where a comment says otherwise, and the same gradients as ours are computed. The
+conventions differ, and so do the values; the amount of work does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OURS = ops.MHCConvention()
 
 
 def candidates(direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
-    """Those that are installed and run here; says of each of the others why not, once.
+    """Candidates that are installed and run here; prints once why the others do not.
 
     Args:
       direction: ``"forward"`` or ``"forward+backward"``.
@@ -39,14 +39,14 @@ def candidates(direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
     for name, prepare in PEERS.items():
         try:
             made[name] = _candidate(prepare, direction, inputs)
-        except Exception as error:  # whatever another library raises costs its rows, not the run
+        except Exception as error:  # an error in another library costs only its rows
             _say(f"no rows of {name}: {error}")
     return made
 
 
 @cache
 def _say(text: str) -> None:
-    """Prints it, once a process."""
+    """Prints a message once a process."""
     print(text, flush=True)
 
 
@@ -61,7 +61,7 @@ def _candidate(prepare: Callable[..., Call], direction: str, inputs: list[tuple]
 
 
 def _recorded(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Its kernels as a CUDA graph, after the runs in which they are compiled and tuned."""
+    """Records a call's kernels as a CUDA graph, after runs that compile and tune them."""
     torch = importlib.import_module("torch")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -81,7 +81,7 @@ def _recorded(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _plain(x, phi, alpha, bias, dy) -> Call:
-    """What ``mhc_layer`` computes, one torch function after another."""
+    """The computation of ``mhc_layer``, one torch function after another."""
 
     def layer(x, phi, alpha, bias):
         n, v = x.shape[-2], x.float()
@@ -107,9 +107,9 @@ def _plain_sinkhorn(logits):
 
 
 def _liger(x, phi, alpha, bias, dy) -> Call:
-    """Of liger-kernel 0.8.5. Columns are normalised last, and nothing is added to ``h_pre``.
+    """The layer of liger-kernel 0.8.5, which normalises columns last and adds nothing to ``h_pre``.
 
-    Its phi is transposed and, for tensor cores, of the dtype of x. Its gains are three scalars.
+    Its phi is transposed and has the dtype of x, for tensor cores. Its gains are three scalars.
     """
     liger = importlib.import_module("liger_kernel.transformers.functional")
     allow_fp32 = str(x.dtype) == "torch.float32"
@@ -122,11 +122,11 @@ def _liger(x, phi, alpha, bias, dy) -> Call:
 
 
 def _transformer_engine(x, phi, alpha, bias, dy, *, sum_in_float32: bool) -> Call:
-    """Of transformer-engine 2.20.2, with its faster, non-deterministic sums over the width.
+    """The layer of transformer-engine 2.20.2, with faster, non-deterministic sums over the width.
 
-    Streams are the last axis, [sequence, batch, width, n], and mixed by the transposed matrix,
-    which is made in logarithms, columns last. ``sum_in_float32`` has its kernels add the gradients
-    of x in a float32 buffer, in place of autograd's sums in the dtype of x.
+    Streams are the last axis, [sequence, batch, width, n]. They are mixed by the transposed matrix,
+    which is computed in logarithms, columns last. With ``sum_in_float32`` its kernels add the
+    gradients of x in a float32 buffer, instead of autograd's sums in the dtype of x.
     """
     kernels = importlib.import_module("transformer_engine.pytorch.triton.mhc")
     torch = importlib.import_module("torch")

@@ -1,4 +1,4 @@
-"""The two sparse products as functions to differentiate, and random input for them."""
+"""The two sparse products as differentiable functions, and random input for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def maxk_spmm(name: ops.Name | None) -> Differentiable:
 
 
 def todense_and_spmm(name: ops.Name | None) -> Differentiable:
-    """The same product the dense way, ``name`` being the implementation of ``spmm``."""
+    """The same product as dense ``spmm``, with its implementation ``name``."""
 
     def product(context, values):
         graph, kept = context

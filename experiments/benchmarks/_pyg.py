@@ -1,6 +1,6 @@
 """``MaxKGNN`` of kind ``"sage"`` in torch-geometric, and its training.
 
-Imports torch and torch-geometric, so it must itself be imported only where they are installed.
+Imports torch and torch-geometric, so import it only where they are installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSIONS = {"torch": torch.__version__, "torch_geometric": torch_geometric.__ver
 
 
 def unavailable(device: str) -> str | None:
-    """Why nothing can be trained on ``"cuda"`` or ``"cpu"``; None if it can."""
+    """The reason that training on ``"cuda"`` or ``"cpu"`` is impossible; None if it is possible."""
     if device == "cuda" and not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no CUDA device"
     return None
@@ -34,7 +34,7 @@ class MaxK(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, k):
-        """``x`` with all but the k largest entries of each row zeroed."""
+        """Returns ``x`` with all but the k largest entries of each row set to zero."""
         _, columns = x.topk(k, dim=1)
         mask = torch.zeros_like(x).scatter_(1, columns, 1.0)
         ctx.save_for_backward(mask)
@@ -42,7 +42,7 @@ class MaxK(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        """The gradient at the kept entries."""
+        """Returns the gradient at the kept entries."""
         (mask,) = ctx.saved_tensors
         return dy * mask, None
 
@@ -50,9 +50,9 @@ class MaxK(torch.autograd.Function):
 class SageNet(torch.nn.Module):
     """``lin_in``; then activation, dropout, mean SAGE and LayerNorm for each layer; ``lin_out``.
 
-    ``GraphConv`` with the mean is ``W_rel mean h + b + W_root h``, which is our ``SAGEConv``. Of
-    torch-geometric's layers with that formula it is the one that hands a whole ``EdgeIndex`` to a
-    sparse product; ``SAGEConv`` would gather a row an edge.
+    ``GraphConv`` with the mean is ``W_rel mean h + b + W_root h``, the same as our ``SAGEConv``. Of
+    torch-geometric's layers with that formula, it passes a whole ``EdgeIndex`` to a sparse product;
+    ``SAGEConv`` would gather a row for each edge.
 
     Args:
       in_features: width of the node features.
@@ -74,7 +74,7 @@ class SageNet(torch.nn.Module):
         self.lin_out = torch.nn.Linear(hidden, num_classes)
 
     def forward(self, edges, x):
-        """Class scores of each node."""
+        """Returns class scores of each node."""
         h = self.lin_in(x)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             h = functional.relu(h) if self.k is None else MaxK.apply(h, self.k)
@@ -86,8 +86,8 @@ class SageNet(torch.nn.Module):
 def make_edges(senders: np.ndarray, receivers: np.ndarray, num_nodes: int, device: str):
     """The ``EdgeIndex`` of a symmetric graph whose edges are sorted by receiver.
 
-    Told both, torch-geometric multiplies by one CSR matrix, forward and backward: nothing is
-    sorted, transposed or gathered in a step.
+    With both properties declared, torch-geometric multiplies by one CSR matrix, forward and
+    backward. A step sorts, transposes and gathers nothing.
     """
     edges = torch.from_numpy(np.stack([senders, receivers])).to(device)
     size = (num_nodes, num_nodes)
@@ -96,11 +96,11 @@ def make_edges(senders: np.ndarray, receivers: np.ndarray, num_nodes: int, devic
 
 
 def train(dataset: NodeDataset, recipe: Recipe, k: int | None, *, device: str, seed: int) -> Row:
-    """Trains as ``experiments.maxk`` does, a step and an evaluation an epoch.
+    """Trains as ``experiments.maxk`` does, with a step and an evaluation in each epoch.
 
     Returns:
-      Milliseconds of every step and of every epoch, its evaluation included; the peak of memory,
-      None on a CPU; accuracies at the first best validation, and its epoch.
+      Milliseconds of every step, and of every epoch including its evaluation; peak memory, None
+      on a CPU; accuracies at the first best validation, and its epoch.
     """
     warnings.filterwarnings("ignore", "Sparse CS[RC] tensor support is in beta", UserWarning)
     torch.sparse.check_sparse_tensor_invariants.disable()
@@ -122,13 +122,13 @@ def train(dataset: NodeDataset, recipe: Recipe, k: int | None, *, device: str, s
         loss = functional.cross_entropy(model(edges, x)[splits["train"]], labels[splits["train"]])
         loss.backward()
         optimizer.step()
-        loss.item()  # waits, and is read every epoch by our loop too
+        loss.item()  # waits for the step; our loop also reads the loss every epoch
 
     @torch.no_grad()
     def evaluate() -> Row:
         model.eval()
         logits = model(edges, x)
-        # Summed in float64; and what is not finite is no answer, as in our accuracy.
+        # Summed in float64; a non-finite score counts as wrong, as in our accuracy.
         right = (logits.argmax(dim=-1) == labels).double()
         right[~logits.amax(dim=-1).isfinite()] = torch.nan
         return {name: right[splits[name]].mean().item() for name in ("validation", "test")}

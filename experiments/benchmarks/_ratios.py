@@ -1,4 +1,4 @@
-"""Times and ratios of a row: their spread, and what may be said of two times that differ."""
+"""Times and ratios of a row: their spread, and text that compares two times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DIGITS = 16
 
 
 def timing_fields(timing: Timing | None) -> Row:
-    """What a row keeps of a measurement; all None where the device had too little memory."""
+    """Fields of a measurement in a row; all None if it ran out of memory."""
     return {
         "ms": timing and timing.median_ms,
         "min_ms": timing and timing.min_ms,
@@ -25,12 +25,12 @@ def timing_fields(timing: Timing | None) -> Row:
 
 
 def ratio_fields(baseline: str, theirs: Timing | None, ours: Timing | None) -> Row:
-    """What a row keeps of a comparison: the ratio, its ends, and whether it is one program.
+    """Fields of a comparison in a row: the ratio, its interval, and whether it is one program.
 
     Args:
-      baseline: a name, which ends the keys.
-      theirs: the time of the baseline; None where there is none.
-      ours: the time of the row; the very same object in the row of the baseline.
+      baseline: name of the baseline, with which the keys end.
+      theirs: the time of the baseline; None if there is none.
+      ours: the time of the row; the same object as ``theirs`` in the row of the baseline.
     """
     ratio = None if theirs is None or ours is None else speed_ratio(theirs, ours)
     if ratio is not None and theirs is ours:
@@ -44,10 +44,10 @@ def ratio_fields(baseline: str, theirs: Timing | None, ours: Timing | None) -> R
 
 
 def ratio_text(row: Row, baseline: str) -> str | None:
-    """A comparison that a row has kept, as ``SpeedRatio`` says it; None where there is none.
+    """A stored comparison in the format of ``SpeedRatio``; None if there is none.
 
-    The row of the baseline itself has 1. Of rows that were written before ratios had ends, the
-    ratio stands alone.
+    The row of the baseline itself has 1. Old rows, written before ratios had intervals, have the
+    ratio only.
     """
     ratio = row.get(f"speedup_over_{baseline}")
     if ratio is None:
@@ -60,10 +60,10 @@ def ratio_text(row: Row, baseline: str) -> str | None:
 
 
 def print_warnings(shares: Iterable[float | None]) -> None:
-    """Says in a line each if others used the cores or the GPU while rows were measured.
+    """Prints a warning if other processes used the cores or the GPU during the measurements.
 
     Args:
-      shares: part of the cores that others used, of each measurement; None where not known.
+      shares: share of the cores that others used, of each measurement; None if unknown.
     """
     for text in (busy_warning(shares), gpu_warning()):
         if text is not None:

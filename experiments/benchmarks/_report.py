@@ -1,4 +1,4 @@
-"""Rows of a benchmark: printed as a table, kept as JSON lines."""
+"""Rows of a benchmark: printed as a table, stored as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxgnn.training._files import parse_json
 
 Row = dict[str, Any]
 
-# What is kept with the code: the rows of published tables, and the pictures drawn from them.
+# Results stored with the code: rows of published tables, and pictures drawn from them.
 RESULTS = Path(__file__).parent / "results"
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
 
@@ -23,8 +23,8 @@ class Output:
     """Folders to which a run writes its measurements.
 
     Attributes:
-      out: folder of the JSONL files and pictures; left out, ``runs/benchmarks``.
-      commit_results: add to the results that are kept with the code, in
+      out: folder of the JSONL files and pictures; by default ``runs/benchmarks``.
+      commit_results: add to the results that are stored with the code, in
         ``experiments/benchmarks/results``, and redraw the pictures of the docs.
     """
 
@@ -52,8 +52,8 @@ class Column:
 
     Attributes:
       title: heading of the column.
-      key: key of the value in a row, or a function that makes it from the row.
-      width: characters; the text of the first columns is flush left.
+      key: key of the value in a row, or a function that computes it from the row.
+      width: characters; the first columns are left-aligned.
       format: format specification of a number, for Python's ``format``.
     """
 
@@ -63,7 +63,7 @@ class Column:
     format: str = ""
 
     def text(self, row: Row) -> str:
-        """What stands in the column for a row; a dash for what the row lacks."""
+        """The text of the column for a row; a dash if the row lacks the value."""
         value = self.key(row) if callable(self.key) else row.get(self.key)
         return "-" if value is None else format(value, self.format)
 
@@ -74,7 +74,7 @@ def header(columns: Sequence[Column]) -> str:
 
 
 def line(row: Row, columns: Sequence[Column]) -> str:
-    """One row of a table; what the row lacks is a dash."""
+    """One row of a table; missing values are dashes."""
     return _line((column.text(row) for column in columns), columns)
 
 
@@ -97,17 +97,17 @@ def markdown(rows: Iterable[Row], columns: Sequence[Column]) -> str:
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Appends one JSON object a line; makes the folder if need be."""
+    """Appends one JSON object a line; creates the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Reads what ``append_rows`` wrote.
+    """Reads the rows that ``append_rows`` wrote.
 
     Raises:
-      ValueError: naming a line that is not one of it.
+      ValueError: naming an invalid line.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return [

@@ -57,9 +57,9 @@ class Options(Output):
     """Settings of a run.
 
     Attributes:
-      scale: ``full`` is the table that results are published from, ``small`` a quick look, and
-        ``tiny`` shows only that everything runs.
-      only: names of workloads; all of the scale's if empty.
+      scale: ``full`` for the published results, ``small`` for a quick look, and ``tiny`` to check
+        only that everything runs.
+      only: names of workloads; by default all of the scale.
     """
 
     scale: Scale = "full"
@@ -68,10 +68,10 @@ class Options(Output):
 
 @dataclass(frozen=True)
 class Session:
-    """Settings and device that all rows of a run share.
+    """Settings and device shared by all rows of a run.
 
     Attributes:
-      workloads: what to run on, each a ``Workload``, ``Streams``, ``Rows`` or ``Messages``.
+      workloads: workloads to run on, each a ``Workload``, ``Streams``, ``Rows`` or ``Messages``.
       out: folder of the JSONL files.
       timing: further arguments of ``measure`` and ``measure_in_turns``.
       device: description of the device and versions, by name.
@@ -86,7 +86,7 @@ class Session:
 
     @classmethod
     def start(cls, options: Options, *tables: Mapping[tuple, tuple[Any, ...]]):
-        """Picks the workloads for this device and scale, measures the copy, says where it is.
+        """Selects the workloads for this device and scale, measures the copy, prints the device.
 
         Args:
           options: the settings.
@@ -112,11 +112,11 @@ class Session:
         return cache_bandwidth(**self.timing)  # pyrefly: ignore
 
     def time_in_turns(self, candidates: Mapping[str, Candidate]) -> dict[str, Timing | None]:
-        """Times what is to be compared; None for what the device has too little memory for."""
+        """Times candidates in turns; None for one that runs out of memory."""
         return measure_in_turns(candidates, **self.timing)  # pyrefly: ignore
 
     def run(self, cases: Iterable[Case]) -> list[Row]:
-        """Times every candidate of every case; prints and appends the rows of each as they come.
+        """Times every candidate of every case; prints and appends the rows as soon as they exist.
 
         The candidates of a case take turns.
 
@@ -145,7 +145,7 @@ class Session:
         return rows
 
     def _columns(self, case: Case) -> tuple[Column, ...]:
-        """The columns of an op's table; those that no row of it has a value for are left out."""
+        """The columns of an op's table; columns without a value in any row are omitted."""
         on_h200 = "H200" in str(self.device["device"])
         absent: set[str] = set()
         if self.device["platform"] == "cpu" or not case.kernels:
@@ -159,7 +159,7 @@ class Session:
         return tuple(column for column in COLUMNS if column.key not in absent)
 
     def row(self, case: Case, name: str, timing: Timing | None, xla: Timing | None) -> Row:
-        """One line of the JSONL file; times are None where memory ran out."""
+        """One line of the JSONL file; times are None after running out of memory."""
         ms = None if timing is None else timing.median_ms
         rate = None if ms is None else case.nbytes / ms / 1e6
         row: Row = {

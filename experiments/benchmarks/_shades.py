@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments._colours import PALETTE, colour
 
-# What functions of other libraries are shown as.
+# Names of other libraries' functions in pictures.
 _LIBRARIES = {
     "lax.top_k": "jax",
     "torch.topk": "torch",

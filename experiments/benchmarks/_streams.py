@@ -13,31 +13,31 @@ import numpy as np
 from experiments.benchmarks._cases import Candidate, Case
 from experiments.benchmarks._workloads import Streams, input_sets
 
-# The backward passes need what the forward passes save, so they are timed with them.
+# The backward passes need results of the forward passes, so they are timed together.
 _DIRECTIONS = ("forward", "forward+backward")
 
 
 @dataclass(frozen=True)
 class _Passes:
-    """What a forward and a backward pass have to read and write, each tensor once."""
+    """Tensors that a forward and a backward pass read and write, each once."""
 
     forward: str
     backward: str
 
     def __add__(self, other: _Passes) -> _Passes:
-        """Adds the passes of two ops that run one after the other."""
+        """Combines the passes of two ops that run one after the other."""
         return _Passes(f"{self.forward} {other.forward}", f"{self.backward} {other.backward}")
 
 
 _PRE = _Passes("x h_in", "x dh_in dx")
 _POST = _Passes("x f y", "x f dy dx df")
-# x has a gradient from either end. What pre writes is their sum, for which it reads that of post.
+# x has a gradient from both ops. ``pre`` writes their sum, and reads that of ``post`` for it.
 _SUM_OF_GRADIENTS = _Passes("", "dx")
 _PASSES = {
     "mhc_pre": _PRE,
     "mhc_post": _POST,
     "mhc_layer": _PRE + _POST + _SUM_OF_GRADIENTS,
-    # y and dx are there when they are wanted. The backward could even make y again from x and f.
+    # y and dx are already available. The backward could even recompute y from x and f.
     "mhc_post_pre": _Passes("x f y h_in", "x f y dy dh_in dx df"),
     "sinkhorn": _Passes("logits h", "logits dh dlogits"),
 }
@@ -49,10 +49,10 @@ _MATRICES = ("logits", "h", "dlogits", "dh")
 def bytes_moved(
     op: str, direction: str, *, tokens: int, n: int, dim: int, itemsize: int = 2
 ) -> int:
-    """Every tensor of the streams once for each pass that reads or writes it.
+    """Bytes of the streams' tensors, once for each pass that reads or writes them.
 
-    The coefficients, some ``n² + 2n`` float32 a token, are left out, but for ``sinkhorn``, which
-    has nothing else; so are the parameters. What that comes to, in rows of ``dim`` a token:
+    Parameters are not counted, nor the coefficients, some ``n² + 2n`` float32 a token, except for
+    ``sinkhorn``, which has nothing else. The sum in rows of ``dim`` a token:
 
     ============  =======  ========
     op            forward  backward
@@ -90,7 +90,7 @@ def bytes_moved(
 
 @dataclass(frozen=True)
 class Arrays:
-    """What an op is called with and what it returns, as names that ``make`` knows.
+    """Arguments and results of an op, as names that ``make`` knows.
 
     Attributes:
       arguments: names of the arguments, in their order.
@@ -112,7 +112,7 @@ class Arrays:
         ends = np.cumsum([math.prod(shapes[name][0]) for name in names])
 
         def make(key):
-            # One generator compiles several times faster than one for each array.
+            # One generator compiles several times faster than a separate one for each array.
             parts = jnp.split(jax.random.normal(key, (int(ends[-1]),)), ends[:-1])
             named = zip(parts, names, strict=True)
             arrays = [_shaped(part, name, *shapes[name]) for part, name in named]
@@ -122,7 +122,7 @@ class Arrays:
 
 
 def _shaped(drawn: jax.Array, name: str, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    # As many products as phi has columns add up to a logit, which is to be of size one.
+    # A logit sums as many products as phi has columns, and should be of size one.
     scale = shape[-1] ** -0.5 if name == "phi" else 1.0
     return (scale * drawn).reshape(shape).astype(dtype)
 
@@ -157,7 +157,7 @@ def cases(
     Args:
       op: name of the benchmark.
       workload: tokens, streams and width.
-      arrays: what the op takes and returns.
+      arrays: arguments and results of the op.
       candidates: function of direction and inputs that returns the implementations by name.
       dtypes: dtypes of the streams; None for the dtypes of the workload.
     """

@@ -1,7 +1,7 @@
 """The same attention by the layers of torch-geometric, where it is installed.
 
-Each layer gets the operands of our op in the place of what its linear layers would make, so that
-both compute the same sums: ``GATConv`` and ``GATv2Conv`` without bias and self loops,
+Each layer gets the operands of our op instead of the results of its linear layers, so that both
+compute the same sums: ``GATConv`` and ``GATv2Conv`` without bias and self loops,
 ``TransformerConv`` without its root weight.
 """
 
@@ -24,15 +24,14 @@ from jaxgnn.testing.timing import is_out_of_memory
 def torch_attention(
     op: str, graph: CSRGraph, inputs: Sequence[tuple[Any, Any, jax.Array]], direction: str
 ) -> dict[str, Candidate]:
-    """The layer of torch-geometric that an op of attention is the core of.
+    """The layer of torch-geometric whose core is an op of attention.
 
-    One that runs out of the device's memory frees what it holds, and has rows without times.
+    A layer that runs out of memory frees its arrays and has rows without times.
 
     Args:
       op: name of the op.
-      graph: without padding.
-      inputs: sets of ``(graph, arrays, dy)``, with the arrays in the order in which the op takes
-        them.
+      graph: graph without padding.
+      inputs: sets of ``(graph, arrays, dy)``, with the arrays in the order of the op's arguments.
       direction: ``"forward"`` or ``"forward+backward"``, with the gradients to all arrays.
     """
     torch = torch_here()
@@ -49,7 +48,7 @@ def torch_attention(
 
 
 def freeing_if_full(free: Callable[[], None], call: Callable[[], Any]) -> Any:
-    """Returns what ``call()`` does; where memory runs out, ``free()`` runs before the error."""
+    """Returns the result of ``call()``; if memory runs out, runs ``free()`` before the error."""
     try:
         return call()
     except RuntimeError as error:
@@ -59,7 +58,7 @@ def freeing_if_full(free: Callable[[], None], call: Callable[[], Any]) -> Any:
 
 
 def _edges_when_needed(graph: CSRGraph) -> Callable[[], Any]:
-    """``edge_index`` [2, edges] int64, made by the first call, which may run out of memory."""
+    """``edge_index`` [2, edges] int64, built by the first call, which may run out of memory."""
 
     @cache
     def edges():
@@ -70,7 +69,7 @@ def _edges_when_needed(graph: CSRGraph) -> Callable[[], Any]:
 
 
 def _gat(shape: tuple[int, int], edges: Callable[[], Any], heads: int, dim: int) -> Callable:
-    """``(a_dst, a_src, v) -> y``: what ``GATConv.forward`` does behind its linear layers."""
+    """``(a_dst, a_src, v) -> y``: the part of ``GATConv.forward`` after its linear layers."""
     conv, (rows, cols) = _conv("GATConv", heads, dim, add_self_loops=False), shape
 
     def layer(a_dst, a_src, v):
@@ -82,7 +81,7 @@ def _gat(shape: tuple[int, int], edges: Callable[[], Any], heads: int, dim: int)
 
 
 def _gatv2(shape: tuple[int, int], edges: Callable[[], Any], heads: int, dim: int) -> Callable:
-    """``(x_dst, x_src, attention) -> y``, by ``GATv2Conv`` whose linear layers do nothing."""
+    """``(x_dst, x_src, attention) -> y``, by ``GATv2Conv`` with identities as linear layers."""
     torch = importlib.import_module("torch")
     conv, (rows, cols) = _conv("GATv2Conv", heads, dim, add_self_loops=False), shape
     conv.lin_l = conv.lin_r = torch.nn.Identity()
@@ -99,7 +98,7 @@ def _gatv2(shape: tuple[int, int], edges: Callable[[], Any], heads: int, dim: in
 def _transformer(
     shape: tuple[int, int], edges: Callable[[], Any], heads: int, dim: int
 ) -> Callable:
-    """``(q, k, v) -> y``, by ``TransformerConv`` whose linear layers give what they are told."""
+    """``(q, k, v) -> y``, by ``TransformerConv`` whose linear layers return these arrays."""
     torch = importlib.import_module("torch")
 
     class Given(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A training step of the recurrent relational network as one writes it in torch."""
+"""A training step of the recurrent relational network, written as is usual in torch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MLP_LAYERS = 4
 def torch_training_steps(
     workload: Messages, graph: CSRGraph, dtype: str, puzzles: jax.Array, solutions: jax.Array
 ) -> dict[str, Candidate]:
-    """With messages as they are, and with one step of messages compiled.
+    """Training steps with eager messages, and with one step of messages compiled.
 
-    Parameters are float32; products and LSTM run in autocast to ``dtype``. Nothing where torch is
-    not installed, and nothing compiled without triton.
+    Parameters are float32; products and LSTM run in autocast to ``dtype``. There is no candidate
+    without torch, and no compiled one without triton.
     """
     torch = torch_here()
     if torch is None:
@@ -44,7 +44,7 @@ def torch_training_steps(
 def training_step(
     workload: Messages, graph: CSRGraph, dtype: Any, form: Callable, puzzles: Any, solutions: Any
 ) -> Callable[[], Any]:
-    """A call that takes a step of Adam and returns the loss.
+    """Returns a call that takes a step of Adam and returns the loss.
 
     Args:
       workload: boards, widths and steps.
@@ -73,13 +73,13 @@ def training_step(
 
 
 def network(torch: Any, workload: Messages, graph: CSRGraph, form: Callable) -> Any:
-    """Makes ``RecurrentRelationalNetwork`` in torch; ``form`` transforms a step of messages."""
+    """Builds ``RecurrentRelationalNetwork`` in torch; ``form`` transforms a step of messages."""
     side, width, cells = workload.box**2, workload.dim, workload.box**4
     receivers, senders = (
         torch.from_numpy(np.array(ends)).long() for ends in (graph.receivers(), graph.indices)
     )
     degree = graph.uniform_degrees()[0]
-    assert degree is not None  # cells of a Sudoku have as many neighbours each
+    assert degree is not None  # all cells of a Sudoku have the same number of neighbours
 
     def mlp(features: int) -> Any:
         layers = [torch.nn.Linear(features, width)]

@@ -1,6 +1,6 @@
-"""Work in a process of its own, whose messages are read as they come, and which can be stopped.
+"""Work in a separate process that can be stopped, and whose messages are read as they arrive.
 
-Nothing here imports JAX, so that a process which only watches another one holds no device.
+Nothing here imports JAX, so that a process that only watches another one occupies no device.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 from unittest import mock
 
-# JAX would else reserve most of the device.
+# By default JAX would reserve most of the device.
 _ON_DEMAND = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 class Device(NamedTuple):
-    """The device that measures, and the cases that are to come on it: graphs and networks."""
+    """The device that measures, and its coming cases: graphs and networks."""
 
     description: dict[str, Any]
     cases: list[tuple[str, str]]
 
 
 class Begun(NamedTuple):
-    """What the process does from now on."""
+    """Message that the process begins a task."""
 
     stage: str
 
 
 class Measured(NamedTuple):
-    """A case is done."""
+    """Message that a case is done."""
 
     row: dict[str, Any]
 
 
 class Stopped(Exception):
-    """The process was stopped since it was too late, or ended by itself before it was done."""
+    """The process was stopped at its deadline, or ended before its work was done."""
 
 
 class Watched:
-    """A process that runs a generator; what this yields is read here as it comes.
+    """A process that runs a generator, whose values arrive here as messages.
 
-    A compiler that never comes back can not be interrupted from within its process: the process is
-    killed. One that the system ends, for want of memory, is told from one that is done.
+    A compiler that never returns can not be interrupted from within its process, so the process is
+    killed. A process that the system ends, for lack of memory, does not count as finished.
 
     Args:
-      work: a generator function of a module, which the process imports.
+      work: a generator function of a module that the process imports.
       *args: its arguments, which are pickled, as are the messages.
     """
 
@@ -67,14 +67,14 @@ class Watched:
         self._messages.close()
 
     def messages(self, deadline: Callable[[], float], patience: float) -> Iterator[Any]:
-        """What the process sends, and None whenever nothing has come for a while.
+        """Yields the messages of the process, and None whenever none has arrived for a while.
 
         Args:
-          deadline: the moment until which the next message may come, of ``time.monotonic``.
-          patience: seconds after which None is given.
+          deadline: returns the latest time for the next message, of ``time.monotonic``.
+          patience: seconds after which None is yielded.
 
         Raises:
-          Stopped: after the deadline, and if the process ended before its work did.
+          Stopped: after the deadline, or if the process ended before its work did.
         """
         waited_since = time.monotonic()
         while True:

@@ -26,7 +26,7 @@ def predicted_bytes(graph: ShardedGraph, layers: int, width: int, k: int | None)
     """Bytes of the rows that a device receives: each layer's features, and their gradients.
 
     Args:
-      graph: the graph: how many rows its exchange receives, and in which dtype.
+      graph: the graph, which gives the number of received rows and their dtype.
       layers: number of convolutions, each with one exchange forward and one back.
       width: width of the features, in float32.
       k: entries kept of each row; None for dense rows.
@@ -36,12 +36,12 @@ def predicted_bytes(graph: ShardedGraph, layers: int, width: int, k: int | None)
 
 
 def bytes_of_row(width: int, k: int | None, wire: str = "float32") -> int:
-    """Bytes that a row of features takes in a layer, forward and back together.
+    """Bytes that a row of features takes in a layer, forward and backward together.
 
     Args:
       width: width of the features.
-      k: entries kept of each row, of which values and columns travel forward and values back; None
-        for dense rows.
+      k: entries kept of each row, of which values and columns are sent forward and values
+        backward; None for dense rows.
       wire: name of the dtype in which values travel.
     """
     value = jnp.dtype(wire).itemsize
@@ -53,7 +53,7 @@ def bytes_of_row(width: int, k: int | None, wire: str = "float32") -> int:
 def counted_bytes(program: str, devices: int) -> dict[str, int]:
     """Bytes that a device receives in the collectives of a compiled program, by their kind.
 
-    An all-reduce counts as a reduction and a copy to all, a part of the array each.
+    An all-reduce counts as a reduce-scatter and an all-gather, each of a part of the array.
 
     Args:
       program: the text of the optimised program.
@@ -65,7 +65,7 @@ def counted_bytes(program: str, devices: int) -> dict[str, int]:
         kind = match["kind"]
         sizes = [_nbytes(*array) for array in _ARRAY.findall(match["result"])]
         if match["start"]:
-            sizes = sizes[len(sizes) // 2 :]  # the operands stand before the results
+            sizes = sizes[len(sizes) // 2 :]  # the operands precede the results
         parts = {"reduce-scatter": devices, "all-reduce": 2}.get(kind, 1)
         counted[kind] = counted.get(kind, 0) + round(sum(sizes) * parts * others)
     return counted

@@ -21,7 +21,7 @@ Platform = Literal["cpu", "gpu"]
 
 
 class Sized(Protocol):
-    """What every workload has: its name in the tables, its nodes or tokens, and its width."""
+    """Attributes of every workload: its name in the tables, its nodes or tokens, and its width."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class Workload:
     Attributes:
       name: name of the workload in the tables.
       nodes: number of nodes.
-      edges: edges to draw; the power-law graphs meet it to 1 %.
+      edges: number of edges to draw; the power-law graphs have it within 1 %.
       dim: width of the features.
       ks: numbers of entries that MaxK keeps of each row.
       dtypes: dtypes of the features.
@@ -60,17 +60,17 @@ class Workload:
     scale: str | None = None
 
     def graph(self) -> CSRGraph:
-        """The unweighted graph with its transpose and schedules, made once a process."""
+        """The unweighted graph with its transpose and schedules, built once a process."""
         return _graph(self.scale, self.nodes, self.edges)
 
 
 def like(scale: str, label: str | None = None, **options) -> Workload:
-    """A graph of the size of a data set, by its name in ``SCALES``, called ``label`` in tables."""
+    """A graph of the size of a data set, by its name in ``SCALES``; tables call it ``label``."""
     sizes = SCALES[scale]
     return Workload(label or scale, sizes.nodes, sizes.edges, scale=scale, **options)
 
 
-# Both directions together show nothing new once they were timed apart, and cost compilations.
+# Where directions are timed separately, timing both together only costs compilations.
 _APART = ("forward", "backward")
 _SMALL_ON_GPU = {"ks": (32,), "dtypes": ("float32",)}
 
@@ -86,7 +86,7 @@ WORKLOADS: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ),
 }
 
-# The break-even of a CPU is also measured where the dense features fit no cache.
+# On a CPU the break-even is also measured where the dense features fit no cache.
 BREAK_EVEN_TOO: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ("cpu", "full"): (Workload("uniform-4M", 200_000, 4_000_000),),
 }
@@ -102,7 +102,7 @@ class Streams:
       dim: width of a stream.
       dtypes: dtypes of the streams.
       n: number of streams.
-      matrices: whether ``sinkhorn`` is timed on as many; it does not depend on the width.
+      matrices: whether ``sinkhorn`` is timed on as many matrices; it does not depend on the width.
     """
 
     name: str
@@ -125,7 +125,7 @@ STREAMS: dict[tuple[Platform, Scale], tuple[Streams, ...]] = {
     ("cpu", "full"): (_streams(16384, 128, dtypes=_BOTH, matrices=True), _streams(4096, 1280)),
     ("gpu", "tiny"): (_streams(64, 64, dtypes=("float32",), matrices=True),),
     ("gpu", "small"): (_streams(16384, 1280, matrices=True),),
-    # Language models, then widths of GNNs, at as many nodes as outgrow the last cache.
+    # Language models, then widths of GNNs, with more nodes than the last cache can hold.
     ("gpu", "full"): (
         _streams(16384, 512),
         _streams(16384, 1280, matrices=True),
@@ -140,7 +140,7 @@ STREAMS: dict[tuple[Platform, Scale], tuple[Streams, ...]] = {
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of features, for linear layers as wide as they are.
+    """Rows of features for linear layers of the same width.
 
     Attributes:
       name: name of the workload in the tables.
@@ -173,7 +173,7 @@ ROWS: dict[tuple[Platform, Scale], tuple[Rows, ...]] = {
     ),
     ("gpu", "tiny"): (_rows(256, 64, dtypes=("bfloat16",), **_RELU_AND_GELU),),
     ("gpu", "small"): (_rows(1_000_000, 128, dtypes=("bfloat16",)),),
-    # Widths of GNNs, at the nodes of Reddit and more; then a layer that its products bound.
+    # Widths of GNNs, with at least Reddit's number of nodes; then a compute-bound layer.
     ("gpu", "full"): (
         _rows(1_000_000, 64, **_RELU_AND_GELU),
         _rows(1_000_000, 128, **_RELU_AND_GELU),
@@ -249,13 +249,13 @@ MESSAGES: dict[tuple[Platform, Scale], tuple[Messages, ...]] = {
     ),
 }
 
-# The workload that pictures and break-even are drawn from, where it was measured.
+# The workload for pictures and break-even, on each platform that was measured.
 HEADLINE: dict[Platform, str] = {"cpu": "uniform-1M", "gpu": "reddit"}
 
-# The host sorts so few faster than XLA compiles a sort of just that many.
+# The host sorts so few edges faster than XLA compiles a sort of that size.
 _EDGES_FOR_THE_HOST = 2**20
 
-# Calls take turns over inputs of this size together: several times the last cache.
+# Calls rotate over inputs of this total size, several times the last cache.
 _ROTATION_BYTES = 2**28
 _MOST_INPUTS = 8
 
@@ -263,7 +263,7 @@ _MOST_INPUTS = 8
 @cache
 def _graph(scale: str | None, nodes: int, edges: int) -> CSRGraph:
     if scale is not None:
-        # Features of width one, since only the edges are wanted.
+        # Features of width one, because only the edges are used.
         sizes = dataclasses.replace(SCALES[scale], features=1, tasks=None)
         data = synthetic(sizes, on_device=jax.default_backend() != "cpu")
         return build_graph(data.senders, data.receivers, nodes)
@@ -271,12 +271,12 @@ def _graph(scale: str | None, nodes: int, edges: int) -> CSRGraph:
 
 
 def forget_graphs() -> None:
-    """Frees the graphs made so far."""
+    """Frees the graphs built so far."""
     _graph.cache_clear()
 
 
 def uniform_graph(nodes: int, edges: int, seed: int = 0) -> CSRGraph:
-    """``edges`` edges whose ends are drawn independently; repeats stay in."""
+    """``edges`` edges whose ends are drawn independently; repeats are kept."""
     if jax.default_backend() == "cpu":
         ends = np.random.default_rng(seed).integers(nodes, size=(2, edges), dtype=np.int32)
     else:
@@ -285,7 +285,7 @@ def uniform_graph(nodes: int, edges: int, seed: int = 0) -> CSRGraph:
 
 
 def build_graph(senders, receivers, nodes: int) -> CSRGraph:
-    """Sorts on the device, without a way through the host, but for CPUs and for few edges."""
+    """Sorts on the device without a copy to the host, except on CPUs and for few edges."""
     if jax.default_backend() == "cpu" or len(senders) <= _EDGES_FOR_THE_HOST:
         return CSRGraph.from_edges(senders, receivers, nodes).prepared()
     return _build_on_device(senders, receivers, nodes)
@@ -297,10 +297,10 @@ def _build_on_device(senders, receivers, nodes: int) -> CSRGraph:
 
 
 def input_sets(make: Callable[[jax.Array], tuple]) -> list[tuple]:
-    """Enough random inputs that no cache holds them all.
+    """Random inputs of a total size that no cache holds.
 
     Args:
-      make: key -> one set of arguments.
+      make: function of a key that returns one set of arguments.
     """
     compiled: Callable[[jax.Array], tuple] = jax.jit(make)
     sets = [compiled(jax.random.key(0))]

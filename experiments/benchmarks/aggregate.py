@@ -1,8 +1,8 @@
 """Times ``ops.neighbour_reduce`` and ``ops.aggregate`` against jax.ops and torch-geometric.
 
 Run ``python -m experiments.benchmarks.aggregate``. Rows: the maximum of the neighbours, the four
-reductions of PNA in one pass over them, and the maximum of messages. Bytes: a row of features
-gathered for each edge forward, and for each array that its gradient needs backward.
+reductions of PNA in one pass over them, and the maximum of messages. Bytes: a gathered row of
+features for each edge forward, and one for each array that the gradient needs backward.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from jaxgnn.testing.timing import Candidate
 
 _MAX: tuple[ops.Aggregation, ...] = ("max",)
 _PNA: tuple[ops.Aggregation, ...] = ("mean", "max", "min", "std")
-# Name of the row: reductions, and whether they are of messages.
+# Name of the row: reductions, and whether they reduce messages.
 ROWS: dict[str, tuple[tuple[ops.Aggregation, ...], bool]] = {
     "neighbour_max": (_MAX, False),
     "neighbour_pna": (_PNA, False),
     "message_max": (_MAX, True),
 }
-# Messages of all edges are timed where they take no more memory than this.
+# Messages of all edges are timed only up to this size.
 _MOST_BYTES = 2**33
 
 
 def bytes_moved(graph: CSRGraph, row: str, dim: int, itemsize: int, direction: str) -> int:
-    """Structure once a pass, gathered rows, every array of nodes or edges that streams once.
+    """Structure once a pass, gathered rows, and every streamed array of nodes or edges once.
 
-    Backward each edge needs the result and its gradient for an extreme, a constant and a factor of
-    the number for mean and deviation, of which gradients are float32.
+    In the backward each edge needs the result and its gradient for an extreme, and a constant and a
+    factor for mean and deviation. Gradients are float32.
     """
     reductions, by_edge = ROWS[row]
     structure = graph.indptr.nbytes + (0 if by_edge else graph.indices.nbytes)
@@ -47,13 +47,13 @@ def bytes_moved(graph: CSRGraph, row: str, dim: int, itemsize: int, direction: s
         return forward
     extremes = sum(name in ("max", "min") for name in reductions)
     terms = extremes * (itemsize + 4) + (8 if "std" in reductions else 0)
-    if by_edge:  # rows stream, and so do messages and their gradients
+    if by_edge:  # rows are streamed, and so are messages and their gradients
         return forward + structure + 2 * edge * itemsize + node * terms
     return forward + structure + edge * terms + 2 * graph.num_cols * dim * itemsize
 
 
 def cases(workload: Workload) -> Iterator[Case]:
-    """Every row, dtype and direction; the gradient needs the forward's result, so is with it."""
+    """Yields every row, dtype and direction; the gradient is timed with the forward it needs."""
     graph = workload.graph()
     for row, (reductions, by_edge) in ROWS.items():
         for dtype in workload.dtypes:
@@ -87,7 +87,7 @@ def build(row: str, name: ops.Name) -> Differentiable:
 
 
 def _segments(row: str, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
-    """``jax.ops.segment_max`` over the edges, told that they are sorted."""
+    """``jax.ops.segment_max`` over the edges, with ``indices_are_sorted``."""
     reductions, by_edge = ROWS[row]
     if reductions != _MAX:
         return {}

@@ -1,9 +1,9 @@
-"""Times attention over k-sparse values: the kept entries alone are read, or they are expanded.
+"""Times attention over k-sparse values: reading only the kept entries, or expanding the rows.
 
 Run ``python -m experiments.benchmarks.attention_k_sparse``. Each line has the milliseconds of the
 sums with all gradients, and the bytes that both ways gather for an edge and a head. 4 heads of 64
 columns; on a CPU 20,000 nodes and 1,000,000 edges, on a GPU graphs like Flickr and Reddit. A time
-is left out where memory did not suffice.
+is missing where memory ran out.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _COLUMNS = (
 
 
 def bytes_of_edge(op: str, k: int, width: int, itemsize: int) -> tuple[int, int]:
-    """What both ways read and write for an edge and a head, forward and backward.
+    """Bytes that both ways read and write for an edge and a head, forward and backward.
 
-    Where rows are expanded there are the gathers of ``ARRAYS``. The k-sparse way leaves out those
-    of values and of gradients to the sums, and makes the scores once more for the weights. It has
-    three times k entries and their columns, of a byte; and the weights and their gradients, of
-    which each is written once, and they are read two times each.
+    Expanded rows have the gathers of ``ARRAYS``. The k-sparse way does not gather values and
+    gradients of the sums, and computes the scores a second time for the weights. It gathers k
+    entries and their one-byte columns three times. It writes the weights and their gradients once,
+    and reads each of them twice.
 
     Args:
       op: name of the op.
@@ -55,13 +55,13 @@ def bytes_of_edge(op: str, k: int, width: int, itemsize: int) -> tuple[int, int]
 
 
 def measure(op: str, graph: CSRGraph, k: int) -> dict[str, Timing | None]:
-    """The times of ``sparse`` and ``expanded`` with all gradients, in turns."""
+    """Times ``sparse`` and ``expanded`` with all gradients, in turns."""
     (rows, cols), arrays = graph.shape, ARRAYS[op]
     shapes = [(rows, HEADS)] * arrays.narrow[0] + [(cols, HEADS)] * arrays.narrow[1]
     shapes += [(rows, HEADS, WIDTH)] * (1 + arrays.wide[0])
     shapes += [(cols, HEADS, WIDTH)] * arrays.wide[1]
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    # The values are the last array; the gradient to the sums is the first of the wide ones.
+    # The values are the last array; the sums' gradient has the shape of the first wide array.
     made = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
     *given, values = made
     dy = given.pop(arrays.narrow[0] + arrays.narrow[1])
@@ -76,7 +76,7 @@ def measure(op: str, graph: CSRGraph, k: int) -> dict[str, Timing | None]:
         def both(given, kept, dy):
             y, pull_back = jax.vjp(sums, given, kept)
             of_given, of_kept = pull_back(dy)
-            # Columns have no gradient, and JAX would make an array of none of it on the host.
+            # Columns have no gradient; returning it would make JAX build an array on the host.
             return y, of_given, of_kept.values
 
         return Candidate(both, [(given, kept, dy)])
@@ -93,7 +93,7 @@ def workloads() -> Iterator[Workload]:
 
 
 def row_of(workload: Workload, graph: CSRGraph, op: str, k: int) -> Row:
-    """What is measured of an op on a graph for a number of kept entries."""
+    """The row of an op on a graph for a number of kept entries."""
     times = measure(op, graph, k)
     ways = {f"{way}_ms": timing and timing.median_ms for way, timing in times.items()}
     sparse, expanded = bytes_of_edge(op, k, WIDTH, jnp.dtype(jnp.float32).itemsize)
@@ -103,7 +103,7 @@ def row_of(workload: Workload, graph: CSRGraph, op: str, k: int) -> Row:
 
 
 def main(output: Output) -> list[Row]:
-    """Prints a line for each graph, op and number of kept entries, and keeps it as a row."""
+    """Prints and stores a row for each graph, op and number of kept entries."""
     device = device_description()
     print(device)
     print(header(_COLUMNS), flush=True)

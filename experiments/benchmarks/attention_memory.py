@@ -1,8 +1,8 @@
-"""Prints the memory that the ops of attention need with their gradients, as XLA tells it.
+"""Prints the memory that attention ops need with their gradients, as reported by XLA.
 
-Run ``python -m experiments.benchmarks.attention_memory`` on a GPU. No array is made: programs are
-compiled for the shapes of a prepared graph of Reddit's size, 4 heads of 64 columns. ``temporary``
-is the most that a program has at any one time beside its arguments, among them the graph, and its
+Run ``python -m experiments.benchmarks.attention_memory`` on a GPU. No array is allocated: programs
+are compiled for the shapes of a prepared graph of Reddit's size, 4 heads of 64 columns.
+``temporary`` is a program's peak memory besides its arguments, among them the graph, and its
 results.
 """
 
@@ -27,7 +27,7 @@ HEADS, WIDTH, SCALE = 4, 64, "reddit"
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a compiled program, and the seconds that tracing and compiling it took."""
+    """Bytes of a compiled program, and the seconds for tracing and compiling it."""
 
     temporary: int
     arguments: int
@@ -36,7 +36,7 @@ class Memory:
 
 
 def prepared_shapes(nodes: int, edges: int, offsets: Any = jnp.int32) -> CSRGraph:
-    """The shapes of a square graph that was validated and prepared, with offsets of a dtype."""
+    """Shapes of a validated and prepared square graph, with offsets of the given dtype."""
 
     def ids(size: int, dtype: Any = jnp.int32) -> Any:
         return jax.ShapeDtypeStruct((size,), dtype)
@@ -48,7 +48,7 @@ def prepared_shapes(nodes: int, edges: int, offsets: Any = jnp.int32) -> CSRGrap
 
 
 def measure(op: str, graph: CSRGraph, dtype: str) -> Memory:
-    """Compiles an op with its gradient to all arrays of nodes."""
+    """Compiles an op with its gradient with respect to all arrays of nodes."""
     shape, arrays = (graph.num_rows, HEADS, WIDTH), ARRAYS[op]
     shapes = [shape[:2]] * sum(arrays.narrow) + [shape] * sum(arrays.wide)
     shapes += [shape[1:]] * arrays.vectors

@@ -1,10 +1,10 @@
-"""Times second derivatives of the ops of attention, and prints the memory that they need.
+"""Times second derivatives of the attention ops, and prints their memory.
 
 Run ``python -m experiments.benchmarks.attention_second_order``. Each line is a product of a Hessian
 with vectors, for all arrays of an op, reverse over reverse: by the kernels, and by ``"xla"``, the
-plain formula, which has arrays of edges times heads times width. 4 heads of 64 columns, float32.
-``temporary`` is what XLA says a program has at most beside its arguments and results. A program
-that needs more than ``--most-gib`` is not run. The rows are appended to
+plain formula, which has arrays of size edges x heads x width. 4 heads of 64 columns, float32.
+``temporary`` is a program's peak memory besides arguments and results, as reported by XLA. A
+program that needs more than ``--most-gib`` is not run. The rows are appended to
 ``attention_second_order.jsonl``.
 """
 
@@ -38,14 +38,14 @@ WAYS: dict[str, ops.Name | None] = {"kernels": None, "xla": "xla"}
 
 @dataclass(frozen=True)
 class Options(Output):
-    """The options of this command.
+    """Options of this command.
 
     Attributes:
       like: a data set whose size and degrees the graph has, such as ``reddit``; None for a
         uniformly random graph.
       nodes: nodes of the random graph.
       edges: edges of the random graph.
-      most_gib: GiB of temporary memory up to which a program is run.
+      most_gib: largest temporary memory, in GiB, of a program that is run.
     """
 
     like: str | None = None
@@ -65,7 +65,7 @@ class Options(Output):
 
     @property
     def workload(self) -> Workload:
-        """The graph that is asked for."""
+        """The selected graph."""
         if self.like is not None:
             return like(self.like)
         return Workload("random", self.nodes, self.edges)
@@ -73,11 +73,11 @@ class Options(Output):
 
 @dataclass(frozen=True)
 class Measured:
-    """One way to make a second derivative.
+    """One way to compute a second derivative.
 
     Attributes:
-      temporary: bytes beside arguments and results; None if it ran out of memory while it compiled.
-      timing: how long it took, or None if it was not run.
+      temporary: bytes besides arguments and results; None if compilation ran out of memory.
+      timing: its time, or None if it was not run.
     """
 
     temporary: int | None
@@ -85,7 +85,7 @@ class Measured:
 
 
 def hessian_product(op: str, name: ops.Name | None, graph: CSRGraph, given: Any, by: Any) -> Any:
-    """The product of the Hessian of a sum of squares with vectors, for all arrays of an op."""
+    """Product of the Hessian of a sum of squares with vectors, for all arrays of an op."""
 
     def loss(given):
         return jnp.sum(getattr(ops, op)(graph, *given, implementation=name) ** 2)
@@ -97,7 +97,7 @@ def hessian_product(op: str, name: ops.Name | None, graph: CSRGraph, given: Any,
 
 
 def measure(op: str, graph: CSRGraph, most_bytes: float) -> dict[str, Measured]:
-    """Compiles both ways of an op, and times in turns those that need no more memory."""
+    """Compiles both ways of an op, and times in turns those that fit the memory limit."""
     shapes = _shapes(op, graph)
     keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
     arrays = [jax.random.normal(k, s) for k, s in zip(keys, 2 * shapes, strict=True)]
@@ -114,7 +114,7 @@ def measure(op: str, graph: CSRGraph, most_bytes: float) -> dict[str, Measured]:
 
 
 def _temporary(run: Any, inputs: Any) -> int | None:
-    """The temporary bytes that XLA plans; None where it ran out of memory while it compiled."""
+    """The temporary bytes that XLA plans; None if compilation ran out of memory."""
     lowered = jax.jit(run).lower(*inputs)
     try:
         made: Any = lowered.compile().memory_analysis()
@@ -126,7 +126,7 @@ def _temporary(run: Any, inputs: Any) -> int | None:
 
 
 def main(options: Options) -> list[Row]:
-    """Prints a line for each op, and keeps a row of it."""
+    """Prints and stores a row for each op."""
     device = device_description()
     print(device)
     graph = options.workload.graph()
@@ -154,7 +154,7 @@ def _text(measured: Measured) -> str:
 
 
 def _shapes(op: str, graph: CSRGraph) -> list[tuple[int, ...]]:
-    """Shapes of the arrays in the order in which the op takes them."""
+    """Shapes of the arrays in the order of the op's arguments."""
     arrays, ends = ARRAYS[op], graph.shape
     narrow = [
         (size, HEADS) for size, count in zip(ends, arrays.narrow, strict=True) for _ in range(count)

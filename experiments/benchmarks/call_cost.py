@@ -1,10 +1,10 @@
-"""What a call of a compiled training step costs the host: by ``nnx.jit``, and by ``jax.jit``.
+"""Times the host's cost of calling a compiled training step, by ``nnx.jit`` and by ``jax.jit``.
 
 Run ``python -m experiments.benchmarks.call_cost``. The step is that of a small MaxK-GNN with
-momentum, whose own work is negligible. What is counted is the processor time of the thread that
-calls, so that other processes do not matter: ``nnx.jit`` splits and updates the modules in Python
-at every call, ``nnx.cached_partial`` knows their structure, and ``jax.jit`` over dicts of arrays
-leaves nothing to Python. All three train the same network.
+momentum, whose own work is negligible. It measures the processor time of the calling thread, so
+that other processes do not matter. ``nnx.jit`` splits and updates the modules in Python at every
+call, ``nnx.cached_partial`` caches their structure, and ``jax.jit`` over dicts of arrays leaves
+nothing to Python. All three train the same network.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class CallCostOptions(Output):
 
     Attributes:
       layers: number of convolutions.
-      calls: calls of each way, of which the median counts.
+      calls: number of calls of each way; the median is reported.
     """
 
     layers: int = 4
     calls: int = 300
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         for name, value in (("--layers", self.layers), ("--calls", self.calls)):
             if value < 1:
                 raise bad_input("call_cost", name, "at least 1", value)
 
 
 def main(options: CallCostOptions) -> list[Row]:
-    """Times, prints, and appends to ``call_cost.jsonl``.
+    """Times all ways, prints the times, and appends them to ``call_cost.jsonl``.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     options.check()
     print(header(_COLUMNS), flush=True)
@@ -74,7 +74,7 @@ def main(options: CallCostOptions) -> list[Row]:
 
 
 def ways(layers: int) -> Mapping[str, Callable[[], Any]]:
-    """Functions that take a step of a network each has for itself, and return the loss."""
+    """Functions that each take a step of their own network and return the loss."""
     model = _model(layers)
     state = model, nnx.Optimizer(model, _optimizer(), wrt=nnx.Param), nnx.Rngs(dropout=1)
     other = _model(layers)
