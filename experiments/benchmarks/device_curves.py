@@ -1,4 +1,4 @@
-"""Trains one network on 1, 2 and 4 devices, and draws their curves on top of each other.
+"""Trains one network on 1, 2 and 4 devices, and draws their curves in one picture.
 
 Run ``JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 python -m experiments.benchmarks.device_curves``. The
 network is MaxK-GraphSAGE on a synthetic graph of 2,000 nodes, with dropout behind MaxK. It draws
@@ -6,12 +6,12 @@ network is MaxK-GraphSAGE on a synthetic graph of 2,000 nodes, with dropout behi
 that on one device by more than a hundred-thousandth, the largest relative difference of any step,
 and the accuracy at the end.
 
-What differs is the order of sums over nodes. Adam divides gradients by their size, and so makes
-more of that where they are small, and MaxK decides between entries that are equal but for rounding.
-Of a bag of words with dropout there are such from the second step: a node that has lost all of its
-words has the bias of the first layer, whose entries are all the same behind Adam's first step, up
-to their sign. So features are not dropped here. From the first such decision that falls otherwise,
-losses are those of another training, as they are with another seed.
+Only the order of sums over nodes differs. Two steps amplify that difference. Adam divides gradients
+by their size, which enlarges the rounding of small ones. MaxK chooses between entries that are
+equal up to rounding. With dropout of a bag of words there are such entries from the second step: a
+node that has lost all of its words has the bias of the first layer, whose entries are all equal up
+to their sign after Adam's first step. So features are not dropped here. Once MaxK chooses
+differently, losses differ as they do between seeds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.training import plot_curves, read_rows
 
 _FIELDS = ("loss", "validation accuracy", "test accuracy")
-# Rounding alone is a hundredth of it.
+# Rounding alone causes a hundredth of it.
 _APART = 1e-5
 _COLUMNS = (
     Column("devices", "devices", 7, "d"),
@@ -47,7 +47,7 @@ class DeviceCurvesOptions(Output):
     """Settings of the trainings.
 
     Attributes:
-      devices: numbers of devices, the first of which the others are compared with.
+      devices: numbers of devices; all are compared with the first.
       dataset: data set of ``experiments.maxk``.
       epochs: steps of each training.
     """
@@ -57,7 +57,7 @@ class DeviceCurvesOptions(Output):
     epochs: int = 100
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         there = jax.device_count()
         for count in self.devices:
             if not 1 <= count <= there:
@@ -68,10 +68,10 @@ class DeviceCurvesOptions(Output):
 
 
 def main(options: DeviceCurvesOptions) -> list[Row]:
-    """Trains, draws and prints.
+    """Trains on every number of devices, draws the curves and prints the differences.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     options.check()
     histories = {count: _history(options, count) for count in options.devices}
@@ -90,7 +90,7 @@ def main(options: DeviceCurvesOptions) -> list[Row]:
 
 
 def _history(options: DeviceCurvesOptions, devices: int) -> Sequence[dict[str, Any]]:
-    """The log of a training on so many devices."""
+    """The log of a training on this number of devices."""
     folder = (options.out or Path("runs/benchmarks")) / "device_curves" / str(devices)
     config: Any = {"dataset": options.dataset, "model": "sage", "num_layers": 2}
     config |= {"hidden_features": 64, "k": (16,), "epochs": options.epochs, "eval_every": 1}

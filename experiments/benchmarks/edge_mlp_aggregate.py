@@ -1,9 +1,8 @@
-"""Times ``ops.edge_mlp_aggregate`` and a training step of a network of it, against plain JAX.
+"""Times ``ops.edge_mlp_aggregate`` and a training step of a network with it, against plain JAX.
 
-Run ``python -m experiments.benchmarks.edge_mlp_aggregate``. ``xla`` has both ends of each edge
-side by side, as one writes it in JAX; ``split`` is the op without kernels of its own for edges,
-``auto`` with those that it chooses. Bytes: nodes once for each pass, and the structure; products:
-the fewest that do.
+Run ``python -m experiments.benchmarks.edge_mlp_aggregate``. ``xla`` concatenates both ends of each
+edge, as is usual in JAX; ``split`` is the op without its own edge kernels, ``auto`` with those that
+it chooses. Bytes: nodes once for each pass, and the structure; products: the fewest that suffice.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import MESSAGES, Messages
 
 _OP = "edge_mlp_aggregate"
-# Of an H200, in 10^12 multiplications and additions a second, 16 bits; and GB/s of its memory.
+# Peak of an H200: 10^12 multiplications and additions a second, 16 bits; and GB/s of its memory.
 _PEAK_TFLOP_PER_S, _PEAK_GB_PER_S = 989, 4800
 
 
 def cases(workload: Messages) -> Iterator[Case]:
-    """The op in each dtype and direction, then the training step of a network."""
+    """Yields the op in each dtype and direction, then the training step of a network."""
     graph = workload.graph()
     edges = workload.boards * graph.num_edges
     for dtype in workload.dtypes:
@@ -57,7 +56,7 @@ def cases(workload: Messages) -> Iterator[Case]:
 
 
 def _announced(case: Case) -> Case:
-    """Says what an H200 needs for it at the least."""
+    """Prints the minimal cost of a case on an H200."""
     assert case.flops is not None
     by_flops = case.flops / _PEAK_TFLOP_PER_S / 1e9
     by_bytes = case.nbytes / _PEAK_GB_PER_S / 1e6

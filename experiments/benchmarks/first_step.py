@@ -1,21 +1,21 @@
-"""Times the first call of a program, part by part: tracing, lowering, compilation, autotuning.
+"""Times the first call of a program by part: tracing, lowering, compilation, autotuning.
 
 Run ``python -m experiments.benchmarks.first_step``, on a CPU with ``--scale small``. Every program
-runs in fresh processes, one after the other, whose arrays and graphs are made before the clock
-starts:
+runs in fresh processes, one after the other. Arrays and graphs are built before the clock starts.
+The parts are:
 
 - trace: Python runs the function with abstract values.
 - lower: Python writes the program as StableHLO; ``mosaic`` is the part of it in which Mosaic GPU
-  writes kernels, found by looking at the stack every 2 ms.
-- xla: XLA compiles what it compiles itself, without autotuning.
-- kernels: Mosaic GPU compiles its kernels, ptxas included: a compilation without autotuning, less a
-  second one in the same process, which finds the kernels compiled.
-- autotune: a compilation with autotuning, less one without it.
-- run: the first run, less the second one.
-- total: the sum of these, which the first call costs.
+  writes kernels, found by sampling the stack every 2 ms.
+- xla: XLA compiles its own part of the program, without autotuning.
+- kernels: Mosaic GPU compiles its kernels, ptxas included: a compilation without autotuning, minus
+  a second one in the same process, which reuses the compiled kernels.
+- autotune: a compilation with autotuning, minus one without it.
+- run: the first run, minus the second one.
+- total: the sum of these, the cost of the first call.
 - another: the total of the same program for one more row, or for other edges, in the same process.
-- cached: the total in a process that finds the program in JAX's persistent cache, which the process
-  before has written.
+- cached: the total in a process that finds the program in JAX's persistent cache, written by the
+  previous process.
 
 On a CPU there are neither kernels of Mosaic GPU nor autotuning, and xla is the compilation.
 """
@@ -45,7 +45,7 @@ _COLUMNS = (
     Column("launches", "launches", 8, "d"),
     *(Column(f"{part} s", f"{part}_s", 10, ".2f") for part in (*_PARTS, "another", "cached")),
 )
-# A cache that takes in everything, however small or quickly compiled.
+# A cache that stores every program, however small or quickly compiled.
 _EVERYTHING = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -57,15 +57,16 @@ class FirstStepOptions(Output):
     """Settings of a run.
 
     Attributes:
-      scale: ``full`` for a GPU, ``small`` for a CPU, and ``tiny`` shows only that everything runs.
-      only: names of programs; all of them if empty.
+      scale: ``full`` for a GPU, ``small`` for a CPU, and ``tiny`` to check only that all
+        runs.
+      only: names of programs; by default all.
     """
 
     scale: Scale = "full"
     only: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises ValueError for a name of no program."""
+        """Raises ValueError for an unknown program."""
         for name in self.only:
             if name not in CASES[self.scale]:
                 expected = f"of {', '.join(CASES[self.scale])}"
@@ -73,10 +74,10 @@ class FirstStepOptions(Output):
 
 
 def main(options: FirstStepOptions) -> list[Row]:
-    """Times, prints, and appends to ``first_step.jsonl``.
+    """Times all programs, prints the times, and appends them to ``first_step.jsonl``.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     options.check()
     rows: list[Row] = []
@@ -90,7 +91,7 @@ def main(options: FirstStepOptions) -> list[Row]:
 
 
 def _measure(scale: Scale, name: str) -> Row:
-    """The row of one program, from three processes."""
+    """The row of one program, measured in three processes."""
     with tempfile.TemporaryDirectory() as folder:
         cache = {"JAX_COMPILATION_CACHE_DIR": folder, **_EVERYTHING}
         first, another, common = in_new_process(_first_call, scale, name, environment=cache)
@@ -109,7 +110,7 @@ def _measure(scale: Scale, name: str) -> Row:
 
 
 def _seconds(first: Stages, is_gpu: bool, scale: Scale, name: str) -> Mapping[str, float | None]:
-    """The columns of the parts; the compilation is divided by other ones, without autotuning."""
+    """The columns of the parts; compilation is split by means of others without autotuning."""
     parts: dict[str, float | None] = {f"{part}_s": None for part in _PARTS}
     for part in ("trace", "lower", "run", "total"):
         parts[f"{part}_s"] = getattr(first, part)
@@ -122,11 +123,11 @@ def _seconds(first: Stages, is_gpu: bool, scale: Scale, name: str) -> Mapping[st
     return parts
 
 
-# -- what runs in processes of their own -------------------------------------------------------
+# -- functions that run in separate processes -------------------------------------------------
 
 
 def _first_call(scale: Scale, name: str) -> tuple[Stages, Stages | None, Row]:
-    """The first call, that of another size, and what the machine is."""
+    """The first call, that of another size, and a description of the machine."""
     before = read_cpu()
     case = CASES[scale][name]
     stages = measure_stages(_ready(case.make()))
@@ -136,21 +137,21 @@ def _first_call(scale: Scale, name: str) -> tuple[Stages, Stages | None, Row]:
 
 
 def _cached_call(scale: Scale, name: str) -> Stages:
-    """The first call in a process, of a program that another one has compiled."""
+    """The first call, in this process, of a program that another process has compiled."""
     return measure_stages(_ready(CASES[scale][name].make()))
 
 
 def _two_compilations(scale: Scale, name: str) -> tuple[float, float]:
-    """The seconds of the first compilation in a process, and of another of the same program."""
+    """Seconds of the first compilation in a process, and of a second one of the same program."""
     program = _ready(CASES[scale][name].make())
     first = measure_stages(program).compile
-    # Another function, so that it is traced, lowered and compiled again.
+    # A new function, so that it is traced, lowered and compiled again.
     again = measure_stages(Program(lambda *args: program.function(*args), program.args)).compile
     return first, again
 
 
 def _ready(program: Program) -> Program:
-    """The program with its arrays on the device, and none of them still being computed."""
+    """The program with all its arrays computed and on the device."""
     args = jax.block_until_ready(jax.device_put(program.args))
     return Program(program.function, args)
 

@@ -1,18 +1,18 @@
-"""Times networks of plain JAX, jraph and jraphx as they are, and rewritten by ``jaxgnn.fuse``.
+"""Times networks of plain JAX, jraph and jraphx, unmodified and rewritten by ``jaxgnn.fuse``.
 
 ``python -m experiments.benchmarks.fuse`` prints a line for each graph and network: milliseconds of
-the function and all its gradients, unfused and fused, the ratio, and the ops that took over, and
-appends them to ``fuse.jsonl``. Each line is printed as soon as it is measured. ``out of memory`` is
-what did not fit, with the bytes that XLA planned for it. Where there is a version that is written
-with our ops, it is timed, too. The rows also have the time that rewriting takes with either search,
-and the seconds of each stage, from the graph to the last measurement.
+the function and all its gradients, unfused and fused, the ratio, and the ops that were inserted. It
+appends the lines to ``fuse.jsonl``. Each line is printed as soon as it is measured. ``out of
+memory`` marks a program that did not fit, with the bytes that XLA planned for it. A version written
+with our ops is timed too, where it exists. The rows also have the time of rewriting with either
+search, and the seconds of each stage, from the graph to the last measurement.
 
-Edge lists that are not short are arguments of all compiled programs, fused and unfused, as by
-``jaxgnn.fuse.jit``: as constants XLA would compute with them ahead, for minutes on a large graph.
+Longer edge lists are arguments of all compiled programs, fused and unfused, as in
+``jaxgnn.fuse.jit``. XLA would evaluate constants at compile time, for minutes on a large graph.
 
-The work is done in a process of its own. A stage that lasts longer than a second is named when it
-does. A network for which ``--case-limit`` does not suffice is stopped, even while XLA compiles, and
-its line says in which stage; then the next one goes on. On the small graphs nothing may be slower.
+The work runs in a separate process. A stage that takes longer than a second is printed by name. A
+network that exceeds ``--case-limit`` is stopped, even while XLA compiles; its line names the stage,
+and the next network follows. On the small graphs fusing must not slow anything down.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ GRAPHS: dict[str, Workload] = {
     "flickr": like("flickr", dim=256),
     "reddit": like("reddit", dim=256),
 }
-# On a graph of a hundred million edges what has a bar there: each takes seconds to prepare.
+# Networks with a target. Only these run on a graph of a hundred million edges, because each takes
+# seconds to prepare.
 _ON_REDDIT = (
     "jraph.GraphConvolution",
     "jraph.GAT",
@@ -65,16 +66,16 @@ _PATIENCE = 1.0  # seconds of a stage before it is printed
 
 @dataclass(frozen=True)
 class FuseOptions(Output):
-    """What is timed.
+    """Settings of a run.
 
     Attributes:
-      graphs: names among empty, tiny, molecules, sudoku, uniform, flickr and reddit; if left out
-        tiny, molecules and uniform, and flickr in the place of uniform on a GPU.
-      models: names of networks; all if left out, on reddit a few.
+      graphs: names among empty, tiny, molecules, sudoku, uniform, flickr and reddit; by default
+        tiny, molecules and uniform, with flickr instead of uniform on a GPU.
+      models: names of networks; by default all, and a few on reddit.
       budget: milliseconds of timing for each line.
-      limit: seconds after which everything is stopped; what is left out is named.
-      case_limit: seconds after which one network on one graph is stopped, and the next one begun;
-        the first one of a process makes the graph, too.
+      limit: seconds after which everything is stopped; cases that did not run are named.
+      case_limit: seconds after which one network on one graph is stopped, and the next one begins;
+        the first one of a process also builds the graph.
     """
 
     graphs: tuple[str, ...] = ()
@@ -84,7 +85,7 @@ class FuseOptions(Output):
     case_limit: float = 90.0
 
     def check(self) -> None:
-        """Raises ValueError for a graph or a network that there is not, and for no time."""
+        """Raises ValueError for an unknown graph or network, or a limit that is not positive."""
         for option, given, known in (
             ("--graphs", self.graphs, tuple(GRAPHS)),
             ("--models", self.models, NAMES),
@@ -104,7 +105,7 @@ def measurements(options: FuseOptions, done: int) -> Iterator[Device | Begun | M
     """Measures each network on each graph, except the first ``done`` of them.
 
     Yields:
-      The device with all cases; then for each case its stages as they begin, and its row.
+      The device with all cases; then for each case its stages, as they begin, and its row.
     """
     yield Device(device_description(), _cases(options))
     made: tuple[str, Edges] | None = None
@@ -123,23 +124,23 @@ def measurements(options: FuseOptions, done: int) -> Iterator[Device | Begun | M
 
 @dataclass
 class Stages:
-    """The seconds of the stages of a case.
+    """Seconds of the stages of a case.
 
     Attributes:
-      seconds: of the stages that are over.
+      seconds: seconds of the finished stages.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     _running: tuple[str, float] | None = None
 
     def begin(self, stage: str) -> Begun:
-        """Ends the stage that runs, and begins another one."""
+        """Ends the current stage, and begins another one."""
         self.end()
         self._running = stage, time.perf_counter()
         return Begun(stage)
 
     def end(self) -> Row:
-        """Ends the stage that runs; returns all, for a row."""
+        """Ends the current stage; returns the seconds of all, for a row."""
         if self._running is not None:
             stage, start = self._running
             self.seconds[stage] = time.perf_counter() - start
@@ -148,7 +149,7 @@ class Stages:
 
 
 def _cases(options: FuseOptions) -> list[tuple[str, str]]:
-    """The graphs and networks that are to be timed, graph by graph."""
+    """The graphs and networks to time, graph by graph."""
     is_gpu = jax.default_backend() != "cpu"
     graphs = options.graphs or ("tiny", "molecules", "flickr" if is_gpu else "uniform")
     here = available()
@@ -157,7 +158,7 @@ def _cases(options: FuseOptions) -> list[tuple[str, str]]:
 
 
 def _edges(workload: Workload) -> Edges:
-    """A graph's edges, in an order of their own, as they come from a file."""
+    """A graph's edges in random order, as they might come from a file."""
     if workload.edges == 0:
         none = jnp.zeros(0, jnp.int32)
         return Edges(none, none, workload.nodes)
@@ -182,7 +183,7 @@ def _with_gradients(fn: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def _measured(network: PlainNetwork, options: FuseOptions, stages: Stages) -> Iterator[Begun | Any]:
-    """The row of a network, after its stages."""
+    """Yields the stages of a network, then its row."""
     functions = {"fused": fuse(network.run), "plain": network.run}
     if network.by_hand is not None:
         functions["hand"] = network.by_hand
@@ -208,7 +209,7 @@ def _measured(network: PlainNetwork, options: FuseOptions, stages: Stages) -> It
 class _Compiled(NamedTuple):
     """A program, and the bytes that XLA plans for it with its arguments.
 
-    ``candidate`` is None if that is more than there is, ``planned`` if XLA did not get so far.
+    ``candidate`` is None if that exceeds the memory, ``planned`` if XLA failed before planning.
     """
 
     candidate: Candidate | None
@@ -239,14 +240,14 @@ def _compiled(
 
 
 def _fits(planned: int) -> bool:
-    """Whether memory may suffice; a GPU says so itself, while a host ends the process."""
+    """Whether memory may suffice; always on a GPU, which reports an error, unlike a host."""
     if jax.default_backend() != "cpu":
         return True
     return planned < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _rewriting_times(network: PlainNetwork) -> Row:
-    """Milliseconds that tracing and rewriting take, of a graph that is prepared already."""
+    """Milliseconds for tracing and rewriting, with a graph that is already prepared."""
     searches: tuple[Search, ...] = ("matcher", "egglog") if has_egglog() else ("matcher",)
     times = {}
     for search in searches:
@@ -261,15 +262,15 @@ def _rewriting_times(network: PlainNetwork) -> Row:
 
 @dataclass
 class _Watch:
-    """What the other process does, since when, and until when it may.
+    """State of the other process: its stage, since when, and its deadline.
 
     Attributes:
-      over: the moment at which everything is stopped, of ``time.monotonic``.
+      over: time at which everything is stopped, of ``time.monotonic``.
       case_limit: seconds for a case.
-      began: when the case, or before the first one the process, began.
-      has_started: whether the process has, which counts for no case.
-      stage: what is done now.
-      is_printed: whether that was printed.
+      began: start of the case, or of the process before its first case.
+      has_started: whether the process has started; its start counts for no case.
+      stage: the current stage.
+      is_printed: whether the stage was printed.
     """
 
     over: float
@@ -280,16 +281,16 @@ class _Watch:
     is_printed: bool = False
 
     def deadline(self) -> float:
-        """The moment at which the case is stopped."""
+        """The time at which the case is stopped."""
         return min(self.over, self.began + self.case_limit) if self.has_started else self.over
 
     def next_case(self) -> None:
-        """Begins to wait for another case."""
+        """Starts the clock of another case."""
         self.began, self.has_started = time.monotonic(), True
         self.stage, self.is_printed = "starting", False
 
     def hears(self, message: Begun | None) -> None:
-        """Notes a stage that begins; one that lasts, for which the message is None, is printed."""
+        """Stores a stage that begins; with None, prints the current stage if it lasts."""
         if message is not None:
             self.stage, self.is_printed = message.stage, False
         elif not self.is_printed:
@@ -298,9 +299,9 @@ class _Watch:
 
 
 def rows_of(options: FuseOptions) -> Iterator[Row]:
-    """A row for each case as it is measured, with the device; one that was stopped says where.
+    """Yields a row for each case, as soon as it is measured; a stopped one names its stage.
 
-    After a case that was stopped another process goes on with the next one.
+    After a case that was stopped, a new process continues with the next one.
     """
     over = time.monotonic() + options.limit
     device: Device | None = None

@@ -1,8 +1,8 @@
-"""Times ``ops.fused_linear`` with ``ops.MaxK``, which makes compressed rows of dense ones.
+"""Times ``ops.fused_linear`` with ``ops.MaxK``, which computes compressed rows from dense ones.
 
 Run ``python -m experiments.benchmarks.fused_linear_maxk``. An eighth of the columns is kept.
 ``auto`` is ``implementation=None``, ``product`` is ``x @ kernel + bias`` alone, in plain JAX, and
-``two ops`` has ``ops.maxk`` behind that. Bytes: rows in, values and columns out, and in the
+``two ops`` applies ``ops.maxk`` after that. Bytes: rows in, values and columns out, and in the
 backward pass x and values' gradients in, rows' gradients out.
 """
 
@@ -26,12 +26,12 @@ from experiments.benchmarks._workloads import ROWS, Rows
 from jaxgnn import ops
 from jaxgnn.graph import column_dtype
 
-_WIDEST = 256  # wider layers are bound by their products
+_WIDEST = 256  # wider layers are compute-bound
 _COLUMNS_OF_ONE_KEPT = 8
 
 
 def bytes_moved(direction: str, *, rows: int, dim: int, k: int, itemsize: int) -> int:
-    """The rows once for each pass that has to read or write them; parameters are left out.
+    """Bytes of the rows, once for each pass that has to read or write them, without parameters.
 
     Raises:
       KeyError: if there is no such direction.
@@ -42,7 +42,7 @@ def bytes_moved(direction: str, *, rows: int, dim: int, k: int, itemsize: int) -
 
 
 def cases(workload: Rows) -> Iterator[Case]:
-    """Every dtype and direction of the widths that rows bound."""
+    """Yields every dtype and direction for widths that are memory-bound."""
     if workload.dim > _WIDEST:
         return
     k, features = max(1, workload.dim // _COLUMNS_OF_ONE_KEPT), (workload.dim,) * 2

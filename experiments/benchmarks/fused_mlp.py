@@ -17,7 +17,7 @@ from experiments.benchmarks._workloads import ROWS, Rows
 
 
 def cases(workload: Rows) -> Iterator[Case]:
-    """Every activation, dtype and direction."""
+    """Yields every activation, dtype and direction."""
     for activation in workload.activations:
         yield from _layers.cases(_layers.Layers("fused_mlp", activation), workload, 2)
 

@@ -4,13 +4,13 @@ Run ``python -m experiments.benchmarks.hypergraph_conv``. There are three parts:
 
 - ``hypergraph_conv``: one layer on a large random hypergraph;
 - ``expert_coupling``: ``nn.ExpertCoupler`` on tokens of eight experts with all pairs as hyperedges:
-  layers, gelu, sums, and the mean over the experts, with the gradients to all arrays; ``pallas`` is
-  by the kernels of the mixing;
+  layers, gelu, sums, and the mean over the experts, with the gradients to all arrays; ``pallas``
+  uses the mixing kernels;
 - ``expert_lm``: a whole training step of ``models.ExpertGraphLM`` with AdamW.
 
-The weighting is torch-geometric's, which costs as much as the paper's; results of both are compared
-before they are timed. Bytes: as ``_hypergraphs`` counts them; of a training step, what AdamW has to
-read and write.
+The weighting is torch-geometric's, which costs as much as the paper's. Results of both libraries
+are compared before they are timed. Bytes: counted by ``_hypergraphs``; for a training step, those
+that AdamW has to read and write.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from experiments.benchmarks._session import Options, Session, run_op
 from jaxgnn import nn, ops
 from jaxgnn.models import ExpertGraphLM
 
-# Of the largest entry of each array: torch's sums in bfloat16 err by many roundings.
+# Relative to the largest entry of each array; torch's bfloat16 sums have many rounding errors.
 _TOLERANCES = {"float32": 2e-2, "bfloat16": 1e-1}
 
 
 def cases(workload: Coupling | Hypergraph | Step) -> Iterator[Case]:
-    """Every dtype, and every direction of the ops."""
+    """Yields every dtype, and every direction of the ops."""
     for dtype in workload.dtypes:
         if isinstance(workload, Step):
             yield _step_case(workload, dtype)
@@ -103,7 +103,7 @@ def _coupling(workload: Coupling, dtype: str, name: ops.Name | None):
             combiner=mean_over_experts,
             weighting="pyg",
             dtype=jnp.dtype(dtype),
-            # By its name it would be the kernel of the sums.
+            # The name alone would select the kernel of the sums.
             path="mixing" if name == "pallas" else "auto",
             implementation=name,
             rngs=nnx.Rngs(0),
@@ -125,27 +125,27 @@ def _coupling(workload: Coupling, dtype: str, name: ops.Name | None):
 
 
 def mean_over_experts(h: jax.Array) -> jax.Array:
-    """What is left of the experts without the combiner's linear map and norm."""
+    """The mean over the experts: the combiner without its linear map and norm."""
     return jnp.mean(h, axis=-2)
 
 
 def _comparable(what: str, ours: Candidate, peer: Candidate, tolerance: float) -> bool:
-    """Whether the peer runs here, and computes the same; says if not."""
+    """Whether the peer runs here and computes the same; prints if not."""
     try:
         return agree(what, ours, peer, tolerance)
-    except RuntimeError as error:  # torch's, such as that of too little memory, cost its rows alone
+    except RuntimeError as error:  # an error in torch, such as out of memory, costs only its rows
         print(f"{what}: no rows of PyG: {error}", flush=True)
         return False
 
 
 def agree(what: str, ours: Candidate, peer: Candidate, tolerance: float) -> bool:
-    """Whether results and gradients are the same; says how far they are apart.
+    """Whether results and gradients agree; prints their largest difference.
 
     Args:
-      what: is compared, in words.
+      what: name of the comparison.
       ours: our candidate.
-      peer: another library's.
-      tolerance: of each array, the largest difference over the largest entry.
+      peer: another library's candidate.
+      tolerance: largest allowed difference of an array, relative to its largest entry.
     """
     result = jax.jit(ours.run)(*ours.inputs[0])
     expected = [np.asarray(array, np.float32) for array in jax.tree.leaves(result)]
@@ -155,7 +155,7 @@ def agree(what: str, ours: Candidate, peer: Candidate, tolerance: float) -> bool
         np.abs(e - t.reshape(e.shape)).max() / np.abs(e).max()
         for e, t in zip(expected, theirs, strict=True)
     ]
-    # NumPy's maximum of anything with a NaN is NaN, unlike Python's, and that is not the same.
+    # NumPy's maximum of values with a NaN is NaN, unlike Python's, and then counts as different.
     largest = float(np.max(differences))
     same = largest <= tolerance
     verdict = "" if same else f", more than {tolerance:.0e}: no rows of PyG"
@@ -175,14 +175,14 @@ def _step_case(workload: Step, dtype: str) -> Case:
         workload=workload,
         direction="training step",
         dtype=dtype,
-        # The gradient out and in; parameters and two moments in and out.
+        # The gradient written and read; parameters and two moments read and written.
         nbytes=8 * 4 * parameters,
         candidates=made,
     )
 
 
 def _step(workload: Step, dtype: str, name: ops.Name | None) -> Candidate:
-    """``(state, tokens) -> (state, loss)``, compiled; the state stays as it is given."""
+    """``(state, tokens) -> (state, loss)``, compiled; the input state is not donated."""
     model = nnx.jit(_make_model, static_argnums=(0, 1, 2))(workload, dtype, name)
     graphdef, parameters = nnx.split(model)
     parameters = nnx.to_pure_dict(parameters)

@@ -2,32 +2,33 @@
 
 Run ``python -m experiments.benchmarks.many_gpus``. The network is MaxK-GraphSAGE, 4 layers of 256,
 dense (ReLU) and with MaxK at every k; a step is forward, backward and Adam. The graphs are
-synthetic ones of published sizes, made once and dealt out to 1, 2, 4 and 8 devices, as many as
-there are. The steps of all numbers of devices take turns, in one process.
+synthetic ones of published sizes, built once and distributed over 1, 2, 4 and 8 devices, as far as
+available. The steps of all numbers of devices take turns, in one process.
 
-- ms: of a whole step, median over batches of steps that are queued without a wait, as in training.
-- x least: how many times faster than on the least number of devices, in the same run.
-- exchange: ms of all exchanges of rows of a step, forward and back, when nothing else runs.
-- MB predicted and counted: what a device receives of rows in a step, by shapes and by the
+- ms: time of a whole step, median over batches of steps that are queued without a wait, as in
+  training.
+- x least: speedup over the least number of devices, in the same run.
+- exchange: ms of all exchanges of rows of a step, forward and backward, when nothing else runs.
+- MB predicted and counted: bytes of rows that a device receives in a step, by shapes and by the
   collectives of the compiled program. The all-reduces, which sum the gradients of the parameters,
-  stand apart.
-- MiB: what XLA plans for a device: temporaries, arguments and results.
+  are listed separately.
+- MiB: memory that XLA plans for a device: temporaries, arguments and results.
 - loss and gradient: largest relative difference of the losses and gradients of the first steps from
-  those on the least number of devices, each step from the same parameters. Dropout draws the same
-  on any number. What each number of devices has made of its own parameters is not compared: Adam
-  divides a gradient by its size, and so makes steps of the rounding of the smallest ones. Biases
-  begin with small random numbers: Adam's first step makes equal ones of zeros, and which of equal
-  entries MaxK keeps is decided by rounding.
+  those on the least number of devices. Each step starts from the same parameters, and dropout draws
+  the same on any number of devices. Parameters after a step are not compared, because Adam divides
+  a gradient by its size, and so amplifies the rounding of the smallest ones. Biases start with
+  small random numbers: Adam's first step would turn zeros into equal entries, and rounding decides
+  which of several equal entries MaxK keeps.
 
-``--overlap`` sums over the edges of a device's own nodes while the rows of others travel;
-``--records`` sends values and columns of a row by one collective in the place of two.
-``--wire-dtype bfloat16`` halves the bytes of values, and rounds them, so that losses differ; where
-the compiler widens them again, as XLA does for CPUs, the bytes that are counted say so.
-``--times 8`` takes a graph of eight times the nodes and edges, and ``--weak`` one that grows with
-the number of devices, so that 1 is the perfect ratio of times. Both have one number of devices
-after the other in memory, so that losses are not compared; where memory runs out, a row says so.
+``--overlap`` sums over the edges of a device's own nodes while the rows of others are received;
+``--records`` sends values and columns of a row by one collective instead of two.
+``--wire-dtype bfloat16`` halves the bytes of values, and rounds them, so that losses differ. A
+compiler may widen them again, as XLA does for CPUs; the counted bytes show this.
+``--times 8`` uses a graph of eight times the nodes and edges, and ``--weak`` one that grows with
+the number of devices, so that 1 is the perfect ratio of times. Both keep one number of devices at a
+time in memory, so that losses are not compared. A row that runs out of memory says so.
 
-On CPUs it shows numbers and bytes alone: times of virtual devices mean nothing.
+On CPUs only numbers and bytes are meaningful: virtual devices have no meaningful times.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ from jaxgnn.testing.timing import (
 
 _AXIS = "nodes"
 _BATCH_MS = 300.0
-# The part of its mean of gradients that Adam keeps in a step.
+# Fraction of its mean of gradients that Adam keeps in a step.
 _MEAN_KEPT = 0.9
 _MEMORY = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
 _COLUMNS = (
@@ -103,24 +104,24 @@ class ManyGPUsOptions(Output):
     """Settings of a run.
 
     Attributes:
-      devices: numbers of devices; those of 1, 2, 4 and 8 that there are, if left out.
-      only: synthetic graphs of ``jaxgnn.datasets``; if left out ``reddit``, ``products`` and
+      devices: numbers of devices; by default those of 1, 2, 4 and 8 that are available.
+      only: synthetic graphs of ``jaxgnn.datasets``; by default ``reddit``, ``products`` and
         ``proteins``, and on a CPU ``tiny``.
       ks: entries that MaxK keeps of each row.
-      dense: time the dense network with ReLU too.
+      dense: also time the dense network with ReLU.
       layers: number of convolutions.
       hidden: width of the hidden layers.
-      partition: how rows are dealt out: ``degree``, ``contiguous``, ``random`` or ``metis``.
-      exchange: how rows travel: ``auto``, ``all_gather`` or ``all_to_all``.
-      wire_dtype: dtype in which features travel, such as ``bfloat16``; their own if left out.
-      records: send values and columns of MaxK's rows together, by one collective for two.
-      overlap: sum over the edges of own nodes while the rows of others travel.
-      times: copies of the nodes, of which the graph is to be made.
-      weak: take a graph of as many copies as there are devices, times ``times``.
-      cache: folder that keeps partitions, of which ``metis`` takes long.
+      partition: assignment of rows to devices: ``degree``, ``contiguous``, ``random`` or ``metis``.
+      exchange: collective that exchanges rows: ``auto``, ``all_gather`` or ``all_to_all``.
+      wire_dtype: dtype in which features are sent, such as ``bfloat16``; by default their own.
+      records: send values and columns of MaxK's rows together, by one collective instead of two.
+      overlap: sum over the edges of own nodes while the rows of others are received.
+      times: number of copies of the nodes in the graph.
+      weak: use a graph of as many copies as there are devices, times ``times``.
+      cache: folder that stores partitions, because ``metis`` takes long.
       steps: number of first steps whose losses are compared.
-      repeats: batches of each step that are timed.
-      budget_s: once the batches of a graph took so many seconds together, three of each are enough.
+      repeats: number of timed batches of each step.
+      budget_s: seconds of all batches of a graph, after which three batches of each are enough.
     """
 
     devices: tuple[int, ...] = ()
@@ -142,7 +143,7 @@ class ManyGPUsOptions(Output):
     budget_s: float = 10.0
 
     def check(self, command: str = "many_gpus") -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed.
+        """Raises ValueError for the first invalid option, by the name that is typed.
 
         Args:
           command: the name of the command whose options these are.
@@ -169,7 +170,7 @@ class ManyGPUsOptions(Output):
         return tuple(sorted(self.devices)) or tuple(n for n in (1, 2, 4, 8) if n <= there)
 
     def together(self) -> bool:
-        """Whether all numbers of devices have the same graph, and place for it at once."""
+        """Whether all numbers of devices share one graph, and fit in memory together."""
         return self.times == 1 and not self.weak
 
     def graphs(self) -> tuple[str, ...]:
@@ -184,7 +185,7 @@ class ManyGPUsOptions(Output):
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """The data on some devices."""
+    """The data, distributed over some devices."""
 
     graph: distributed.ShardedGraph
     features: jax.Array
@@ -224,10 +225,10 @@ class Key(NamedTuple):
 
 
 class FirstSteps(NamedTuple):
-    """The first steps of a network, each from the parameters of the least number of devices.
+    """First steps of a network, each from the parameters on the least number of devices.
 
     Attributes:
-      losses: their losses.
+      losses: losses of the steps.
       gradients: gradients of the parameters in each step, on the host.
     """
 
@@ -235,7 +236,7 @@ class FirstSteps(NamedTuple):
     gradients: list[list[np.ndarray]]
 
     def differences(self, other: FirstSteps) -> dict[str, float]:
-        """The largest relative differences from other ones."""
+        """The largest relative differences between two runs."""
         of_losses = (abs(a - b) / abs(b) for a, b in zip(self.losses, other.losses, strict=True))
         of_gradients = (
             np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny)
@@ -249,10 +250,10 @@ class FirstSteps(NamedTuple):
 
 
 def main(options: ManyGPUsOptions) -> list[Row]:
-    """Times, prints, and appends to ``many_gpus.jsonl``.
+    """Times all steps, prints the times, and appends them to ``many_gpus.jsonl``.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     limit_launches()
     options.check()
@@ -267,7 +268,7 @@ def main(options: ManyGPUsOptions) -> list[Row]:
 
 
 def _of_graph(options: ManyGPUsOptions, name: str, device: Row) -> list[Row]:
-    """The rows of one graph, of which nothing stays on the devices."""
+    """The rows of one graph, which is then freed on the devices."""
     counts = options.counts()
     groups = [counts] if options.together() else [(count,) for count in counts]
     rows: list[Row] = []
@@ -286,7 +287,7 @@ def _of_graph(options: ManyGPUsOptions, name: str, device: Row) -> list[Row]:
 def _of_counts(
     options: ManyGPUsOptions, name: str, counts: tuple[int, ...]
 ) -> dict[Key, tuple[Row, Timing | None]]:
-    """What is measured of one graph on some numbers of devices, which are in memory together."""
+    """Rows of one graph on some numbers of devices, which are in memory together."""
     times = options.times * (counts[0] if options.weak else 1)
     with told(f"{name}: making the graph" + f", {times} times" * (times > 1)):
         data = load(name, times)
@@ -307,7 +308,7 @@ def _of_counts(
 
 @contextlib.contextmanager
 def told(what: str) -> Iterator[None]:
-    """Says what is done, and afterwards how long it took."""
+    """Prints what is being done, and afterwards its duration."""
     print(f"{what} ...", flush=True)
     start = time.perf_counter()
     yield
@@ -315,7 +316,7 @@ def told(what: str) -> Iterator[None]:
 
 
 def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
-    """Deals the data out to the first ``count`` devices."""
+    """Distributes the data over the first ``count`` devices."""
     mesh = Mesh(np.array(jax.devices()[:count]), (_AXIS,))
     partition: Any = options.partition
     graph = distributed.shard(
@@ -332,7 +333,7 @@ def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
 
 
 def _compile(options: ManyGPUsOptions, data: Data, spread: dict[int, Spread]) -> dict[Key, Step]:
-    """The steps of every k on every number of devices, compiled side by side."""
+    """Compiles the steps of every k on every number of devices, concurrently."""
     arguments: dict[Key, tuple[Any, ...]] = {}
     lowered = {}
     for k in options.all_ks():
@@ -404,7 +405,7 @@ def make_step(
 
 
 def _with_random_biases(params: nnx.State) -> nnx.State:
-    """The parameters with numbers of a standard deviation of 0.01 for the zeros of biases."""
+    """Replaces zero biases by random numbers with a standard deviation of 0.01."""
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
 
     def drawn(path, leaf):
@@ -416,10 +417,10 @@ def _with_random_biases(params: nnx.State) -> nnx.State:
 
 
 def _first_steps(steps: dict[Key, Step], number: int) -> dict[Key, FirstSteps | None]:
-    """The first steps of every network on every number of devices; None if memory ran out.
+    """First steps of every network on every number of devices; None if memory ran out.
 
-    All numbers of devices begin each step with the parameters that the least number of them, whose
-    memory sufficed, has come to.
+    All numbers of devices begin each step with the parameters of the least number that did not run
+    out of memory.
     """
     made: dict[Key, FirstSteps | None] = dict.fromkeys(steps)
     for k in dict.fromkeys(key.k for key in steps):
@@ -448,13 +449,13 @@ def _first_steps(steps: dict[Key, Step], number: int) -> dict[Key, FirstSteps | 
 
 
 def _gradient(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[np.ndarray]:
-    """The gradient of a step, from the means of gradients that Adam keeps before and after it."""
+    """Gradient of a step, from Adam's means of gradients before and after it."""
     means = (jax.tree.leaves(jax.device_get(state[2][0].mu)) for state in (before, after))
     return [(new - _MEAN_KEPT * old) / (1 - _MEAN_KEPT) for old, new in zip(*means, strict=True)]
 
 
 def _time(options: ManyGPUsOptions, steps: dict[Key, Step]) -> dict[str, Timing | None]:
-    """The times of all steps and of their exchanges, which take turns."""
+    """Times of all steps and of their exchanges, measured in turns."""
     candidates = {
         _name(key): Candidate(step.run, [step.arguments], jit=False) for key, step in steps.items()
     }
@@ -470,7 +471,7 @@ def _name(key: Key, what: str = "step") -> str:
 
 
 def _exchange(options: ManyGPUsOptions, step: Step) -> Candidate:
-    """The exchanges of rows of a step alone, forward and back."""
+    """The exchanges of rows of a step without the rest, forward and backward."""
     graph, width = step.graph, options.hidden
     rows = graph.devices * graph.rows
     x = jax.device_put(jnp.zeros((rows, width if step.k is None else step.k)), graph.row_sharding)
@@ -494,7 +495,7 @@ def _exchange(options: ManyGPUsOptions, step: Step) -> Candidate:
 
 
 def _labels(options: ManyGPUsOptions, name: str, data: Data, key: Key) -> Row:
-    """What a row is about."""
+    """Fields that identify a row."""
     return {
         "op": "many_gpus",
         "workload": name,
@@ -520,7 +521,7 @@ def _labels(options: ManyGPUsOptions, name: str, data: Data, key: Key) -> Row:
 def _measure(
     options: ManyGPUsOptions, name: str, data: Data, counts: tuple[int, ...]
 ) -> dict[Key, tuple[Row, Timing | None]]:
-    """What a row of each step has beside its labels, and the time of the step."""
+    """The measured fields of each step's row, and the time of the step."""
     spread = {}
     for count in counts:
         with told(f"{name}: dealing it out to {count}"):

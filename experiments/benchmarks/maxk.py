@@ -28,7 +28,7 @@ def bytes_moved(rows: int, dim: int, k: int, itemsize: int, direction: str) -> i
 
 
 def cases(workload: Workload) -> Iterator[Case]:
-    """Every dtype, k and direction; the backward needs the forward's columns, so is with it."""
+    """Yields every dtype, k and direction; the backward is timed with the forward it needs."""
     for dtype in workload.dtypes:
         for k in workload.ks:
             inputs = _inputs(workload, dtype, k)

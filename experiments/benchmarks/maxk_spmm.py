@@ -1,9 +1,9 @@
-"""Times ``ops.maxk_spmm`` against the dense product, XLA's and the best there is.
+"""Times ``ops.maxk_spmm`` against the dense product, XLA's and the best available.
 
-Run ``python -m experiments.benchmarks.maxk_spmm``; ``--break-even`` measures instead how large k
-may be before the dense product is faster. Bytes: offsets and senders once; for each edge the k
+Run ``python -m experiments.benchmarks.maxk_spmm``; ``--break-even`` measures instead the largest k
+at which it is faster than the dense product. Bytes: offsets and senders once; for each edge the k
 values and columns of a sender forward, and backward the k entries of the gradient at a sender's
-columns; the columns, and what is written, once.
+columns; the columns and the results once.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class MaxkSpmmOptions(Options):
     """Settings of a run.
 
     Attributes:
-      break_even: measure the largest k / dim at which the k-sparse kernels are the faster ones.
-      dims: widths that are tried for it.
-      parts: the k that are tried for it, in 32nds of the width, ascending.
+      break_even: measure the largest k / dim at which the k-sparse kernels are faster.
+      dims: widths to try for the break-even.
+      parts: values of k to try for the break-even, in 32nds of the width, ascending.
     """
 
     break_even: bool = False
@@ -49,9 +49,9 @@ def bytes_moved(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str
 
 
 def bytes_once(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str) -> int:
-    """With every array once, as ``spmm.bytes_once`` counts: the kept entries, and the dense rows.
+    """Bytes with every array once, as in ``spmm.bytes_once``: the kept entries and the dense rows.
 
-    One of them is read and the other written; backward reads the columns and writes the values.
+    One is read and the other written. The backward reads the columns and writes the values.
     """
     kept = graph.num_cols * k * (itemsize + column_dtype(dim).itemsize)
     one_way = spmm.structure_bytes(graph) + kept + graph.num_rows * dim * itemsize
@@ -59,7 +59,7 @@ def bytes_once(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str)
 
 
 def cases(workload: Workload) -> Iterator[Case]:
-    """Every dtype and direction: first the dense product, for which k is the same, then every k.
+    """Yields every dtype and direction: first the dense product, independent of k, then every k.
 
     XLA has no k-sparse kernel, so its time is that of the dense product, without the expansion.
     """
@@ -97,7 +97,7 @@ def _case(workload, direction, dtype, k, nbytes, candidates) -> Case:
 
 
 def main(options: MaxkSpmmOptions) -> None:
-    """Times the op, or looks for the break-even."""
+    """Times the op, or measures the break-even."""
     if options.break_even:
         session = Session.start(options, WORKLOADS, BREAK_EVEN_TOO)
         _break_even.run(session, dims=options.dims, parts=options.parts)

@@ -1,12 +1,12 @@
-"""Times ``ops.mhc_layer``, a layer with hyper-connections, with no layer between.
+"""Times ``ops.mhc_layer``, a layer with hyper-connections, with the identity as the layer.
 
-Run ``python -m experiments.benchmarks.mhc_layer``. What is wrapped is the identity, so that all
-time is that of the hyper-connection; gradients are those to x, phi, alpha and bias. Beside ours
-are the layers of Liger and TransformerEngine, and one in plain torch, where these are installed.
+Run ``python -m experiments.benchmarks.mhc_layer``. Because the wrapped layer is the identity, all
+time is that of the hyper-connection. Gradients are those to x, phi, alpha and bias. It is compared
+with the layers of Liger and TransformerEngine, and one in plain torch, where these are installed.
 Bytes: the sum of the bytes of ``mhc_pre`` and ``mhc_post``, in ``_streams.bytes_moved``, where the
-backward pass adds the two gradients of x without another pass. ``mhc_layer`` moves one array of the
-streams less backward where its ends are linked; the count stays, so that a share of the limit means
-the same for it and for the ops apart.
+backward pass adds the two gradients of x without another pass. Where its two ends are linked,
+``mhc_layer`` moves one array of the streams less in the backward. The count does not change, so
+that its share of the limit can be compared with that of the separate ops.
 """
 
 from __future__ import annotations

@@ -1,30 +1,30 @@
-"""Counts the rows in which MaxK keeps other columns on several devices than on one, and tells why.
+"""Counts rows in which MaxK keeps other columns on several devices than on one, with the reason.
 
-Run ``python -m experiments.benchmarks.near_ties``. It takes the graphs and the network of
+Run ``python -m experiments.benchmarks.near_ties``. It uses the graphs and the network of
 ``many_gpus``, MaxK-GraphSAGE of 4 layers of 256, and runs its first training step, forward and
 backward, on one device and on several. Sums over nodes and edges have another order there, so that
-entries differ by rounding, and where the last entry that a row keeps and the next one are as near
+entries differ by rounding. If the last kept entry of a row and the next one are as close
 as that, another column is kept.
 
-A line for each layer has
+A line for each layer has these columns:
 
-- rows, and in how many of them other columns are kept. Behind such a row entries differ by more
-  than rounding, so that the rows of later layers differ for that reason too.
-- by rounding: the number of rows that keep other columns if all layers before have kept those of
-  one device. Only rounding tells these apart.
-- gap: how far the last kept entry of these rows is from the next one, at most, as a part of the
-  layer's largest entry.
-- gap / rounding: the same as a multiple of the largest difference of an entry of that row between
-  the two runs; at most 2 if near ties are the reason, as one entry went down and one up.
-- rounding: the largest such difference of all rows, as a part of the layer's largest entry.
+- rows: number of rows, and of those that keep other columns. Entries of such a row differ by more
+  than rounding, so that rows of later layers differ for that reason too.
+- by rounding: number of rows that keep other columns if all previous layers keep those of one
+  device. Only rounding causes these differences.
+- gap: largest difference between the last kept entry of these rows and the next one, relative to
+  the layer's largest entry.
+- gap / rounding: the gap as a multiple of the largest difference of an entry of that row between
+  the two runs; at most 2 if near ties are the reason, as one entry decreased and one increased.
+- rounding: largest such difference over all rows, relative to the layer's largest entry.
 
-Below it stand the largest relative differences of loss and gradients from those of one device:
-where each keeps its own columns, where several devices keep the columns of one, and of the dense
-network with ReLU, which selects nothing. If near ties are all that there is, the second line is as
+Then come the largest relative differences of loss and gradients from those of one device: where
+each run keeps its own columns, where several devices keep the columns of one, and of the dense
+network with ReLU, which selects nothing. If near ties are the only cause, the second line is as
 small as the third.
 
 Both kinds of rows are appended to ``near_ties.jsonl``. By default a GPU rounds the factors of
-float32 products; ``JAX_DEFAULT_MATMUL_PRECISION=highest`` lets it multiply them as they are.
+float32 products; ``JAX_DEFAULT_MATMUL_PRECISION=highest`` multiplies them without rounding.
 """
 
 from __future__ import annotations
@@ -89,16 +89,16 @@ class NearTiesOptions(Output):
     """Settings of a run.
 
     Attributes:
-      devices: numbers of devices to compare with one; those of 2, 4 and 8 that there are, if left
-        out.
-      only: synthetic graphs of ``jaxgnn.datasets``; if left out ``reddit``, and on a CPU ``tiny``.
+      devices: numbers of devices to compare with one; by default those of 2, 4 and 8 that are
+        available.
+      only: synthetic graphs of ``jaxgnn.datasets``; by default ``reddit``, and on a CPU ``tiny``.
       ks: entries that MaxK keeps of each row.
       layers: number of convolutions.
       hidden: width of the hidden layers.
-      partition: how rows are dealt out: ``degree``, ``contiguous``, ``random`` or ``metis``.
-      exchange: how rows travel: ``auto``, ``all_gather`` or ``all_to_all``.
-      wire_dtype: dtype in which features travel, such as ``bfloat16``; their own if left out.
-      cache: folder that keeps partitions, of which ``metis`` takes long.
+      partition: assignment of rows to devices: ``degree``, ``contiguous``, ``random`` or ``metis``.
+      exchange: collective that exchanges rows: ``auto``, ``all_gather`` or ``all_to_all``.
+      wire_dtype: dtype in which features are sent, such as ``bfloat16``; by default their own.
+      cache: folder that stores partitions, because ``metis`` takes long.
     """
 
     devices: tuple[int, ...] = ()
@@ -112,7 +112,7 @@ class NearTiesOptions(Output):
     cache: Path | None = None
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         self.network().check("near_ties")
         if not self.ks:
             raise bad_input("near_ties", "--ks", "at least one number", "none")
@@ -121,7 +121,7 @@ class NearTiesOptions(Output):
             raise bad_input("near_ties", "--devices", expected, self.devices or "none")
 
     def counts(self) -> tuple[int, ...]:
-        """The numbers of devices beside one."""
+        """The numbers of devices to compare with one."""
         there = jax.device_count()
         return self.devices or tuple(n for n in (2, 4, 8) if n <= there)
 
@@ -130,7 +130,7 @@ class NearTiesOptions(Output):
         return self.only or (("tiny",) if jax.default_backend() == "cpu" else ("reddit",))
 
     def network(self) -> ManyGPUsOptions:
-        """The options of ``many_gpus`` with this network, spread in this way."""
+        """The options of ``many_gpus`` with this network and this partition."""
         return ManyGPUsOptions(
             devices=self.devices,
             only=self.only,
@@ -145,7 +145,7 @@ class NearTiesOptions(Output):
 
 
 class Layer(NamedTuple):
-    """What the MaxK of a layer saw, for each row in the order of the nodes.
+    """Input and selection of a layer's MaxK, for each row in the order of the nodes.
 
     Attributes:
       entries: the rows from which it selects, float32 [rows, width].
@@ -161,7 +161,7 @@ class Run(NamedTuple):
 
     Attributes:
       step: its loss, and the gradients of the parameters on the host.
-      layers: what the MaxK of each layer saw; none of the dense network.
+      layers: input and selection of each layer's MaxK; empty for the dense network.
     """
 
     step: FirstSteps
@@ -169,12 +169,12 @@ class Run(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Which first step.
+    """A first step that is compared.
 
     Attributes:
       k: entries that MaxK keeps of each row; None for the dense network.
       devices: number of devices.
-      instead: whether it is given the columns to keep.
+      instead: whether the columns to keep are an argument.
     """
 
     k: int | None
@@ -197,7 +197,7 @@ class Program:
     state: tuple[Any, Any]
 
     def __call__(self, columns: Iterable[np.ndarray] = ()) -> Run:
-        """Runs it.
+        """Runs the step.
 
         Args:
           columns: for each layer the columns to keep, [nodes, k], if it takes them.
@@ -211,12 +211,12 @@ class Program:
 
 
 class WatchedMaxK(nnx.Module):
-    """MaxK that notes its rows and its columns, and may go on with other columns.
+    """MaxK that records its rows and columns, and can be given other columns.
 
     Args:
       k: entries that it keeps of each row.
-      columns: the columns to keep in the place of its own, [rows, k]; None for its own.
-      seen: takes what it saw.
+      columns: columns to keep instead of its own, [rows, k]; None for its own.
+      seen: list to which it appends its record.
     """
 
     def __init__(self, k: int, columns: jax.Array | None, seen: list[Layer]):
@@ -230,7 +230,7 @@ class WatchedMaxK(nnx.Module):
         self.note(Layer(x, kept.indices))
         if columns is None:
             return kept
-        # Padding rows have their first column k times, which nobody reads.
+        # Padding rows repeat their first column k times; nobody reads them.
         values = jnp.take_along_axis(x, columns.astype(jnp.int32), axis=1)
         return CBSR(values, columns, x.shape[1], in_range=True)
 
@@ -238,7 +238,7 @@ class WatchedMaxK(nnx.Module):
 def compiled(
     options: ManyGPUsOptions, data: Data, spread: dict[int, Spread], cases: Sequence[Case]
 ) -> dict[Case, Program]:
-    """Compiles first steps, side by side."""
+    """Compiles first steps concurrently."""
     states, lowered = {}, {}
     for case in cases:
         graphdef, *state = make_network(options, data, case.k)
@@ -256,7 +256,7 @@ def compiled(
 
 
 def _columns_of(options: ManyGPUsOptions, spread: Spread, case: Case) -> list[Any]:
-    """The shapes of the columns that a step is given."""
+    """The shapes of the columns passed to a step."""
     if not case.instead:
         return []
     graph = spread.graph
@@ -265,7 +265,7 @@ def _columns_of(options: ManyGPUsOptions, spread: Spread, case: Case) -> list[An
 
 
 def _first_step(graphdef: nnx.GraphDef, k: int | None, mesh: Mesh) -> Callable[..., Any]:
-    """The first step on all devices of a mesh, as ``Program`` runs it."""
+    """The first step on all devices of a mesh, with the signature of ``Program.run``."""
 
     def of_params(params, other, graph, features, labels, columns):
         network, seen = nnx.merge(graphdef, params, other), []
@@ -287,12 +287,12 @@ def _first_step(graphdef: nnx.GraphDef, k: int | None, mesh: Mesh) -> Callable[.
 
 
 def compared(one: Layer, own: Layer, same: Layer) -> Row:
-    """How the selections of a layer on several devices differ from those on one.
+    """Differences between the selections of a layer on several devices and on one.
 
     Args:
-      one: what it saw on one device.
-      own: what it saw on several, each layer with columns of its own.
-      same: what it saw there where the layers before have kept the columns of one device.
+      one: its record on one device.
+      own: its record on several, where each layer keeps its own columns.
+      same: its record on several, where the previous layers keep the columns of one device.
     """
     k = one.columns.shape[1]
     by_rounding = np.flatnonzero((one.columns != same.columns).any(axis=1))
@@ -316,10 +316,10 @@ def compared(one: Layer, own: Layer, same: Layer) -> Row:
 
 
 def main(options: NearTiesOptions) -> list[Row]:
-    """Runs, prints, and appends to ``near_ties.jsonl``.
+    """Runs all cases, prints the rows, and appends them to ``near_ties.jsonl``.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     limit_launches()
     options.check()
@@ -340,7 +340,7 @@ def main(options: NearTiesOptions) -> list[Row]:
 
 
 def _of_graph(options: NearTiesOptions, name: str) -> list[Row]:
-    """The rows of one graph, which are printed as they come."""
+    """The rows of one graph, printed as soon as they exist."""
     network, counts = options.network(), options.counts()
     with told(f"{name}: making the graph"):
         data = load(name)

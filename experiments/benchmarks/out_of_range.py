@@ -1,8 +1,8 @@
-"""What it costs to clamp the ids of a traced graph that nobody validated.
+"""Measures the cost of clamping the ids of a traced graph that was not validated.
 
 ``python -m experiments.benchmarks.out_of_range`` times ``spmm`` and its gradient over one random
-graph of 30 edges a row, whose arrays are arguments of the program. It is told once that the ids are
-in range, and once not. Both make what the kernels need (the plan) in the program.
+graph of 30 edges a row, whose arrays are arguments of the program. The graph is declared in range
+once, and once not. Both compute the plan of the kernels in the program.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""Times how long a graph takes from an edge list until it is ready to train.
+"""Times the preparation of a graph, from an edge list to the first training step.
 
 Run ``python -m experiments.benchmarks.preparation``, on a GPU with ``--edges 111e6 --nodes 233e3``
-for a graph of the size of Reddit. Everything is made from random edges, in turns, and after the
-first time, which is timed by itself, since only it compiles:
+for a graph of the size of Reddit. Everything is built from random edges, in turns. The first time,
+which alone compiles, is reported separately:
 
-- ``numpy``: ``CSRGraph.from_edges`` of numpy arrays, and what ``spmm`` and its gradients need;
-- ``device``: the same of arrays that are on the device;
-- ``maxk_spmm``: of numpy arrays, and what ``maxk_spmm`` needs, on a GPU with the edges by block;
+- ``numpy``: ``CSRGraph.from_edges`` of numpy arrays, and the preparation for ``spmm`` and its
+  gradients;
+- ``device``: the same from arrays on the device;
+- ``maxk_spmm``: from numpy arrays, prepared for ``maxk_spmm``, on a GPU with the edges by block;
 - ``scipy``: ``coo_array.tocsr``, and the transpose of the result, on the host;
 - ``torch``: where torch is installed, its stable sort of the receivers on the same device, senders
-  in that order and row offsets, and the same again by sender. This is how PyTorch Geometric sorts.
+  in that order and row offsets, and the same again by sender. PyTorch Geometric sorts this way.
 
-Bytes are those of all arrays of the graph, divided by those of ``indptr`` and ``indices``.
+Bytes are those of all arrays of the graph, relative to those of ``indptr`` and ``indices``.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class PreparationOptions(Output):
     Attributes:
       edges: number of edges.
       nodes: number of nodes.
-      repeats: how often each is timed after the first time.
-      only: names of candidates; all that run here if empty.
+      repeats: number of timings of each after the first.
+      only: names of candidates; by default all that run here.
     """
 
     edges: float = 1e7
@@ -64,7 +65,7 @@ class PreparationOptions(Output):
     only: tuple[str, ...] = ()
 
     def check(self, names: Mapping[str, Any]) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         for name in ("edges", "nodes", "repeats"):
             value = getattr(self, name)
             if not 1 <= value < 2**31:
@@ -91,10 +92,10 @@ class _Edges:
 
 
 def main(options: PreparationOptions) -> list[Row]:
-    """Times, prints, and appends to ``preparation.jsonl``.
+    """Times all candidates, prints the times, and appends them to ``preparation.jsonl``.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     candidates = _candidates()
     options.check(candidates)
@@ -134,7 +135,7 @@ def _first(name: str, edges: _Edges, make: Callable[[_Edges], Callable[[], Any]]
 
 
 def _seconds(edges: _Edges, make: Callable[[_Edges], Callable[[], Any]]) -> tuple[float, Any]:
-    """The time of one preparation; what it begins with is placed before."""
+    """The time of one preparation; its input is placed beforehand."""
     run = make(edges)
     start = time.perf_counter()
     made = run()
@@ -142,7 +143,7 @@ def _seconds(edges: _Edges, make: Callable[[_Edges], Callable[[], Any]]) -> tupl
 
 
 def _candidates() -> dict[str, Callable[[_Edges], Callable[[], Any]]]:
-    """By name a function from edges to one preparation."""
+    """Functions by name; each takes edges and returns a call that prepares the graph once."""
     candidates: dict[str, Callable[[_Edges], Callable[[], Any]]] = {
         "numpy": lambda e: lambda: _graph(e.senders, e.receivers, e.nodes, "spmm"),
         "device": _of_device_arrays,

@@ -1,9 +1,9 @@
 """Times ``nn.RGCNConv``, which reads all relations in one sum, against a sum for each relation.
 
 ``python -m experiments.benchmarks.relations`` prints the device, and then a line for each number
-of relations and direction: milliseconds of both, and their ratio. Both compute the same: the other
-one adds ``mean_j x_j W_r`` up, relation by relation, with the same sparse op. The number of edges
-in all relations together stays the same.
+of relations and direction: milliseconds of both, and their ratio. Both compute the same. The
+alternative adds ``mean_j x_j W_r``, relation by relation, with the same sparse op. The total number
+of edges is the same for every number of relations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Options(Output):
       edges: number of edges of all relations together, which are drawn uniformly.
       relations: numbers of relations.
       dim: width of input and output.
-      repeats: how often each is timed, in turns.
+      repeats: number of timings of each, in turns.
     """
 
     nodes: int = 20_000
@@ -106,7 +106,7 @@ def _candidates(options: Options, count: int) -> dict[str, dict[str, Candidate]]
 
 
 def _both(run: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Values, and gradients of parameters and features."""
+    """Returns values, and gradients of parameters and features."""
 
     def both(graph: Any, state: Any, x: jax.Array) -> Any:
         y, pull_back = jax.vjp(lambda state, x: run(graph, state, x), state, x)

@@ -1,9 +1,9 @@
-"""Draws a picture of what was measured, and prints it as a Markdown table.
+"""Draws the measurements, and prints them as a Markdown table.
 
 Run ``python -m experiments.benchmarks.report`` (``make bench-report``), with ``--commit-results``
-for the picture of the README, from the results that are kept with the code. Reads every JSONL file
-of the folder; of equal measurements on one device the newest run counts. Writes
-``speed_<platform>.png``, one a platform, from the device that was measured last, and
+for the picture of the README, from the results that are stored with the code. Reads every JSONL
+file of the folder; of equal measurements on one device the newest run counts. Writes
+``speed_<platform>.png``, one for each platform, from the device that was measured last, and
 ``scaling_<platform>.png`` from the last run of ``experiments.benchmarks.scaling``.
 """
 
@@ -54,15 +54,15 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class ReportOptions(Output):
-    """Settings.
+    """Settings of the report.
 
     Attributes:
-      images: folder of the pictures; left out, beside the rows, or that of the docs.
-      workload: name of the workload to show; left out, the headline of the platform, or the largest
-        where that was not measured.
-      k: entries a row of the ops that have it; left out, 32, or the most where that was not
+      images: folder of the pictures; by default that of the rows, or that of the docs.
+      workload: name of the workload to show; by default the headline of the platform, or the
+        largest where that was not measured.
+      k: entries a row, for ops that have k; by default 32, or the largest where that was not
         measured.
-      dtype: of the features.
+      dtype: dtype of the features.
     """
 
     images: Path | None = None
@@ -72,10 +72,10 @@ class ReportOptions(Output):
 
 
 def main(options: ReportOptions) -> list[Path]:
-    """Draws and prints; returns the pictures.
+    """Draws and prints the report; returns the paths of the pictures.
 
     Raises:
-      ValueError: if there is nothing to draw, or an option names what was not measured.
+      ValueError: if there is nothing to draw, or an option names something that was not measured.
     """
     rows = newest(read_all(options.rows))
     if not rows:
@@ -111,7 +111,7 @@ def last_scaling(folder: Path) -> dict[str, list[Row]]:
 
 
 def read_all(folder: Path) -> list[Row]:
-    """The rows of all ops; scaling and break-even have other columns and are left out."""
+    """Rows of all ops, without scaling and break-even, which have other columns."""
     rows = (row for path in sorted(folder.glob("*.jsonl")) for row in read_rows(path))
     return [row for row in rows if "speedup_over_xla" in row]
 
@@ -128,7 +128,7 @@ def _by_date(rows: Iterable[Row]) -> list[Row]:
 
 
 def check(rows: Sequence[Row], options: ReportOptions) -> None:
-    """Raises ValueError for an option that names what no row has."""
+    """Raises ValueError for an option that names something that no row has."""
     asked = (("workload", options.workload), ("k", options.k), ("dtype", options.dtype))
     for name, value in asked:
         measured = {row[name] for row in rows} - {None}
@@ -138,11 +138,11 @@ def check(rows: Sequence[Row], options: ReportOptions) -> None:
 
 
 def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
-    """What the picture shows of one platform: its last device, one workload, one k, one dtype.
+    """Rows of one platform's picture: its last device, one workload, one k, one dtype.
 
-    Where the usual workload or k was not measured, the largest workload or k takes its place; what
-    is asked for has no substitute. Of the linear ops both directions are shown apart, so not their
-    sum.
+    If the default workload or k was not measured, the largest one is used instead; an option given
+    by the user has no substitute. For linear ops both directions are shown separately, without
+    their sum.
     """
     last = _by_date(rows)[-1]
     rows = [row for row in rows if (row["device"], row["cpus"]) == (last["device"], last["cpus"])]
@@ -162,14 +162,14 @@ def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
 
 
 def _or_largest(usual: Any, measured: Sequence[Any]) -> Any:
-    """The usual if it was measured, else the last of what was; None of nothing."""
+    """The usual value if it was measured, else the last measured one; None if there is none."""
     return usual if usual in measured else next(reversed(measured), None)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Two panels of bars for each op and direction: ms with quartiles, and fractions of a copy.
 
-    All bars are equally thick, so that the text beside each has its own line.
+    All bars have the same thickness, so that the text beside each has its own line.
     """
     groups = list(dict.fromkeys((row["op"], row["direction"]) for row in rows))
     names = list(dict.fromkeys(row["implementation"] for row in rows))
@@ -196,13 +196,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path)
 
 
-# Inches that a bar and its text need, and the space between groups in bars.
+# Inches that a bar and its text need, and the space between groups, in bars.
 _INCHES, _GAP = 0.19, 1.0
 _TEXT = {"textcoords": "offset points", "va": "center", "fontsize": 7}
 
 
 def _draw_bar(times: Axes, fractions: Axes, at: float, row: Row) -> None:
-    """One implementation of one op and direction, in both panels."""
+    """Draws one implementation of one op and direction in both panels."""
     color = shade(row["implementation"])
     times.barh(at, row["ms"], 1, color=color, edgecolor="white", linewidth=0.5)
     fractions.barh(at, row["fraction_of_copy"], 1, color=color, edgecolor="white", linewidth=0.5)
@@ -221,12 +221,12 @@ def _bar_text(row: Row) -> str:
 
 
 def _short(text: str) -> str:
-    """A ratio with as many digits as help: ``27×``, ``3.3×``, ``0.09×``."""
+    """Formats a ratio with two significant digits: ``27×``, ``3.3×``, ``0.09×``."""
     return f"{float(text):.2g}×"
 
 
 def _finish(figure: Figure, panels: Sequence[Axes], names: Sequence[str], row: Row) -> None:
-    """Title, grid, and one legend for both panels below them."""
+    """Adds title, grid, and one legend for both panels below them."""
     for axes in panels:
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)

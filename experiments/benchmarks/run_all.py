@@ -21,7 +21,7 @@ def modules() -> list[ModuleType]:
 
 
 def takes(module: ModuleType) -> Any:
-    """The type of the workloads that a benchmark has cases for, to be used with ``isinstance``."""
+    """Type of a benchmark's workloads, for use with ``isinstance``."""
     return get_type_hints(module.cases)["workload"]
 
 

@@ -1,13 +1,13 @@
-"""Shows that the sparse products cost the same for each edge, whatever the size of the graph.
+"""Shows that the sparse products cost the same for each edge at any size of the graph.
 
 Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows.
-Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, in turns, on uniformly
-random graphs of one average degree, and draws ``scaling_<platform>.png``, beside the rows or for
-the docs. ``python -m experiments.benchmarks.report`` draws it again from the rows.
+Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` selects them, in turns, on uniformly
+random graphs of one average degree, and draws ``scaling_<platform>.png``, in the folder of the rows
+or of the docs. ``python -m experiments.benchmarks.report`` draws it again from the rows.
 
-Two limits stand beside each time, and are drawn in: every array once at the speed of an
-element-wise pass over memory; and what all edges request, a row of features or k values and
-columns each, at the speed of the last cache. No launch is counted, which is what small graphs pay.
+Two limits are reported with each time, and drawn: every array once at the speed of an element-wise
+pass over memory; and the requests of all edges, a row of features or k values and columns each, at
+the speed of the last cache. Neither includes launches, which dominate on small graphs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COLUMNS = (
 
 
 class _Limit(NamedTuple):
-    """A line of the picture: the keys of its milliseconds and of its speed, and its look."""
+    """A line of the picture: the keys of its milliseconds and of its speed, and its style."""
 
     key: str
     speed: str
@@ -85,7 +85,7 @@ class ScalingOptions(Output):
     k: int = 32
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         if not self.min_edges >= 1:
             raise bad_input("scaling", "--min-edges", "at least 1", f"{self.min_edges:.0f}")
         if not self.max_edges >= self.min_edges:
@@ -98,10 +98,10 @@ class ScalingOptions(Output):
 
 
 def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
-    """Times, prints, appends to ``scaling.jsonl`` and draws.
+    """Times all sizes, prints the times, appends them to ``scaling.jsonl`` and draws them.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     options.check()
     session = session or Session((), options.rows)
@@ -120,7 +120,7 @@ def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
 
 
 def _measure(session: Session, workload: Workload) -> list[Row]:
-    """The rows of one size, whose ops take turns; nothing of it stays on the device."""
+    """The rows of one size, whose ops take turns; its arrays on the device are then freed."""
     cases = {f"{case.op} {case.direction}": case for case in _cases(workload)}
     timings = session.time_in_turns({name: case.candidate for name, case in cases.items()})
     rows = [_row(session, workload, cases[name], timing) for name, timing in timings.items()]
@@ -131,7 +131,7 @@ def _measure(session: Session, workload: Workload) -> list[Row]:
 
 
 def edge_counts(least: float, most: float) -> list[int]:
-    """Equally spaced on a logarithmic axis, both ends included."""
+    """Numbers of edges, equally spaced on a logarithmic axis, both ends included."""
     steps = math.ceil(math.log10(most / least) * _POINTS_PER_DECADE)
     between = [least * (most / least) ** (step / steps) for step in range(steps)]
     return [round(edges) for edges in (*between, most)]
@@ -142,11 +142,11 @@ class _Case:
     """One op in one direction.
 
     Attributes:
-      op: its name.
+      op: name of the op.
       direction: a key of ``DIRECTIONS``.
-      requested: bytes, a row of features counted for every edge.
-      once: bytes, every array counted once.
-      candidate: the op as ``implementation=None`` picks it.
+      requested: bytes, with a row of features for every edge.
+      once: bytes, with every array once.
+      candidate: the op as ``implementation=None`` selects it.
     """
 
     op: str
@@ -172,7 +172,7 @@ def _cases(workload: Workload) -> Iterator[_Case]:
 
 
 def _row(session: Session, workload: Workload, case: _Case, timing: Timing | None) -> Row:
-    """One line of the JSONL file; times are None where memory ran out."""
+    """One line of the JSONL file; times are None after running out of memory."""
     edges = workload.graph().num_edges
     ms = None if timing is None else timing.median_ms
     return {
@@ -197,10 +197,9 @@ def _row(session: Session, workload: Workload, case: _Case, timing: Timing | Non
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A panel for each direction: time against edges on logarithmic axes, with the limits.
+    """Draws a panel for each direction: time against edges on logarithmic axes, with the limits.
 
-    Bands are the quartiles. Rows that were written before bytes were counted twice, with every
-    array once and as requested, have neither limit.
+    Bands are the quartiles. Old rows, without both counts of bytes, have no limits.
     """
     figure = Figure(figsize=(9, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -231,7 +230,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """Ops, sizes and device of the rows of one run."""
+    """Text with ops, sizes and device of one run."""
     row = rows[0]
     k = next((row["k"] for row in rows if row["k"] is not None), None)
     cores = f", {row['cpus']} cores" if row["platform"] == "cpu" else ""
@@ -242,7 +241,7 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _draw_series(axes: Axes, rows: Sequence[Row], color: str, limits: Sequence[_Limit]) -> None:
-    """The times of one op, and its limits, in the op's colour."""
+    """Draws the times and the limits of one op, in the op's colour."""
     edges = [row["edges"] for row in rows]
     axes.plot(edges, [row["ms"] for row in rows], "o-", color=color, markersize=3)
     if all(row.get("low_ms") for row in rows):

@@ -1,26 +1,26 @@
-"""Predicts training steps on up to 1,024 devices from those measured on one by ``many_gpus``.
+"""Predicts training steps on up to 1,024 devices from times on one device by ``many_gpus``.
 
-Run ``python -m experiments.benchmarks.scaling_model``, with the options that say where
-``many_gpus`` has written its rows. The model of a step on n devices is
+Run ``python -m experiments.benchmarks.scaling_model``, with the options that name the folder to
+which ``many_gpus`` has written its rows. The model of a step on n devices is
 
     ms(n) = whole + (ms(1) - whole) · imbalance / n
             + (row bytes + gradient bytes) / bandwidth + collectives · latency
 
-- Whole is what does not shrink with the rows of a device: in each layer small sums and products,
-  and the packing of all rows for the edges.
+- Whole is the time that does not shrink with the rows of a device: in each layer small sums and
+  products, and the packing of all rows for the edges.
 
-- Row bytes are what a device receives: in each layer the rows that its edges read of others,
-  forward and back. All rows of the others, N (1 - 1/n), travel if nearly all are read; else by
-  lists those that are. Of rows dealt out without regard to edges these are, for nodes j of d_j
-  receivers, (1 - 1/n) Σ_j (1 - (1 - 1/n)^d_j).
+- Row bytes are those that a device receives: in each layer the rows of others that its edges read,
+  forward and backward. If nearly all rows are read, all rows of the others, N (1 - 1/n), are sent;
+  otherwise only those that are read, by lists. If rows are distributed independently of the edges,
+  their number is (1 - 1/n) Σ_j (1 - (1 - 1/n)^d_j), over nodes j of d_j receivers.
 - Gradient bytes are those of an all-reduce, 2 (1 - 1/n) of the parameters.
-- Up to 8 devices are one host. Beyond, all traffic is assumed to go through the network, at its
+- Up to 8 devices are one host. For more, all traffic is assumed to use the network, at its
   bandwidth for each device.
 
-It draws ``many_gpus.png``: the predicted speedups as lines, and what was measured as dots. Nothing
-overlaps in this model. Where a number of devices was measured, the difference stands beside
-the prediction. The time of ``papers100M`` on one device is that of the products-like graph by the
-number of edges: it fits no single device.
+It draws ``many_gpus.png``: the predicted speedups as lines, and the measured ones as dots. The
+model has no overlap of computation and communication. For a measured number of devices, the
+difference is printed beside the prediction. ``papers100M`` fits no single device, so its time on
+one is that of the products-like graph, scaled by the number of edges.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class ScalingModelOptions(Output):
-    """What to predict from: the folder of the rows is that of ``many_gpus``.
+    """Settings of the prediction; the folder of the rows is that of ``many_gpus``.
 
     Attributes:
       most: largest number of devices.
-      host_gb_per_s: what a device receives from others of its host, in GB/s.
-      network_gb_per_s: what a device receives through the network, in GB/s.
+      host_gb_per_s: bandwidth at which a device receives from others of its host, in GB/s.
+      network_gb_per_s: bandwidth at which a device receives through the network, in GB/s.
       latency_us: microseconds of a collective of no bytes.
-      whole_us: microseconds of a layer, forward and back, that do not shrink with its rows.
+      whole_us: microseconds of a layer, forward and backward, that do not shrink with its rows.
     """
 
     most: int = 1024
@@ -76,7 +76,7 @@ class ScalingModelOptions(Output):
     whole_us: float = 350.0
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         for name in ("most", "host_gb_per_s", "network_gb_per_s"):
             if not getattr(self, name) > 0:
                 option = "--" + name.replace("_", "-")
@@ -93,10 +93,10 @@ class ScalingModelOptions(Output):
 
 @dataclass(frozen=True)
 class Link:
-    """What connects devices.
+    """Connection between devices.
 
     Attributes:
-      gb_per_s: what a device receives, in GB/s.
+      gb_per_s: bandwidth at which a device receives, in GB/s.
       latency_us: microseconds of a collective of no bytes.
     """
 
@@ -104,7 +104,7 @@ class Link:
     latency_us: float
 
     def ms(self, nbytes: float, collectives: int) -> float:
-        """Milliseconds of some collectives that bring so many bytes together."""
+        """Milliseconds of several collectives that together deliver ``nbytes``."""
         return nbytes / self.gb_per_s / 1e6 + collectives * self.latency_us / 1e3
 
 
@@ -115,8 +115,8 @@ class Step:
     Attributes:
       ms: its time, in milliseconds.
       layers: number of convolutions.
-      row_bytes: bytes that a row takes on the wire in a layer, forward and back.
-      collectives: collectives of a layer, forward and back.
+      row_bytes: bytes sent for a row in a layer, forward and backward.
+      collectives: collectives of a layer, forward and backward.
       parameter_bytes: size of all parameters.
       whole_us: microseconds of a layer that do not shrink with its rows.
     """
@@ -130,7 +130,7 @@ class Step:
 
 
 def wire_ms(step: Step, devices: int, rows_received: float, link: Link) -> float:
-    """Milliseconds in which a device receives rows and gradients of a step."""
+    """Milliseconds in which a device receives the rows and gradients of a step."""
     if devices == 1:
         return 0.0
     gradients = 2 * (1 - 1 / devices) * step.parameter_bytes
@@ -141,16 +141,16 @@ def wire_ms(step: Step, devices: int, rows_received: float, link: Link) -> float
 def step_ms(
     step: Step, devices: int, rows_received: float, link: Link, imbalance: float = 1.0
 ) -> float:
-    """Milliseconds of a step on so many devices."""
+    """Milliseconds of a step on this number of devices."""
     whole_ms = step.layers * step.whole_us / 1e3
     rows_ms = max(step.ms - whole_ms, 0.0) * imbalance / devices
     return min(step.ms, whole_ms) + rows_ms + wire_ms(step, devices, rows_received, link)
 
 
 def rows_read(sizes: SyntheticScale, devices: int) -> float:
-    """Expected rows of others that a device reads, of a graph of such degrees dealt out evenly.
+    """Expected rows of others that a device reads, if rows are distributed evenly.
 
-    The degree of the node of rank r is in proportion to ``(r + 1)^-exponent``.
+    The degree of the node of rank r is proportional to ``(r + 1)^-exponent``.
     """
     ranks = (np.arange(_SAMPLES) + 0.5) / _SAMPLES * sizes.nodes
     weights = (ranks + 1) ** -sizes.exponent
@@ -160,10 +160,10 @@ def rows_read(sizes: SyntheticScale, devices: int) -> float:
 
 
 def main(options: ScalingModelOptions) -> list[Row]:
-    """Prints the predictions beside what was measured.
+    """Prints the predictions beside the measurements.
 
     Raises:
-      ValueError: if an option is at fault, or the file has no row of one device.
+      ValueError: if an option is invalid, or the file has no row of one device.
     """
     options.check()
     measured = [row for row in read_rows(options.measured) if row["ms"] is not None]
@@ -191,12 +191,12 @@ def main(options: ScalingModelOptions) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """A panel for each graph: predicted speedups over one device, and dots for what was measured.
+    """Draws a panel for each graph: predicted speedups as lines, measured ones as dots.
 
     Args:
-      rows: as ``main`` returns them.
+      rows: rows that ``main`` returns.
       path: the PNG to write.
-      title: of the picture.
+      title: title of the picture.
     """
     names = list(dict.fromkeys(row["workload"] for row in rows))
     ks = list(dict.fromkeys(row["k"] for row in rows))
@@ -264,7 +264,7 @@ def _curve(
 
 
 def _is_same(row: Row, one: Row) -> bool:
-    """Whether a row is of the same network, graph and device as the one."""
+    """Whether two rows have the same network, graph and device."""
     keys = ("workload", "k", "layers", "dim", "device", "wire_dtype", "partition")
     options = all(row.get(key) == one.get(key) for key in ("overlap", "records"))
     return options and all(row[key] == one[key] for key in keys)

@@ -28,7 +28,7 @@ def bytes_moved(graph: CSRGraph, heads: int, itemsize: int, direction: str) -> i
 
 
 def cases(workload: Workload) -> Iterator[Case]:
-    """Every dtype and direction; the backward needs the forward's result, so is with it."""
+    """Yields every dtype and direction; the backward is timed with the forward it needs."""
     graph = workload.graph()
     for dtype in workload.dtypes:
         inputs = _inputs(workload, dtype)

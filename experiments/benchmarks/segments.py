@@ -2,7 +2,7 @@
 
 ``python -m experiments.benchmarks.segments`` prints the release of JAX and the device, and then a
 line for each function, order of ids and direction: milliseconds of both, and their ratio. Ids are
-arguments of the program, so whatever is sorted is sorted in each call.
+arguments of the program, so that sorting, where needed, is part of each call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Options(Output):
       entries: number of entries.
       segments: number of segments, which are drawn uniformly.
       dim: width of an entry.
-      repeats: how often each is timed, in turns.
+      repeats: number of timings of each, in turns.
     """
 
     entries: int = 1_000_000
@@ -41,7 +41,7 @@ class Options(Output):
 
 
 def _softmax(data: jax.Array, ids: jax.Array, count: int, indices_are_sorted: bool) -> jax.Array:
-    """The softmax of segments as one writes it with ``jax.ops``, which is what jraph does."""
+    """The softmax of segments, written with ``jax.ops`` as in jraph."""
     how = {"num_segments": count, "indices_are_sorted": indices_are_sorted}
     peaks = jax.ops.segment_max(data, ids, **how)
     exponentials = jnp.exp(data - peaks[ids])

@@ -1,8 +1,8 @@
 """Times ``ops.sinkhorn`` with 20 iterations and the exact gradient.
 
 Run ``python -m experiments.benchmarks.sinkhorn``. Bytes: logits, matrices and their gradients once.
-These are few, and at a few ten thousand tokens a cache holds them, as it does behind ``mhc_pre``:
-arithmetic and launches are what this takes.
+These are small: for a few ten thousand tokens a cache holds them, as it does after ``mhc_pre``, and
+the time is that of arithmetic and launches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ARRAYS = _streams.Arrays(("h_res",), "h_res")
 
 
 def cases(workload: Streams) -> Iterator[Case]:
-    """Every direction, of the workloads whose matrices are to be timed."""
+    """Yields every direction of the workloads that time ``sinkhorn``."""
     if not workload.matrices:
         return iter(())
     candidates = partial(implementations, _build)

@@ -1,7 +1,7 @@
 """Times ``ops.spmm`` against scipy and ``torch.sparse.mm``.
 
 Run ``python -m experiments.benchmarks.spmm``. Bytes: offsets and senders once, one row of features
-gathered for each edge, the result once. Gathered rows that a cache holds make more than the
+gathered for each edge, the result once. Gathered rows that a cache serves can exceed the
 bandwidth of the memory possible.
 """
 
@@ -21,7 +21,7 @@ from jaxgnn.graph import CSRGraph
 
 
 def bytes_moved(graph: CSRGraph, dim: int, itemsize: int, direction: str) -> int:
-    """One way each; the backward is the same on the transposed graph."""
+    """Bytes of one direction; the backward does the same on the transposed graph."""
     rows, cols = graph.shape
     shared = structure_bytes(graph) + graph.num_edges * dim * itemsize
     ways = {"forward": [rows], "backward": [cols], "forward+backward": [rows, cols]}
@@ -29,9 +29,9 @@ def bytes_moved(graph: CSRGraph, dim: int, itemsize: int, direction: str) -> int
 
 
 def bytes_once(graph: CSRGraph, dim: int, itemsize: int, direction: str) -> int:
-    """With every array once: what must move even where a cache serves all repeated rows.
+    """Bytes with every array once: the minimum even if a cache serves all repeated rows.
 
-    Each way reads the features of one side and writes those of the other.
+    Each direction reads the features of one side and writes those of the other.
     """
     one_way = structure_bytes(graph) + sum(graph.shape) * dim * itemsize
     return 2 * one_way if direction == "forward+backward" else one_way

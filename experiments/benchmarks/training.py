@@ -1,4 +1,4 @@
-"""Trains ``experiments.maxk`` on synthetic data: pace, memory and accuracy of ReLU and of every k.
+"""Trains ``experiments.maxk`` on synthetic data: speed, memory, accuracy of ReLU and of every k.
 
 Run ``python -m experiments.benchmarks.training``. MaxK-GraphSAGE by the recipe of
 ``experiments.maxk``, and the same network in torch-geometric, with ReLU and the recipe's k, where
@@ -6,14 +6,14 @@ that is installed.
 
 - ms a step: forward, backward and Adam, until the host has the loss. Median and quartiles after a
   warm-up.
-- ms an epoch: that and the evaluation of the whole graph, until the host has the scores.
-- peak: most memory of the device in use at once, data, graph and evaluation included. Every row is
-  trained in a process of its own, on a graph that another process has made, so that neither a
-  larger run nor the sorting of the edges hides it. Not known on a CPU.
-- test: accuracy on the test nodes at the first best validation, of one seed, and its epoch. What
-  the most frequent class has is printed first.
+- ms an epoch: a step and the evaluation of the whole graph, until the host has the scores.
+- peak: peak memory of the device, including data, graph and evaluation; unknown on a CPU. Every row
+  is trained in a separate process, on a graph built by another process, so that neither a larger
+  run nor the sorting of the edges hides it.
+- test: accuracy on the test nodes at the first best validation, of one seed, and its epoch. The
+  accuracy of the most frequent class is printed first.
 
-Processes do not take turns: a difference of paces may be drift of the machine.
+Processes do not take turns: speeds may differ because of drift of the machine.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class TrainingOptions(Output):
       scale: a synthetic graph of ``jaxgnn.datasets``.
       epochs: training steps, each followed by an evaluation.
       ks: entries that MaxK keeps of each row.
-      learning_rate: of Adam; the recipe's if None.
-      torch: train in torch-geometric as well.
+      learning_rate: learning rate of Adam; the recipe's if None.
+      torch: also train in torch-geometric.
     """
 
     scale: Literal["tiny", "flickr", "reddit", "products"] = "reddit"
@@ -95,7 +95,7 @@ class TrainingOptions(Output):
     torch: bool = True
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         if self.epochs < 1:
             raise bad_input("training", "--epochs", "at least 1", self.epochs)
         if min(self.ks, default=1) < 1:
@@ -103,9 +103,9 @@ class TrainingOptions(Output):
 
 
 def main(options: TrainingOptions) -> list[Row]:
-    """Trains, prints, and appends to ``training.jsonl``.
+    """Trains all variants, prints the rows, and appends them to ``training.jsonl``.
 
-    This process leaves the device alone, so that each of the others has it to itself.
+    This process does not use the device, so that each of the others has it to itself.
     """
     options.check()
     rows: list[Row] = []
@@ -132,7 +132,7 @@ def main(options: TrainingOptions) -> list[Row]:
 
 
 def _config(options: TrainingOptions, k: int | None, folder: Path) -> TrainConfig:
-    """The settings of one run, which trains with ReLU if ``k`` is None and else with MaxK."""
+    """The settings of one run, with ReLU if ``k`` is None, else with MaxK."""
     return TrainConfig(
         dataset="synthetic",
         scale=options.scale,
@@ -150,7 +150,7 @@ def _config(options: TrainingOptions, k: int | None, folder: Path) -> TrainConfi
 def _torch_runs(
     options: TrainingOptions, platform: str, folder: Path
 ) -> list[tuple[Callable, TrainConfig]]:
-    """ReLU and the recipe's k in torch-geometric; none, with the reason printed, if it can not."""
+    """ReLU and the recipe's k in torch-geometric; if unavailable none, with a printed reason."""
     if not options.torch:
         return []
     device = "cpu" if platform == "cpu" else "cuda"
@@ -177,7 +177,7 @@ def _k(config: TrainConfig) -> int | None:
 
 
 def _row(config: TrainConfig, common: Row, trained: Row) -> Row:
-    """One line of the JSONL file, from what a process has measured."""
+    """One line of the JSONL file, from the measurements of a process."""
     settings, peak = config.recipe(), trained.pop("peak_bytes")
     epochs = _steady(trained.pop("epoch_ms"))
     return {
@@ -198,7 +198,7 @@ def _row(config: TrainConfig, common: Row, trained: Row) -> Row:
 
 
 def _steady(times: Sequence[float]) -> Timing | None:
-    """Milliseconds without the warm-up; of a short run, of what there is; None of nothing."""
+    """Milliseconds without the warm-up; all of a short run; None if there are none."""
     steady = times[min(_WARM_UP, len(times) - 1) :]
     if not steady:
         return None
@@ -206,11 +206,11 @@ def _steady(times: Sequence[float]) -> Timing | None:
     return Timing(median, min(steady), len(steady), 1, low, high)
 
 
-# -- what runs in processes of their own -------------------------------------------------------
+# -- functions that run in separate processes -------------------------------------------------
 
 
 def _make_data(path: Path, config: TrainConfig) -> Row:
-    """Writes dataset and graph to a file; returns what all rows have in common."""
+    """Writes dataset and graph to a file; returns the fields that all rows share."""
     on_device = jax.default_backend() != "cpu"
     dataset = synthetic(config.scale, seed=config.seed, on_device=on_device)
     graph = build_graph(dataset.senders, dataset.receivers, dataset.num_nodes)
@@ -226,7 +226,7 @@ def _make_data(path: Path, config: TrainConfig) -> Row:
 
 
 def _most_frequent(dataset: NodeDataset) -> float:
-    """The part of the test nodes that have the most frequent class of the training nodes."""
+    """Share of the test nodes whose class is the most frequent one of the training nodes."""
     labels = np.asarray(dataset.labels)
     most = np.bincount(labels[np.asarray(dataset.train)]).argmax()
     return float((labels[np.asarray(dataset.test)] == most).mean())
@@ -238,7 +238,7 @@ def _read_data(path: Path) -> tuple[NodeDataset, CSRGraph]:
 
 
 def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
-    """Trains our network by the loop of ``experiments.maxk``, and returns what was measured."""
+    """Trains our network by the loop of ``experiments.maxk``, and returns the measurements."""
     dataset, graph = _read_data(path)
     before = read_cpu()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -249,7 +249,7 @@ def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
     return {
         "library": "jaxgnn",
         "others": share_of_others(before, read_cpu()),
-        # Without the first step, which compiles.
+        # Without the first step, which includes compilation.
         "step_ms": [row["ms_per_step"] for row in timing if "ms_per_step" in row],
         "epoch_ms": outcome.epoch_ms,
         "peak_bytes": memory.get("peak_bytes_in_use"),
@@ -260,7 +260,7 @@ def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
 
 
 def _train_torch(path: Path, config: TrainConfig, device: str) -> Row:
-    """Trains in torch-geometric; nothing but its versions if the device has too little memory."""
+    """Trains in torch-geometric; returns only versions if it runs out of memory."""
     from experiments.benchmarks import _pyg
 
     dataset, _ = _read_data(path)

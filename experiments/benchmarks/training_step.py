@@ -1,10 +1,9 @@
 """Times a whole training step: the same MaxK-GraphSAGE with ReLU, and with MaxK at every k.
 
 Run ``python -m experiments.benchmarks.training_step``. A step is forward, backward and Adam, on a
-synthetic graph of published size; kernels are those that ``implementation=None`` picks. The steps
-take turns. With
-``--plain-layers`` the linear layers are ``x @ kernel + bias``, and all else is the same. Memory is
-what XLA plans for the compiled step: its temporaries, arguments and results.
+synthetic graph of published size; ``implementation=None`` selects the kernels. The steps take
+turns. With ``--plain-layers`` the linear layers are ``x @ kernel + bias``, and all else is the
+same. Memory is that planned by XLA for the compiled step: temporaries, arguments and results.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class TrainingStepOptions(Output):
       hidden: width of the hidden layers.
       ks: entries that MaxK keeps of each row.
       dtype: dtype of the features and activations.
-      plain_layers: linear layers as one writes them in JAX.
+      plain_layers: use linear layers in plain JAX.
     """
 
     scale: Literal["tiny", "flickr", "reddit", "products"] = "reddit"
@@ -74,7 +73,7 @@ class TrainingStepOptions(Output):
     plain_layers: bool = False
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         for name, value in (("--layers", self.layers), ("--hidden", self.hidden)):
             if value < 1:
                 raise bad_input("training_step", name, "at least 1", value)
@@ -94,10 +93,10 @@ class Data:
 
 
 def main(options: TrainingStepOptions, session: Session | None = None) -> list[Row]:
-    """Times, prints, and appends to ``training_step.jsonl``.
+    """Times all steps, prints the times, and appends them to ``training_step.jsonl``.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     options.check()
     session = session or Session((), options.rows)
@@ -124,7 +123,7 @@ def main(options: TrainingStepOptions, session: Session | None = None) -> list[R
 
 
 def load(options: TrainingStepOptions) -> Data:
-    """Makes the synthetic graph, prepared and normalised, with its features and labels."""
+    """Builds the synthetic graph, prepared and normalised, with its features and labels."""
     data = synthetic(options.scale, on_device=jax.default_backend() != "cpu")
     graph = build_graph(data.senders, data.receivers, SCALES[options.scale].nodes)
     features = jnp.asarray(data.features).astype(options.dtype)
@@ -142,13 +141,13 @@ def _compile(
 
 
 def _planned_mib(compiled: jax.stages.Compiled) -> float | None:
-    """What XLA plans for a step: temporaries, arguments and results."""
+    """MiB that XLA plans for a step: temporaries, arguments and results."""
     planned = compiled.memory_analysis()
     return planned and sum(getattr(planned, name) for name in _MEMORY) / 2**20
 
 
 def _labels(options: TrainingStepOptions, data: Data, k: int | None) -> Row:
-    """What a row is about."""
+    """Fields that identify a row."""
     return {
         "op": "training_step",
         "workload": options.scale,
@@ -165,7 +164,7 @@ def _labels(options: TrainingStepOptions, data: Data, k: int | None) -> Row:
 
 
 def make_step(options: TrainingStepOptions, data: Data, k: int | None) -> tuple[tuple, Callable]:
-    """The state before a step, and the step ``(state, data) -> (state, loss)``; ReLU if no k."""
+    """The state before a step, and ``(state, data) -> (state, loss)``; ReLU if k is None."""
     model = MaxKGNN(
         data.features.shape[1],
         options.hidden,
