@@ -29,9 +29,9 @@ def train(
 
     Args:
       config: options of the runs.
-      repeats: seeds, and how many runs at once.
-      vmap: train all seeds in one program, which compiles once and writes no run folders.
-      processes: where the processes of a command that runs in several find each other.
+      repeats: seeds, and number of concurrent runs.
+      vmap: train all seeds in one program, compiled once, without run folders.
+      processes: options that connect the processes of a command that runs in several.
     """
     with connected("train", processes):
         train_all(config, repeats, vmap=vmap)
@@ -46,17 +46,16 @@ def compare(
     """Train several networks with the same seeds, and print them beside trivial methods.
 
     Args:
-      config: options shared by the runs; --models takes the place of --model.
-      repeats: seeds, and how many runs at once.
+      config: options shared by the runs; --models replaces --model.
+      repeats: seeds, and number of concurrent runs.
       models: the networks; differences are to the first.
-      vmap: train all seeds of a network in one program, which compiles once and writes no run
-        folders.
+      vmap: train all seeds of a network in one program, compiled once, without run folders.
     """
     run_compare(config, models, repeats, vmap=vmap)
 
 
 def main() -> None:
-    """Runs a command; a bad option or data file ends it with one line."""
+    """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"train": train, "compare": compare}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.attention")

@@ -1,4 +1,4 @@
-"""Networks side by side, with the same seeds, beside trivial methods."""
+"""Comparison of networks and trivial methods, with the same seeds."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def compare(
     """Trains each network with the same seeds, each with its recipe for the dataset.
 
     Args:
-      config: the options that the runs share; those that say nothing to a network are left out
-        for it, and ``model`` is set here.
-      models: the networks; the others are compared with the first.
-      repeats: seeds, and how many runs at once.
+      config: the options that the runs share; those that do not apply to a network are ignored for
+        it, and ``model`` is set here.
+      models: the networks; all are compared with the first.
+      repeats: seeds, and number of concurrent runs.
       vmap: whether the seeds of a network are trained in one program.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("compare")
     check_alone(config, "compare", {"--vmap": vmap, "--processes": repeats.processes > 1})

@@ -13,7 +13,7 @@ from experiments._spread import GraphDevices
 from experiments.attention.recipes import NAMES, Model, Recipe, recipe
 from jaxgnn._errors import bad_input
 
-# The least that makes sense of each option that is a number.
+# Minimum of each numeric option.
 _LOWEST = {
     "num_layers": 1,
     "hidden_features": 1,
@@ -38,26 +38,26 @@ IDLE: dict[Model, tuple[str, ...]] = {
     "gatv2": ("k", *_OF_TRANSFORMER),
     "transformer": (),
 }
-"""Options that say nothing to a network."""
+"""Options that do not apply to a network."""
 
 
 @dataclass(frozen=True)
 class AttentionConfig(NodeDataOptions, GraphDevices):
-    """Options of one training run; those left out come from the dataset's recipe.
+    """Options of one training run, by default those of the dataset's recipe.
 
     Attributes:
       model: the network.
       num_layers: number of layers that read neighbours.
       hidden_features: width of the hidden layers.
       heads: number of attention heads, which share the width.
-      k: of sage, kept entries per row; of the transformer, kept entries of each head's values, 0
+      k: for sage, kept entries per row; for the transformer, kept entries of each head's values, 0
         for all.
-      laplacian: of the transformer, number of Laplacian eigenvectors as positions.
-      walks: of the transformer, number of steps of random walks as positions.
-      virtual_nodes: of the transformer, number of virtual nodes for attention to all nodes.
-      hyper_connections: of the transformer, streams of hyper-connections between the branches.
+      laplacian: for the transformer, number of Laplacian eigenvectors as positions.
+      walks: for the transformer, number of steps of random walks as positions.
+      virtual_nodes: for the transformer, number of virtual nodes for attention to all nodes.
+      hyper_connections: for the transformer, streams of hyper-connections between the branches.
       dropout: probability of dropout inside the network.
-      attention_dropout: probability of leaving out a neighbour for a head.
+      attention_dropout: probability of dropping a neighbour for a head.
       input_dropout: probability of dropout of the features.
       learning_rate: learning rate of Adam.
       weight_decay: strength of the L2 penalty on all parameters.
@@ -65,13 +65,13 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
       epochs: number of full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
       dtype: dtype of the computation; parameters are float32.
-      implementation: implementation of the ops; left out, the fastest.
+      implementation: implementation of the ops; by default the fastest.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
-      run: folder of the run; left out, a name made from the options below runs/attention.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the options, below runs/attention.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     model: Model = "transformer"
@@ -107,7 +107,7 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
         return replace(recipe(self.dataset, self.model), **given)
 
     def check(self) -> None:
-        """Raises for options that are none, before any data is read.
+        """Raises an error for invalid options, before any data is read.
 
         Raises:
           ValueError: naming the option as it is typed.
@@ -130,11 +130,11 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
             raise bad_input("train", "--hidden-features", expected, settings.hidden_features)
 
     def used(self, model: Model) -> AttentionConfig:
-        """These options for a network, without those that say nothing to it."""
+        """These options without those that do not apply to a network."""
         return replace(self, model=model, **dict.fromkeys(IDLE[model]))
 
     def settings(self) -> str:
-        """The hyper-parameters, those of the recipe too, as one would type them."""
+        """The hyper-parameters, including those of the recipe, as text of the command line."""
         parts = [f"--dataset {self.dataset} --model {self.model}"]
         for field in fields(Recipe):
             value = getattr(self.recipe(), field.name)
@@ -154,11 +154,11 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
         return NAMES[self.model]
 
     def run_folder(self) -> Path:
-        """Folder of the run: ``run``, or if that is left out one named below runs/attention."""
+        """Folder of the run: ``run``, by default a named folder below runs/attention."""
         if self.run is not None:
             return self.run
         return Path("runs") / "attention" / f"{self.data_name()}-{self.variant_name()}"
 
     def variant_name(self) -> str:
-        """What tells a run from others of the same data, as the name of a folder."""
+        """Folder name that distinguishes the run from others on the same data."""
         return f"{self.model}-seed{self.seed}"

@@ -15,7 +15,7 @@ _LAYERS = {"gat": nn.GATConv, "gatv2": nn.GATv2Conv}
 
 
 class AttentionGNN(nnx.Module):
-    """Node classifier of graph attention layers.
+    """Node classifier with graph attention layers.
 
     ``lin_in``, then ``num_layers`` times dropout, ``nn.GATConv`` or ``nn.GATv2Conv`` and ELU, then
     dropout and ``lin_out``. The linear layers at the ends are those of ``models.MaxKGNN`` and
@@ -25,11 +25,11 @@ class AttentionGNN(nnx.Module):
       in_features: width of the node features.
       hidden_features: width of the hidden layers, a multiple of ``heads``.
       out_features: number of classes, or of tasks.
-      kind: which layer.
+      kind: kind of layer.
       num_layers: number of layers.
       heads: number of attention heads.
       dropout: probability of zeroing an entry in front of a layer.
-      attention_dropout: probability of leaving out a neighbour for a head.
+      attention_dropout: probability of dropping a neighbour for a head.
       implementation: name of the kernels of the sparse ops.
       dtype: dtype of the computation.
       rngs: random streams from which the initial parameters are drawn.
@@ -59,7 +59,7 @@ class AttentionGNN(nnx.Module):
                 hidden_features // heads,
                 heads=heads,
                 dropout=attention_dropout,
-                add_self_loops=False,  # the graph has them already
+                add_self_loops=False,  # the graph already has them
                 implementation=implementation,
                 **options,
             )

@@ -1,7 +1,7 @@
 """One recipe for each dataset and network.
 
-Those of published sets have the depth, width, learning rate and number of epochs with which
-MaxK-GNN is published, as all networks here are to be compared with it.
+Recipes of published sets have the depth, width, learning rate and number of epochs published for
+MaxK-GNN, because all networks here are compared with it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Recipe:
       learning_rate: learning rate of Adam.
       weight_decay: strength of the L2 penalty on all parameters.
       epochs: number of full-batch steps.
-      metric: what validation selects by.
-      k: of MaxK-SAGE, kept entries per row; of the transformer, kept entries of each head's values,
-        0 for all.
-      laplacian: of the transformer, number of Laplacian eigenvectors.
-      walks: of the transformer, number of steps of random walks.
-      virtual_nodes: of the transformer, number of virtual nodes.
+      metric: metric by which validation selects.
+      k: for MaxK-SAGE, kept entries per row; for the transformer, kept entries of each head's
+        values, 0 for all.
+      laplacian: for the transformer, number of Laplacian eigenvectors.
+      walks: for the transformer, number of steps of random walks.
+      virtual_nodes: for the transformer, number of virtual nodes.
     """
 
     num_layers: int
@@ -67,7 +67,7 @@ class Recipe:
     virtual_nodes: int = 0
 
 
-# What differs from MaxK-GNN's recipe. How the values of Cora were found: docs/experiments.md.
+# Differences from MaxK-GNN's recipe. How the values of Cora were found: docs/experiments.md.
 _OWN: dict[tuple[str, Model], dict[str, Any]] = {
     ("cora", "sage"): {"num_layers": 2, "dropout": 0.8, "k": 32},
     ("cora", "gat"): {"num_layers": 2},
@@ -80,8 +80,8 @@ def recipe(dataset: str, model: Model) -> Recipe:
     """The hyper-parameters for a dataset and a network.
 
     Args:
-      dataset: name of a dataset; another one is the path of a graph of one's own. It has the
-        recipe of Cora, as CiteSeer and PubMed have.
+      dataset: name of a dataset, or the path of a user's own graph. That has the recipe of Cora, as
+        CiteSeer and PubMed have.
       model: the network.
 
     Raises:
@@ -99,7 +99,7 @@ def recipe(dataset: str, model: Model) -> Recipe:
         attention_dropout=0.0,
         input_dropout=base.input_dropout,
         normalize_features=base.normalize_features,
-        # A node that attends to its neighbours alone would forget what it is.
+        # Without self loops, attention would not read the node's own features.
         self_loops=base.self_loops if is_maxk else max(base.self_loops, 1),
         learning_rate=base.learning_rate,
         weight_decay=base.weight_decay,

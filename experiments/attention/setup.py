@@ -1,4 +1,4 @@
-"""What a run consists of: its data on the device, its network, and its name."""
+"""Parts of a run: its data on the device, its network, and its name."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _POSITIONS = {"laplacian": laplacian_positions, "walks": random_walk_positions}
 
 
 def batch_of(config: AttentionConfig, dataset: NodeDataset) -> Batch:
-    """The data as the options ask for, with positions of the nodes, on one device or several.
+    """The data for the options, with positions of the nodes, on one device or several.
 
     Raises:
-      ValueError: naming the option, if the graph has not as many eigenvectors as were asked for.
+      ValueError: naming the option, if the graph has fewer eigenvectors than requested.
     """
     settings, is_maxk = config.recipe(), config.model == "sage"
     if settings.laplacian >= dataset.num_nodes:
@@ -92,7 +92,7 @@ def make_model(config: AttentionConfig, dataset: NodeDataset) -> nnx.Module:
 
 
 def caption_of(config: AttentionConfig) -> Caption:
-    """What a run is called where it is reported."""
+    """Names of the run in reports."""
     label = config.label()
     return Caption(config.data_name(), label, label, config.seed, config.recipe().metric)
 

@@ -45,12 +45,12 @@ def train(
 
     Args:
       config: the options of the run.
-      dataset: the data, if it is loaded already.
-      tables: shown in the report, such as what trivial methods reach.
-      pictures: shown there behind the curves.
+      dataset: the data, if it is already loaded.
+      tables: tables for the report, such as scores of trivial methods.
+      pictures: pictures for the report, after the curves.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     config.check()
     config.check_devices("train")
@@ -89,7 +89,7 @@ def train(
 
 
 def _trace(loss: Loss, model: nnx.Module, batch: Batch) -> None:
-    """Traces the loss, which finds what can not run."""
+    """Traces the loss, to find errors before the training."""
     graphdef, state = nnx.split(model)
     jax.eval_shape(
         lambda state, batch: loss(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0))[0],
@@ -105,11 +105,11 @@ def train_all(
 
     Args:
       config: the options of the runs.
-      repeats: the seeds, and how many runs at once.
+      repeats: the seeds, and number of concurrent runs.
       vmap: whether all seeds are trained in one program.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("train")
     config.check()
@@ -139,5 +139,5 @@ def _train_beside_trivial(config: AttentionConfig) -> Outcome:
 
 
 def in_own_folder(run: AttentionConfig) -> AttentionConfig:
-    """A run in a folder of its own below the one that is given for several."""
+    """The options of a run, with its own folder below the one given for all runs."""
     return run if run.run is None else replace(run, run=run.run / run.variant_name())

@@ -22,7 +22,7 @@ def train(config: Config, repeats: Seeds = ONE_SEED) -> None:
 
     Args:
       config: options of the runs.
-      repeats: seeds, and how many runs at once.
+      repeats: seeds, and number of concurrent runs.
     """
     train_all(config, repeats)
 
@@ -31,15 +31,15 @@ def compare(config: Config, repeats: Seeds = ONE_SEED, models: tuple[Model, ...]
     """Train several networks with the same seeds, and print them beside trivial methods.
 
     Args:
-      config: options shared by the runs; --models takes the place of --model.
-      repeats: seeds, and how many runs at once.
+      config: options shared by the runs; --models replaces --model.
+      repeats: seeds, and number of concurrent runs.
       models: the networks.
     """
     run_compare(config, models, repeats)
 
 
 def main() -> None:
-    """Runs a command; a bad option or data file ends it with one line."""
+    """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"train": train, "compare": compare}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.graphs")

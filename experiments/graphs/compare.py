@@ -1,4 +1,4 @@
-"""Networks side by side, with the same seeds, beside trivial methods."""
+"""Comparison of networks and trivial methods, with the same seeds."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def compare(
     Args:
       config: the options that the runs share; ``model`` is set here.
       models: the networks.
-      repeats: seeds, and how many runs at once.
+      repeats: seeds, and number of concurrent runs.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("compare")
     if not models or len(set(models)) < len(models):

@@ -18,7 +18,7 @@ Metric = Literal["accuracy", "ROC-AUC", "AP", "MAE", "RMSE"]
 NAMES: dict[Model, str] = {"gin": "GIN", "gcn": "GCN", "transformer": "transformer"}
 """Names of the networks in tables and pictures."""
 
-# The least that makes sense of each option that is a number.
+# Minimum of each numeric option.
 _LOWEST = {
     "num_layers": 1,
     "hidden_features": 1,
@@ -38,8 +38,8 @@ class GraphsConfig(BatchDevices):
     """Options of one training run.
 
     Attributes:
-      dataset: whose graphs to classify: digits, mutag, zinc, zinc-12k with the 12,000 molecules of
-        its benchmark, an OGB set of molecules such as ogbg-molhiv, or the path of a folder in the
+      dataset: graphs to classify: digits, mutag, zinc, zinc-12k with the 12,000 molecules of its
+        benchmark, an OGB set of molecules such as ogbg-molhiv, or the path of a folder in the
         format of the TU collection.
       data: folder with the files of zinc, or of the OGB set; digits and mutag have none.
       validation: fraction of the graphs to choose the best epoch by, where the files have no split.
@@ -48,24 +48,25 @@ class GraphsConfig(BatchDevices):
       num_layers: number of layers that read neighbours.
       hidden_features: width of the hidden layers.
       heads: attention heads of the transformer, which share the width.
-      readout: how the nodes of a graph are joined: sum, mean, max or several of them.
-      virtual_node: a node of each graph that all its others hear, before each layer of gin and gcn.
-      norm: between the layers of gin and gcn: batch, graph or none.
-      dropout: probability of dropout behind each layer.
+      readout: reduction over the nodes of a graph: sum, mean, max or several of them.
+      virtual_node: add a node to each graph that all its nodes read, before each layer of gin
+        and gcn.
+      norm: norm between the layers of gin and gcn: batch, graph or none.
+      dropout: probability of dropout after each layer.
       learning_rate: learning rate of Adam.
       weight_decay: weight decay of AdamW.
       batch_size: number of graphs in a batch, or one less.
-      epochs: number of times that each training graph is seen.
-      metric: the score by which validation chooses the best epoch; left out, that of the dataset.
+      epochs: number of passes over the training graphs.
+      metric: the score by which validation chooses the best epoch; by default that of the dataset.
       dtype: dtype of the computation; parameters are float32.
-      implementation: implementation of the ops; left out, the fastest.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
+      implementation: implementation of the ops; by default the fastest.
+      seed: seed of the random streams of this run; commands have ``--seeds``.
       eval_every: epochs between evaluations.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
-      run: folder of the run; left out, a name made from the options below runs/graphs.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the options, below runs/graphs.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     dataset: str = "digits"
@@ -96,7 +97,7 @@ class GraphsConfig(BatchDevices):
     report: Reporting = PAGE_ALONE
 
     def check(self) -> None:
-        """Raises for options that are none, before any data is read.
+        """Raises an error for invalid options, before any data is read.
 
         Raises:
           ValueError: naming the option as it is typed.
@@ -122,7 +123,7 @@ class GraphsConfig(BatchDevices):
             raise bad_input("train", "--virtual-node", "left out for the transformer", "it")
 
     def data_name(self) -> str:
-        """The name of the dataset, or of the folder of one's own graphs."""
+        """The name of the dataset, or of the folder of a user's own graphs."""
         return Path(self.dataset).name
 
     def label(self) -> str:
@@ -130,11 +131,11 @@ class GraphsConfig(BatchDevices):
         return NAMES[self.model]
 
     def variant_name(self) -> str:
-        """What tells a run from others of the same data, as the name of a folder."""
+        """Folder name that distinguishes the run from others on the same data."""
         return f"{self.model}-seed{self.seed}"
 
     def run_folder(self) -> Path:
-        """Folder of the run: ``run``, or if that is left out one named below runs/graphs."""
+        """Folder of the run: ``run``, by default a named folder below runs/graphs."""
         if self.run is not None:
             return self.run
         return Path("runs") / "graphs" / f"{self.data_name()}-{self.variant_name()}"

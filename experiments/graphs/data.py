@@ -1,4 +1,4 @@
-"""From a data set of graphs to batches of one shape."""
+"""Batches of one shape from a data set of graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load(config: GraphsConfig) -> GraphsDataset:
     """Reads the data set that the options name, with the split of its files or of the seed.
 
     Raises:
-      ValueError: if the data set needs a folder and none was given, or a file is at fault.
+      ValueError: if the data set needs a folder and none was given, or a file is invalid.
     """
     name, seed = config.dataset, streams(config.seed).split
     fractions = (1 - config.validation - config.test, config.validation, config.test)
@@ -59,8 +59,8 @@ class Parts:
 
     Attributes:
       graphs: the parts, whose arrays have a leading axis for the devices.
-      known_labels: the mean number of known labels in a part, float32 []: the mean over the parts
-        of the sums of their losses, divided by it, is the mean over the labels of the batch.
+      known_labels: mean number of known labels in a part, float32 []. Each part's sum of losses is
+        divided by it; the mean of these over the parts is the mean over the labels of the batch.
     """
 
     graphs: GraphBatch
@@ -68,7 +68,7 @@ class Parts:
 
     @property
     def own(self) -> GraphBatch:
-        """The first part, which on a device is its own."""
+        """The first part; on a device this is the device's own part."""
         return jax.tree.map(lambda array: array[0], self.graphs)
 
 
@@ -76,15 +76,15 @@ class Parts:
 class Batches:
     """Batches of a data set, all of one shape, so that each function compiles once.
 
-    Every epoch has the training graphs in an order of its own, cut into batches whose numbers of
-    graphs differ by at most one. The shape is the largest that any batch of the run needs.
+    Every epoch has its own order of the training graphs, cut into batches whose numbers of graphs
+    differ by at most one. The shape is the largest that any batch of the run needs.
 
     Attributes:
       dataset: the graphs.
       per_epoch: number of batches in an epoch.
       shape: nodes, edges and graphs of each batch, or of each part, padding included.
       seed: seed of the orders.
-      devices: number of parts of a batch of the training.
+      devices: number of parts of a training batch.
     """
 
     dataset: GraphsDataset
@@ -128,14 +128,14 @@ class Batches:
         return [part for batch in batches for part in np.array_split(batch, self.devices)]
 
     def __call__(self, step: int) -> GraphBatch | Parts:
-        """The batch of a step of the training, counted from 1; in parts for several devices."""
+        """The batch of a training step, counted from 1; in parts for several devices."""
         epoch, place = divmod(step - 1, self.per_epoch)
         pieces = self.pieces(epoch)[place * self.devices : (place + 1) * self.devices]
         if self.devices == 1:
             return self._batch(pieces[0])
         graphs = jax.tree.map(lambda *parts: np.stack(parts), *map(self._batch, pieces))
         labels = self.dataset.labels[np.concatenate(pieces)]
-        known = np.count_nonzero(labels == labels)  # which a NaN is not
+        known = np.count_nonzero(labels == labels)  # false for NaN
         return Parts(graphs, jnp.float32(max(known, 1) / self.devices))
 
     def part(self, name: str) -> list[GraphBatch]:
@@ -149,7 +149,7 @@ class Batches:
 
 
 def part_of(dataset: GraphsDataset, name: str) -> np.ndarray:
-    """The graphs of a part; ValueError where there are none."""
+    """The graphs of a part; raises ValueError if there are none."""
     graphs = getattr(dataset, name)
     if graphs is None or not graphs.size:
         raise bad_input("train", "--dataset", f"one with graphs in the part {name}", dataset.name)
@@ -157,5 +157,5 @@ def part_of(dataset: GraphsDataset, name: str) -> np.ndarray:
 
 
 def _cut(graphs: np.ndarray, at_once: int) -> list[np.ndarray]:
-    """Pieces of at most so many graphs, whose lengths differ by at most one."""
+    """Pieces of at most ``at_once`` graphs, whose lengths differ by at most one."""
     return np.array_split(graphs, max(1, -(-graphs.size // at_once)))

@@ -1,4 +1,4 @@
-"""Networks that read a batch of graphs, and predict a row for each."""
+"""Networks from a batch of graphs to a row of predictions for each graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Features(nnx.Module):
     """The features of nodes or of edges as one matrix; categories become one-hot columns.
 
     Args:
-      width: columns of the features; zero where there are none, which stands for a column of ones.
+      width: columns of the features; zero for no features, which are replaced by a column of ones.
       categories: number of categories of each column, or None for quantities.
       dtype: dtype of the result.
     """
@@ -47,7 +47,7 @@ class Features(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """A convolution, a norm, ReLU and dropout; with a virtual node in front if it is asked for."""
+    """A convolution, a norm, ReLU and dropout, after an optional virtual node."""
 
     def __init__(self, config: GraphsConfig, rngs: nnx.Rngs):
         width = config.hidden_features
@@ -70,7 +70,7 @@ class Layer(nnx.Module):
     def __call__(
         self, batch: GraphBatch, h: jax.Array, state: jax.Array | None, rngs: nnx.Rngs | None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Features of the nodes and of the virtual nodes -> the same behind the layer."""
+        """Maps the features of the nodes and of the virtual nodes to their new features."""
         if self.virtual is not None:
             h, state = self.virtual(h, batch, state)
         out: Any = self.conv(batch.graph, h)
@@ -79,7 +79,7 @@ class Layer(nnx.Module):
 
 
 class Convolutions(nnx.Module):
-    """A linear map of the features, and layers of one kind; the outputs of all are joined."""
+    """A linear map of the features, and layers of one kind; all their outputs are concatenated."""
 
     def __init__(self, config: GraphsConfig, in_features: int, rngs: nnx.Rngs):
         width, dtype = config.hidden_features, jnp.dtype(config.dtype)
@@ -90,7 +90,7 @@ class Convolutions(nnx.Module):
     def __call__(
         self, batch: GraphBatch, x: jax.Array, edges: jax.Array, rngs: nnx.Rngs | None
     ) -> jax.Array:
-        """Embeddings of the nodes, [nodes, out_features]; they read no edge features."""
+        """Embeddings of the nodes, [nodes, out_features]; edge features are ignored."""
         h: Any = self.lin_in(x)
         state, outputs = None, []
         for layer in self.layers:
@@ -100,7 +100,7 @@ class Convolutions(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """The library's transformer over neighbours, which reads the features of edges too."""
+    """The library's transformer over neighbours, which also reads edge features."""
 
     def __init__(self, config: GraphsConfig, in_features: int, edge_features: int, rngs: nnx.Rngs):
         width = config.hidden_features
@@ -126,7 +126,7 @@ class Transformer(nnx.Module):
 
 
 class GraphNetwork(nnx.Module):
-    """An encoder of the nodes, a readout, and a perceptron of what it gives."""
+    """An encoder of the nodes, a readout, and a perceptron on its result."""
 
     def __init__(self, config: GraphsConfig, dataset: GraphsDataset, outputs: int):
         rngs, dtype = nnx.Rngs(streams(config.seed).parameters), jnp.dtype(config.dtype)
@@ -143,7 +143,7 @@ class GraphNetwork(nnx.Module):
         self.head = nn.FusedMLP(widths, activation="relu", dtype=dtype, rngs=rngs)
 
     def __call__(self, batch: GraphBatch, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Logits or standardised numbers, [graphs, outputs] float32; padding means nothing."""
+        """Logits or standardised numbers, [graphs, outputs] float32; padding rows are undefined."""
         x = self.nodes(batch.nodes, batch.graph.num_rows)
         edges = self.edges(batch.edges, batch.graph.num_edges)
         h = nn.pool(self.encoder(batch, x, edges, rngs), batch, self.readout)

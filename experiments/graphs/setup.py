@@ -1,4 +1,4 @@
-"""What a run consists of: its loss, optimiser, length and scores."""
+"""Parts of a run: its loss, optimiser, length and scores."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from jaxgnn.training import LoopConfig, jit_apply
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a batch, or of the part of it that a device has.
+    """The loss of a batch, or of a device's part of it.
 
     Attributes:
-      task: what the network predicts.
+      task: the task of the network.
     """
 
     task: Task
@@ -38,12 +38,12 @@ class Loss:
 
 
 class Scores:
-    """The scores of a network on the validation and the test, whose batches stay on the device.
+    """Validation and test scores of a network; the batches stay on the device.
 
     Args:
       dataset: the graphs, with their labels.
-      batches: how they are batched.
-      task: what is scored.
+      batches: batches of the data set.
+      task: the task that is scored.
     """
 
     def __init__(self, dataset: GraphsDataset, batches: Batches, task: Task):
@@ -75,7 +75,7 @@ def _predicted(model: GraphNetwork, batches: list[GraphBatch]) -> np.ndarray:
 
 
 def optimizer_of(config: GraphsConfig, batches: Batches) -> optax.GradientTransformation:
-    """Adam, whose learning rate falls to zero along a cosine; with weight decay if asked for."""
+    """Adam, whose learning rate falls to zero along a cosine; with weight decay if configured."""
     steps = config.epochs * batches.per_epoch
     rate = optax.cosine_decay_schedule(config.learning_rate, steps)
     if config.weight_decay:
@@ -84,7 +84,7 @@ def optimizer_of(config: GraphsConfig, batches: Batches) -> optax.GradientTransf
 
 
 def loop_of(config: GraphsConfig, batches: Batches, task: Task) -> LoopConfig:
-    """Length of the training, and when it is evaluated and saved."""
+    """Length of the training, and the intervals of evaluations and saves."""
     return LoopConfig(
         steps=config.epochs * batches.per_epoch,
         eval_every=config.eval_every * batches.per_epoch,

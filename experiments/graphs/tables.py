@@ -1,4 +1,4 @@
-"""Tables of scores: trivial methods, and networks beside each other."""
+"""Tables of scores of trivial methods and networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGAINST = "bag of nodes"
 
 
 def scores_table(data: str, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
-    """A row for each trivial method and each network, of the same seeds.
+    """A row for each trivial method and each network, over the same seeds.
 
     Args:
       data: name of the dataset.

@@ -1,4 +1,4 @@
-"""What is asked of a graph: a class, tasks that are true or not, or numbers."""
+"""Prediction tasks of a graph: a class, binary tasks, or numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METRICS: dict[Kind, tuple[Metric, ...]] = {
     "tasks": ("ROC-AUC", "AP"),
     "numbers": ("MAE", "RMSE"),
 }
-# What OGB scores its sets by, where it is not the default.
+# Scores that OGB uses for its sets, where not the default.
 _OF_OGB: dict[str, Metric] = {
     "ogbg-molpcba": "AP",
     "ogbg-molmuv": "AP",
@@ -36,10 +36,10 @@ _OF_OGB: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class Task:
-    """What a network predicts, and how it is scored.
+    """A prediction task and its score.
 
     Attributes:
-      kind: classes, tasks that are true or not, or numbers.
+      kind: classes, binary tasks, or numbers.
       outputs: width of the prediction.
       metric: name of the score.
       mean: mean of each number over the training graphs, [outputs]; zeros for the other kinds.
@@ -54,17 +54,17 @@ class Task:
 
     @property
     def is_error(self) -> bool:
-        """Whether a small score is good."""
+        """Whether smaller scores are better."""
         return self.kind == "numbers"
 
     @property
     def percent(self) -> int:
-        """What scores are multiplied with in tables: 100 for those in [0, 1]."""
+        """Factor of scores in tables: 100 for those in [0, 1]."""
         return 1 if self.is_error else 100
 
     @property
     def unit(self) -> str:
-        """What stands behind the name of the score in tables."""
+        """Unit that follows the name of the score in tables."""
         return self.metric if self.is_error else f"{self.metric}, %"
 
     @property
@@ -76,11 +76,11 @@ class Task:
 def task_of(dataset: GraphsDataset, metric: Metric | None = None) -> Task:
     """The task of a data set with a split, by its labels.
 
-    Labels of integers are classes. Of floats they are tasks if all that are not NaN are zeros and
-    ones, and numbers to predict otherwise.
+    Integer labels are classes. Float labels are tasks if all values except NaN are zeros and ones,
+    otherwise numbers to predict.
 
     Raises:
-      ValueError: if the score is none of such a task.
+      ValueError: if the score does not apply to the task.
     """
     labels = dataset.labels
     outputs = dataset.num_classes
@@ -114,11 +114,11 @@ def loss_of(
     """The mean loss of the labels that are known.
 
     Args:
-      task: what is predicted.
+      task: the prediction task.
       predicted: [graphs, outputs] float32: logits, or standardised numbers.
       labels: [graphs] classes, or [graphs, outputs] with NaN where a label is not known.
       there: [graphs] bool, False for padding.
-      known_labels: what the sum of the losses is divided by, float32 []; None for their number.
+      known_labels: divisor of the sum of the losses, float32 []; None for the number of labels.
     """
     if task.kind == "classes":
         losses = optax.softmax_cross_entropy_with_integer_labels(predicted, labels)
@@ -133,14 +133,14 @@ def loss_of(
 
 
 def score_of(task: Task, predicted: Any, labels: Any) -> float:
-    """The score of predictions: as ``loss_of`` takes them, of graphs without padding."""
+    """The score of predictions in the format of ``loss_of``, of graphs without padding."""
     if task.kind == "classes":
         return float(np.mean(np.asarray(predicted).argmax(axis=1) == np.asarray(labels)))
     if task.kind == "numbers":
         numbers = np.asarray(predicted, np.float64) * task.scale + task.mean
         return _ERRORS[task.metric](numbers - np.asarray(labels, np.float64))
     scores, truths = jnp.asarray(predicted).T, jnp.asarray(labels).T
-    # OGB leaves out a task without positives or without negatives, of which there is no area.
+    # OGB ignores tasks without positives or without negatives, whose area is undefined.
     areas = metrics.roc_auc(scores, truths)
     values = areas if task.metric == "ROC-AUC" else metrics.average_precision(scores, truths)
     return float(jnp.nanmean(jnp.where(jnp.isnan(areas), jnp.nan, values)))
@@ -153,7 +153,7 @@ _ERRORS: dict[str, Callable[[np.ndarray], float]] = {
 
 
 def _mean(values: jax.Array, counted: jax.Array, count: jax.Array | None = None) -> jax.Array:
-    """The mean of the values that count, or their sum over ``count``; zero where none does."""
+    """The mean of the values that count, or their sum over ``count``; zero if none counts."""
     if count is None:
         count = jnp.maximum(jnp.sum(counted), 1).astype(values.dtype)
     return jnp.sum(jnp.where(counted, values, 0)) / count

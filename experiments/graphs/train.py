@@ -20,8 +20,8 @@ from experiments.graphs.trivial import trivial_scores
 from jaxgnn.datasets import GraphsDataset
 from jaxgnn.training import FitResult, RunFolder, fit, phase, plot_curves
 
-# What may differ when a run is resumed: where, not what. The learning rate falls to zero at the
-# last epoch, so that another number of epochs is another run.
+# Options that a resumed run may change: they do not change the result. The learning rate falls to
+# zero at the last epoch, so that another number of epochs is another run.
 _MAY_CHANGE = ("run", "fresh", "progress", "data", "checkpoint_every", "report", "devices")
 
 
@@ -31,14 +31,14 @@ class Outcome:
 
     Attributes:
       label: names the run in tables and pictures.
-      task: what was predicted, and how it is scored.
+      task: the task and its score.
       parameters: number of trained parameters.
       test: the score of the test graphs at the best validation epoch.
       validation: the score of the validation graphs there.
       epoch: the epoch of that evaluation.
-      step: its step, of which an epoch has as many as batches.
-      ms_per_epoch: mean time of the training steps of an epoch; None if the run had been complete
-        already.
+      step: the step of that evaluation; an epoch has one step for each batch.
+      ms_per_epoch: mean time of the training steps of an epoch; None if the run was already
+        complete.
       history: a row for each step.
       trivial: the test score of each method without a network, by its name.
     """
@@ -63,7 +63,7 @@ def train(config: GraphsConfig, dataset: GraphsDataset | None = None) -> Outcome
       dataset: the data with its split, if it is loaded already.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
       FloatingPointError: if no evaluation was finite.
     """
     config.check()
@@ -105,7 +105,7 @@ def train_all(config: GraphsConfig, repeats: Repeats = ONE_SEED) -> list[Outcome
     """Trains a run for each seed, and prints their mean if there are several.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("train")
     config.check()
@@ -120,12 +120,12 @@ def train_all(config: GraphsConfig, repeats: Repeats = ONE_SEED) -> list[Outcome
 
 
 def in_own_folder(run: GraphsConfig) -> GraphsConfig:
-    """A run in a folder of its own below the one that is given for several."""
+    """The options of a run, with its own folder below the one given for all runs."""
     return run if run.run is None else replace(run, run=run.run / run.variant_name())
 
 
 def _trace(loss: Loss, model: GraphNetwork, batches: Batches) -> None:
-    """Traces the loss, which finds what can not run."""
+    """Traces the loss, to find errors before the training."""
     batch = batches(1)
     nnx.eval_shape(lambda model: loss(model, batch, nnx.Rngs(0))[0], model)
 
@@ -155,7 +155,7 @@ def _outcome(
 
 
 def _report(config: GraphsConfig, dataset: GraphsDataset, outcome: Outcome, run: RunFolder) -> None:
-    """Draws the curves, says what was reached, and writes it to the report, last of all."""
+    """Draws the curves, prints the result, and writes it to the report at the end."""
     data, metric, label = config.data_name(), outcome.task.metric, config.label()
     title = f"{data}: {label}, seed {config.seed}"
     curves = run.path / "curves.png"

@@ -1,8 +1,8 @@
-"""What is known of graphs without reading who is joined to whom, to stand beside networks.
+"""Baselines that ignore which nodes are connected, shown beside networks.
 
-- ``"majority"``: the most frequent class, how frequent each task is, or the median of each number.
-- ``"bag of nodes"``: a linear model of the sums of the nodes' features and of their number.
-- ``"bag of nodes and edges"``: the same, with those of the edges beside them.
+- ``"majority"``: the most frequent class, the frequency of each task, or the median of each number.
+- ``"bag of nodes"``: a linear model on the sums of the nodes' features and on their number.
+- ``"bag of nodes and edges"``: the same, with sums and number of the edges too.
 
 Linear models are logistic regressions for classes and tasks, and ridge regressions for numbers; the
 validation chooses the strength of the penalty.
@@ -21,12 +21,12 @@ from jaxgnn.datasets import GraphsDataset
 
 _STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)
 _ITERATIONS = 200
-# What is still done within seconds: numbers of all bags times outputs.
+# Limit that keeps a method within seconds: numbers of all bags times outputs.
 _MOST_WORK = 50_000_000
 
 
 def trivial_scores(dataset: GraphsDataset, task: Task) -> dict[str, float]:
-    """Test scores by the name of the method; one that would take too long is left out."""
+    """Test scores by the name of the method; one that would take too long is skipped."""
     test = dataset.labels[dataset.test]
     rows = np.tile(_constant(dataset, task), (test.shape[0], 1))
     found = {"majority": score_of(task, rows, test)}
@@ -76,7 +76,7 @@ def _standardised(x: np.ndarray, train: np.ndarray) -> np.ndarray:
 
 
 def _constant(dataset: GraphsDataset, task: Task) -> np.ndarray:
-    """The best prediction that is the same for all graphs, [outputs]."""
+    """The best constant prediction for all graphs, [outputs]."""
     labels = dataset.labels[dataset.train]
     if task.kind == "classes":
         return np.bincount(labels, minlength=task.outputs).astype(np.float64)
@@ -87,7 +87,7 @@ def _constant(dataset: GraphsDataset, task: Task) -> np.ndarray:
 
 
 def _linear(dataset: GraphsDataset, task: Task, x: np.ndarray) -> float:
-    """The test score of the linear model that is best on the validation."""
+    """The test score of the linear model with the best validation score."""
     fit = _ridge if task.kind == "numbers" else _logistic
     x = np.concatenate([x, np.ones((x.shape[0], 1))], axis=1)
     targets, known = _targets(dataset, task)
@@ -103,7 +103,7 @@ def _linear(dataset: GraphsDataset, task: Task, x: np.ndarray) -> float:
 
 
 def _targets(dataset: GraphsDataset, task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Targets as numbers, and which of them are known, both [graphs, outputs]."""
+    """Targets as numbers, and a mask of the known ones, both [graphs, outputs]."""
     labels = dataset.labels
     if task.kind == "classes":
         hot = (labels[:, None] == np.arange(task.outputs)).astype(np.float64)
@@ -125,7 +125,7 @@ def _logistic(
 ) -> np.ndarray:
     """Minimises the mean cross entropy plus ``strength / 2`` times the squared weights."""
     count = np.maximum(known.sum(axis=0), 1)
-    penalised = strength * np.append(np.ones(x.shape[1] - 1), 0)[:, None]  # but for the bias
+    penalised = strength * np.append(np.ones(x.shape[1] - 1), 0)[:, None]  # but not the bias
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weights = flat.reshape(start.shape)

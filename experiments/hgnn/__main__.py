@@ -28,7 +28,7 @@ def nodes(
 
 
 def main() -> None:
-    """Runs a command; a bad option or data file ends it with one line."""
+    """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"lm": lm, "nodes": nodes}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.hgnn")

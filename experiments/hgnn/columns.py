@@ -1,8 +1,8 @@
-"""Training on a hypergraph whose features several devices share by columns.
+"""Training on a hypergraph whose feature columns are divided among several devices.
 
-Each device has the whole hypergraph, and of the features between the layers, of the parameters and
-of the optimizer's state some columns, so that what it gathers and adds up is as much narrower. XLA
-divides the plain ops so, and sends what a device lacks for the products with the parameters.
+Each device has the whole hypergraph, and some columns of the features between the layers, of the
+parameters and of the optimizer's state. Its gathers and sums are narrower by that factor. XLA
+partitions the plain ops in this way, and exchanges what the products with the parameters need.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _AXIS = "columns"
 
 
 def spread_columns[Batch](model: nnx.Module, batch: Batch, devices: int) -> Batch:
-    """Puts columns of the parameters on each device, in place, and the batch on all of them.
+    """Puts columns of the parameters on each device, in place, and the whole batch on all of them.
 
     Args:
       model: a network of plain XLA ops.
-      batch: what it is trained on, a pytree of arrays.
-      devices: how many of the first devices; with one nothing moves.
+      batch: training data, a pytree of arrays.
+      devices: number of devices, the first ones; with one nothing moves.
 
     Returns:
-      The batch where it lies now.
+      The batch on the devices.
     """
     if devices == 1:
         return batch

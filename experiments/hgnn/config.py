@@ -15,7 +15,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.models import HypergraphKind
 
 Coupling = Literal["alone", "hypergraph", "pairwise", "mean"]
-# The least that makes sense of each option that is a number.
+# Minimum of each numeric option.
 _TRAINING_LOWEST = {"num_layers": 1, "learning_rate": 0, "weight_decay": 0, "eval_every": 0}
 _LM_LOWEST = _TRAINING_LOWEST | {
     "features": 1,
@@ -43,27 +43,27 @@ class LMOptions(BatchDevices):
 
     Attributes:
       strategy: hyperedges of the coupling hypergraph.
-      coupler_layers: hypergraph convolutions, or rounds of messages, in each layer.
+      coupler_layers: number of hypergraph convolutions, or rounds of messages, in each layer.
       num_layers: number of layers of experts.
       features: width of the model.
       num_heads: number of attention heads of each expert.
-      context: bytes that a prediction may look back on.
+      context: number of previous bytes that a prediction reads.
       batch_size: number of pieces of text in a step.
       steps: number of training steps.
       learning_rate: the highest, after a tenth of the steps; it falls to a tenth along a cosine.
       weight_decay: weight decay of AdamW, on matrices.
       output_orthogonality: strength of the loss on the experts' mean outputs, reached after a tenth
         of the steps.
-      weight_orthogonality: the same of the loss on their weights.
+      weight_orthogonality: strength of the loss on their weights, reached likewise.
       dtype: dtype of the computation; parameters are float32.
-      implementation: implementation of the hypergraph convolution; left out, the fastest.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
+      implementation: implementation of the hypergraph convolution; by default the fastest.
+      seed: seed of the random streams of this run; commands have ``--seeds``.
       eval_every: steps between evaluations on the whole validation text.
       checkpoint_every: steps between checkpoints; 0 for only the last.
       run: folder for the runs and the pictures.
-      fresh: discard what the run folders hold, rather than resume from them.
+      fresh: discard the runs in the folders instead of resuming them.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     strategy: Literal["all_pairs", "all_triples", "all"] = "all_pairs"
@@ -95,7 +95,7 @@ class LMRun(LMOptions):
 
     Attributes:
       experts: number of experts in each layer.
-      coupling: ``alone`` for hyperedges of one expert each, with as many matrices as the
+      coupling: ``alone`` for hyperedges of one expert each, with the same number of matrices as the
         hypergraph; ``hypergraph``; ``pairwise`` for gated messages; ``mean`` for the combiner only.
     """
 
@@ -120,14 +120,14 @@ class LMConfig(LMOptions):
 
     Attributes:
       experts: numbers of experts, one set of runs for each.
-      couplings: of the experts, one run for each; a single expert has one run.
+      couplings: couplings of the experts, one run for each; a single expert has one run.
     """
 
     experts: tuple[int, ...] = (1, 2, 4, 8)
     couplings: tuple[Coupling, ...] = ("alone", "hypergraph")
 
     def check(self) -> None:
-        """Raises for invalid options that neither the model nor the loop would find.
+        """Raises an error for invalid options that neither the model nor the loop would find.
 
         Raises:
           ValueError: naming the option.
@@ -144,7 +144,7 @@ class LMConfig(LMOptions):
         check_options("lm", self, _LM_LOWEST)
         self.check_devices("lm", self.batch_size)
         if self.output_orthogonality and self.devices > 1:
-            # It is of the experts' means over a whole batch, which no device has.
+            # The loss uses the experts' means over a whole batch, which no device has.
             expected = f"left out with --devices {self.devices}"
             raise bad_input("lm", "--output-orthogonality", expected, self.output_orthogonality)
 
@@ -154,13 +154,13 @@ class LMConfig(LMOptions):
         return [
             LMRun(**shared, experts=experts, coupling=coupling)
             for experts in self.experts
-            # Nothing is coupled to a single expert.
+            # A single expert has no coupling.
             for coupling in (("alone",) if experts == 1 else self.couplings)
         ]
 
 
 def coupling_name(run: LMRun) -> str:
-    """The coupling in words."""
+    """Description of the coupling."""
     names = {"alone": "not coupled", "pairwise": "gated messages", "mean": "mean"}
     return names.get(run.coupling, run.strategy.replace("_", " "))
 
@@ -172,15 +172,16 @@ class NodesConfig:
     Attributes:
       dataset: ``digits``, images with hyperedges of nearest neighbours; ``hypergcn``, a folder of
         cocitations or coauthorships in HyperGCN's files; ``text``, a folder with lines of node ids;
-        ``cora``, ``citeseer`` or ``pubmed``, with a hyperedge of each paper and those that it
+        ``cora``, ``citeseer`` or ``pubmed``, with a hyperedge of each paper and the papers that it
         cites or that cite it.
-      data: the folder, of the last three one with Planetoid's files, or an .npz file; Cora is
-        embedded too.
-      neighbors: nearest images in a hyperedge of digits beside its own.
-      split: number of a published split of hypergcn, which has no validation nodes; left out, 50 /
+      data: the folder; for the last three one with Planetoid's files, or an .npz file. Cora is also
+        embedded.
+      neighbors: nearest images in a hyperedge of digits besides its own.
+      split: number of a published split of hypergcn, which has no validation nodes; by default 50 /
         25 / 25 % of each class.
-      first_id: of text: id of the first node.
-      feature_noise: of text without features: make them of the labels and noise of this deviation.
+      first_id: for text, id of the first node.
+      feature_noise: for text without features, build them from the labels and noise of this
+        deviation.
       model: kind of convolution.
       num_layers: number of convolutions.
       hidden_features: width between the convolutions.
@@ -188,18 +189,18 @@ class NodesConfig:
       learning_rate: learning rate of Adam.
       weight_decay: factor of the L2 loss of all parameters.
       epochs: number of full-batch steps.
-      self_loops: a hyperedge of its own for each node.
+      self_loops: add a hyperedge for each node alone.
       normalize: divide the features of each node by their sum, as for bags of words.
-      implementation: implementation of the layers; left out, the fastest.
+      implementation: implementation of the layers; by default the fastest.
       devices: number of devices that share the columns of the features; each has the whole
         hypergraph, and the layers run plain XLA ops.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
+      seed: seed of the random streams of this run; commands have ``--seeds``.
       eval_every: epochs between evaluations.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
-      run: folder of the run; left out, a name made from the options below runs/hgnn.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the options, below runs/hgnn.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     dataset: Literal["digits", "hypergcn", "text", "cora", "citeseer", "pubmed"] = "digits"
@@ -228,13 +229,13 @@ class NodesConfig:
     report: Reporting = PAGE_ALONE
 
     def check(self) -> None:
-        """Raises for invalid options that neither the model nor a reader would find.
+        """Raises an error for invalid options that neither the model nor a reader would find.
 
         Raises:
           ValueError: naming the option.
         """
         check_options("nodes", self, _NODES_LOWEST)
-        if self.devices == 1:  # and JAX need not begin for it
+        if self.devices == 1:  # so that JAX need not start
             return
         check_devices("nodes", self.devices)
         if self.hidden_features % self.devices:
@@ -245,7 +246,7 @@ class NodesConfig:
             raise bad_input("nodes", "--implementation", expected, self.implementation)
 
     def layers_run(self) -> ops.Name | None:
-        """The implementation of the layers; of several devices XLA's, whose ops it can divide."""
+        """The implementation of the layers; XLA for several devices, as it can be partitioned."""
         return self.implementation if self.devices == 1 else "xla"
 
     def run_folder(self) -> Path:

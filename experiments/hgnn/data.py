@@ -1,4 +1,4 @@
-"""Data sets of hypergraphs: read, made, or the neighbourhoods of a graph."""
+"""Data sets of hypergraphs: published, generated, or neighbourhoods of a graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgnn import datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import HypergraphDataset, NodeDataset
 
-# Options that say something to one data set alone, or to those that have files.
+# Options that apply only to one data set, or only to those with files.
 _OPTIONS_OF = {
     "neighbors": ("digits",),
     "split": ("hypergcn",),
@@ -26,11 +26,11 @@ _OPTIONS_OF = {
 
 
 def load(config: NodesConfig) -> HypergraphDataset:
-    """Reads or makes the data set.
+    """Reads or generates the data set.
 
     Raises:
-      ValueError: if the data set needs a folder and none was given, an option says nothing to it,
-        or a file is at fault.
+      ValueError: if the data set needs a folder and none was given, an option does not apply to
+        it, or a file is invalid.
     """
     _check_options(config)
     seed = streams(config.seed).split
@@ -52,7 +52,7 @@ def load(config: NodesConfig) -> HypergraphDataset:
 
 
 def _check_options(config: NodesConfig) -> None:
-    """Raises ValueError for an option that the data set has no use for."""
+    """Raises ValueError for an option that does not apply to the data set."""
     defaults = {field.name: field.default for field in fields(config)}
     for name, users in _OPTIONS_OF.items():
         value = getattr(config, name)
@@ -64,7 +64,7 @@ def _check_options(config: NodesConfig) -> None:
 def neighbourhoods(graph: NodeDataset) -> HypergraphDataset:
     """The hypergraph with a hyperedge for each node of a graph: the node and its neighbours.
 
-    It is how HGNN (https://arxiv.org/abs/1809.09401) makes hyperedges of citations.
+    HGNN (https://arxiv.org/abs/1809.09401) builds hyperedges of citations in this way.
     """
     own = np.arange(graph.num_nodes, dtype=np.int32)
     others = graph.senders != graph.receivers

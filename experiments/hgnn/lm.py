@@ -1,4 +1,4 @@
-"""Perplexity of language models against the number of experts, coupled and not."""
+"""Perplexity of language models by number of experts, coupled and uncoupled."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from jaxgnn.training import (
 )
 
 _BYTES = 256
-# Bytes of context of the counts that the networks are compared with.
+# Context lengths, in bytes, of the n-gram baselines.
 _ORDERS = (0, 1, 2, 3)
-# What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
-# schedule ends with them.
+# Options that a resumed run may change: they do not change the result. ``steps`` is not among them,
+# because the learning rate's schedule ends with them.
 _MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report", "devices")
 
-# Pieces of text, and how much of the strength of the losses of orthogonality counts.
+# Pieces of text, and the current factor of the orthogonality losses.
 Batch = tuple[np.ndarray, np.float32]
 
 
@@ -52,9 +52,9 @@ class Outcome:
 
     Attributes:
       run: the options of the run.
-      validation: mean cross entropy on the validation text behind the last step, nats a byte.
+      validation: mean cross entropy on the validation text after the last step, nats a byte.
       parameters: number of trained parameters.
-      ms_per_step: mean time of a step; None if the run had been complete already.
+      ms_per_step: mean time of a step; None if the run was already complete.
       history: a row for each step.
     """
 
@@ -75,7 +75,7 @@ class Comparison:
     """The outcomes of a comparison.
 
     Attributes:
-      outcomes: for each number of experts and coupling the outcome of each seed.
+      outcomes: for each number of experts and coupling, the outcomes of all seeds.
       table: losses, paired differences, parameters and time.
     """
 
@@ -86,15 +86,15 @@ class Comparison:
 def lm(
     config: LMConfig, repeats: Repeats = ONE_SEED, *, dataset: TextDataset | None = None
 ) -> Comparison:
-    """Trains every number of experts with every coupling, of one seed on the same batches.
+    """Trains every number of experts with every coupling; runs of a seed share the same batches.
 
     Args:
       config: the options of the runs.
-      repeats: seeds, and how many runs at once.
-      dataset: the text, if it is read already; else its split is that of each seed.
+      repeats: seeds, and number of concurrent runs.
+      dataset: the text, if it is already read; else its split is that of each seed.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     config.check()
     repeats.check("lm")
@@ -123,10 +123,10 @@ def train(run: LMRun, dataset: TextDataset | None = None) -> Outcome:
 
     Args:
       run: the options of the run.
-      dataset: the text, if it is read already.
+      dataset: the text, if it is already read.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     seeds = streams(run.seed)
     if dataset is None:
@@ -201,7 +201,7 @@ def _cross_entropy(logits: jax.Array, pieces: jax.Array) -> jax.Array:
 
 
 class _Loss:
-    """Cross entropy, and what is asked for of the losses of orthogonality."""
+    """Cross entropy, plus the configured orthogonality losses."""
 
     def __init__(self, run: LMRun):
         self._run = run
@@ -234,7 +234,7 @@ def _optimizer(run: LMRun) -> optax.GradientTransformation:
 
 
 def _decayed(params):
-    """Scales, biases and weights of hyperedges stay free, also where experts stack them."""
+    """Mask of decayed parameters: no scales, biases or hyperedge weights, stacked or not."""
     names = {"kernel", "embedding"}
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
@@ -266,7 +266,7 @@ def _report(run: LMRun, result: FitResult[ExpertGraphLM], folder: RunFolder) -> 
 
 
 def _plot(outcomes: Sequence[list[Outcome]], title: str, path: Path) -> None:
-    """Perplexity against the number of experts, with the deviation of the seeds."""
+    """Draws perplexity against the number of experts, with the deviation over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.8, 3.6), dpi=120, layout="constrained")
@@ -301,7 +301,7 @@ def _plot(outcomes: Sequence[list[Outcome]], title: str, path: Path) -> None:
 
 
 def _table(outcomes: Sequence[list[Outcome]], texts: Sequence[TextDataset]) -> Table:
-    """A row for counts of bytes and for each number of experts and coupling."""
+    """A row for each n-gram baseline, and for each number of experts and coupling."""
     rows: list[tuple[str, ...]] = []
     for order in _ORDERS:
         losses = [ngram_loss(text, order) for text in texts]

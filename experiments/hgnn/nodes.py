@@ -44,7 +44,7 @@ class Batch:
     """The whole hypergraph, on the device.
 
     Attributes:
-      hypergraph: with what the options add to it.
+      hypergraph: the hypergraph, with the self loops of the options.
       features: [nodes, features].
       labels: [nodes] class ids.
       train: [nodes] bool, the nodes whose labels count.
@@ -64,7 +64,7 @@ class Outcome:
       test: accuracy on the test nodes at the best validation epoch, or at the last epoch where
         there are no validation nodes.
       epoch: the epoch of that evaluation.
-      ms_per_epoch: mean time of a training step; None if the run had been complete already.
+      ms_per_epoch: mean time of a training step; None if the run was already complete.
       history: a row for each epoch.
     """
 
@@ -79,10 +79,10 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
 
     Args:
       config: the options of the run.
-      dataset: the data, if it is loaded already.
+      dataset: the data, if it is already loaded.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     config.check()
     if dataset is None:
@@ -130,7 +130,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
 
 
 def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
-    """Puts copies of a data set on the device, its hypergraph with self loops if asked for."""
+    """Copies a data set to the device, its hypergraph with self loops if configured."""
     hypergraph = Incidence.from_hyperedge_index(
         np.stack([dataset.node_ids, dataset.hyperedge_ids]),
         dataset.num_nodes,
@@ -178,7 +178,7 @@ class _Evaluation:
 
 
 def _confusion(result: FitResult, dataset: HypergraphDataset, batch: Batch) -> Confusion:
-    """Labels and predictions of the test nodes by the best model, or else by the last."""
+    """Labels and predictions of the test nodes by the best model, else by the last one."""
     model = result.model if result.best_model is None else result.best_model
     model.eval()
     logits = jit_apply(lambda model, batch: model(batch.hypergraph, batch.features))(model, batch)
@@ -237,7 +237,7 @@ def nodes_all(config: NodesConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     """Trains a run for each seed, and prints their mean if there are several.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("nodes")
     check_alone(config, "nodes", {"--processes": repeats.processes > 1})

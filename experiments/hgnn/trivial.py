@@ -1,4 +1,4 @@
-"""What methods without a network reach on the nodes of a hypergraph."""
+"""Scores of methods without a network on the nodes of a hypergraph."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from experiments._baselines import BaselineScore, baselines
 from jaxgnn.datasets import HypergraphDataset, NodeDataset
 
-# Pairs of nodes with a hyperedge in common, beyond which they are not written down.
+# Largest number of pairs of nodes with a common hyperedge for which the graph is built.
 _MOST_PAIRS = 5_000_000
 
 
 def trivial_scores(dataset: HypergraphDataset) -> dict[str, BaselineScore]:
-    """Scores of trivial methods, on the graph that joins all nodes with a hyperedge in common.
+    """Scores of trivial methods on the graph that joins all nodes with a common hyperedge.
 
-    None, with a line that says why, where there are no validation nodes to choose settings by, or
-    too many pairs.
+    Empty, with a printed reason, if there are no validation nodes to choose settings by, or too
+    many pairs.
     """
     sizes = np.bincount(dataset.hyperedge_ids, minlength=dataset.num_hyperedges)
     pairs = int((sizes.astype(np.int64) * (sizes - 1)).sum())
@@ -29,7 +29,7 @@ def trivial_scores(dataset: HypergraphDataset) -> dict[str, BaselineScore]:
 
 
 def clique_expansion(dataset: HypergraphDataset) -> NodeDataset:
-    """The graph in which nodes are joined, in both directions once, that share a hyperedge."""
+    """The graph that joins nodes with a common hyperedge, once in each direction."""
     order = np.argsort(dataset.hyperedge_ids, kind="stable")
     members = dataset.node_ids[order]
     counts = np.bincount(dataset.hyperedge_ids, minlength=dataset.num_hyperedges)

@@ -16,17 +16,17 @@ def train(
     config: Annotated[TrainConfig, tyro.conf.arg(name="")],
     repeats: Annotated[Repeats, tyro.conf.arg(name="")] = ONE_SEED,
 ) -> None:
-    """Train a network with each seed to tell edges from other pairs of nodes, and score it.
+    """Train a network with each seed to distinguish edges from other pairs of nodes, and score it.
 
     Args:
       config: options of the runs.
-      repeats: seeds, and how many runs at once.
+      repeats: seeds, and number of concurrent runs.
     """
     train_all(config, repeats)
 
 
 def main() -> None:
-    """Runs a command; a bad option or data file ends it with one line."""
+    """Runs a command; an invalid option or data file ends it with a one-line error."""
     try:
         tyro.extras.subcommand_cli_from_dict({"train": train}, prog="python -m experiments.links")
     except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:

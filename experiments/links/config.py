@@ -14,7 +14,7 @@ from experiments._report import PAGE_ALONE, Reporting
 from experiments._spread import GraphDevices
 from jaxgnn._errors import bad_input
 
-# The least that makes sense of each option that is a number.
+# Minimum of each numeric option.
 _LOWEST = {
     "num_layers": 1,
     "hidden_features": 1,
@@ -32,7 +32,7 @@ _LOWEST = {
     "checkpoint_every": 0,
     "devices": 1,
 }
-# Fractions, below one.
+# Options that are fractions below one.
 _FRACTIONS = ("dropout", "input_dropout", "validation", "test", "supervision")
 
 
@@ -41,7 +41,7 @@ class TrainConfig(GraphDevices):
     """Options of one training run.
 
     Attributes:
-      dataset: whose edges to predict: cora, citeseer, pubmed, digits, synthetic, reddit, flickr,
+      dataset: edges to predict: cora, citeseer, pubmed, digits, synthetic, reddit, flickr,
         yelp, ogbn-arxiv, ogbn-products, ogbn-proteins, or the path of a graph of your own, a
         folder, a file of edges or an .npz file.
       data: folder with the raw files of a published dataset. Cora, CiteSeer and PubMed are read
@@ -50,38 +50,38 @@ class TrainConfig(GraphDevices):
       labels: file with the labels of your own graph, where its folder has none.
       features: file with the features of your own graph, where its folder has none.
       scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
-      validation: fraction of the edges to choose the best epoch by.
-      test: fraction of the edges to score with.
-      supervision: fraction of the training edges that the network is asked for and does not see;
-        with 0 it sees the edges that it is asked for.
+      validation: fraction of the edges used to choose the best epoch.
+      test: fraction of the edges used for the test scores.
+      supervision: fraction of the training edges that are predicted and not used as messages; with
+        0, all training edges are both predicted and used as messages.
       model: convolutions of the encoder.
-      activation: nonlinearity in front of the aggregation.
+      activation: nonlinearity before the aggregation.
       k: kept entries per row, for maxk.
       num_layers: number of convolutions.
       hidden_features: width of the hidden layers.
       embedding_features: width of the embeddings, from which the decoder scores pairs.
-      decoder: dot is the inner product of two embeddings, mlp a perceptron of their product.
+      decoder: dot is the inner product of two embeddings, mlp a perceptron on their product.
       dropout: probability of dropout after the activation.
       input_dropout: probability of dropout of the features.
       norm: LayerNorm after each convolution.
       learning_rate: learning rate of Adam.
       weight_decay: strength of the L2 penalty on all parameters.
       epochs: number of full-batch steps.
-      negatives: how pairs without an edge are drawn in training: uniform, degree by the number of
+      negatives: sampling of pairs without an edge in training: uniform, degree by the number of
         edges of both nodes, or source, which replaces one node of each edge.
-      negatives_per_edge: number of them for each edge.
+      negatives_per_edge: number of negatives for each edge.
       candidates: number of nodes among which the other node of an edge is ranked, for the MRR.
       hits_k: the K of hits@K.
       select: the score by which validation chooses the best epoch.
       dtype: dtype of the computation; parameters are float32.
-      implementation: implementation of the ops; left out, the fastest.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
+      implementation: implementation of the ops; by default the fastest.
+      seed: seed of the random streams of this run; commands have ``--seeds``.
       eval_every: epochs between evaluations.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
-      run: folder of the run; left out, a name made from the options below runs/links.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the options, below runs/links.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     dataset: str = "cora"
@@ -122,10 +122,10 @@ class TrainConfig(GraphDevices):
 
     @property
     def splits(self) -> None:
-        """A split of nodes has no part in the prediction of links."""
+        """None: link prediction does not use a split of nodes."""
 
     def check(self) -> None:
-        """Raises for options that are none, before any data is read.
+        """Raises an error for invalid options, before any data is read.
 
         Raises:
           ValueError: naming the option as it is typed.
@@ -149,7 +149,7 @@ class TrainConfig(GraphDevices):
         return f"hits@{self.hits_k}" if self.select == "hits" else self.select
 
     def data_name(self) -> str:
-        """The name of the dataset, or of the file or folder of a graph of one's own."""
+        """The name of the dataset, or of the file or folder of a user's own graph."""
         return name_of_data(self.dataset, self.data)
 
     def label(self) -> str:
@@ -158,12 +158,12 @@ class TrainConfig(GraphDevices):
         return f"{self.model.upper()} {activation}, {self.decoder}"
 
     def variant_name(self) -> str:
-        """What tells a run from others of the same data, as the name of a folder."""
+        """Folder name that distinguishes the run from others on the same data."""
         k = self.k if self.activation == "maxk" else ""
         return f"{self.model}-{self.activation}{k}-{self.decoder}-seed{self.seed}"
 
     def run_folder(self) -> Path:
-        """Folder of the run: ``run``, or if that is left out one named below runs/links."""
+        """Folder of the run: ``run``, by default a named folder below runs/links."""
         if self.run is not None:
             return self.run
         return Path("runs") / "links" / f"{self.data_name()}-{self.variant_name()}"

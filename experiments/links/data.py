@@ -1,4 +1,4 @@
-"""From a data set to the edges that a network sees, and the pairs that it is asked for."""
+"""Message edges and predicted pairs of a data set."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "gcn"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Nodes:
-    """What embeddings are made of, on the device, or spread over several.
+    """Input of the embeddings, on the device, or spread over several.
 
     Attributes:
       graph: the edges that carry messages, normalised for the network.
-      features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
+      features: [nodes, features]; a sparse matrix if less than a tenth is nonzero.
       places: the row of each node in arrays of spread rows, int32 [nodes]; None on one device,
         where nodes are in their order.
     """
@@ -41,7 +41,7 @@ class Nodes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Training:
-    """What a step of the training reads, on the device.
+    """Input of a training step, on the device.
 
     Attributes:
       nodes: the nodes, and the edges that carry messages.
@@ -57,13 +57,13 @@ class Training:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Examination:
-    """What a network is validated or tested with, on the device.
+    """Data on which a network is validated or tested, on the device.
 
     Attributes:
       nodes: the nodes, and the edges that carry messages.
       positives: the pairs that an edge joins, int32 [2, pairs].
       negatives: as many pairs that no edge of the whole graph joins, int32 [2, pairs].
-      candidates: for each positive its first node, and others that no edge joins it to; int32
+      candidates: for each positive its first node, and nodes that no edge joins to it; int32
         [2, pairs, candidates], -1 where there are none.
     """
 
@@ -79,8 +79,8 @@ class Links:
 
     Attributes:
       split: the split of its edges, without directions.
-      training: what a step reads.
-      examinations: what validation and test read, by name.
+      training: data of a training step.
+      examinations: data of validation and test, by name.
     """
 
     split: EdgeSplit
@@ -89,7 +89,7 @@ class Links:
 
 
 def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
-    """Splits the edges of a data set, whose directions are dropped, and draws what tests ask.
+    """Splits the undirected edges of a data set, and draws the pairs of validation and test.
 
     Raises:
       ValueError: if the data set has too few edges for the fractions of the options.
@@ -107,7 +107,7 @@ def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
     )
     seen = _nodes(config, dataset, split)
     weights: PairWeights = "degree" if config.negatives == "degree" else "uniform"
-    # The training knows its own edges alone: those are the messages of the validation.
+    # In training only training edges are known; they are the messages of the validation.
     known = _graph(split.validation.messages, split.num_nodes)
     training = Training(
         nodes=seen["train"],
@@ -130,7 +130,7 @@ def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
 
 
 def _nodes(config: TrainConfig, dataset: NodeDataset, split: EdgeSplit) -> dict[str, Nodes]:
-    """What embeddings are made of in each part; the features of all parts are the same arrays."""
+    """Input of the embeddings in each part; all parts share the arrays of features."""
     parts = {"train": split.train, "validation": split.validation, "test": split.test}
     graphs = {name: _for_network(config, part, split.num_nodes) for name, part in parts.items()}
     if config.devices == 1:
@@ -147,13 +147,13 @@ def _nodes(config: TrainConfig, dataset: NodeDataset, split: EdgeSplit) -> dict[
 
 
 def _placed[Part: (Training, Examination)](part: Part) -> Part:
-    """Puts what is not spread on all devices of the graph."""
+    """Replicates arrays that are not spread on all devices of the graph."""
     own = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "nodes"}
     return replace(part, **everywhere(own, part.nodes.graph))
 
 
 def _for_network(config: TrainConfig, part: LinkPart, num_nodes: int) -> CSRGraph:
-    """The messages of a part as the convolutions of the options want them."""
+    """The message edges of a part, in the form that the convolutions need."""
     graph = _graph(part.messages, num_nodes)
     if config.model == "gcn":
         graph = graph.with_self_loops()

@@ -1,4 +1,4 @@
-"""What a run consists of: its network, loss, optimiser and scores."""
+"""Parts of a run: its network, loss, optimiser and scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxgnn.training import LoopConfig, jit_apply
 
 
 class LinkPredictor(nnx.Module):
-    """An encoder, which makes an embedding of each node, and a decoder of pairs of them."""
+    """An encoder, which embeds each node, and a decoder of pairs of embeddings."""
 
     def __init__(self, encoder: nnx.Module, decoder: nnx.Module):
         self.encoder = encoder
@@ -44,7 +44,7 @@ class LinkPredictor(nnx.Module):
         return [self.decoder(h, ends).astype(jnp.float32) for ends in pairs]
 
     def _embeddings(self, nodes: Nodes, rate: float, rngs: nnx.Rngs | None) -> jax.Array:
-        """The embedding of each node, on the device that has it."""
+        """The embedding of each node, on the node's device."""
 
         def encode(graph: Any, x: Any, modules: Any) -> jax.Array:
             encoder, rngs = modules
@@ -82,12 +82,12 @@ def make_model(config: TrainConfig, in_features: int) -> LinkPredictor:
 
 @dataclass(frozen=True)
 class Loss:
-    """Binary cross entropy of edges, and of pairs without an edge that each step draws anew.
+    """Binary cross entropy of edges, and of pairs without an edge that are redrawn in each step.
 
     Attributes:
       input_dropout: probability of dropout of the features.
       negatives_per_edge: number of these pairs for each edge.
-      of_sources: whether one node of each edge is kept, and only the other one drawn.
+      of_sources: whether one node of each edge is kept, and only the other one is drawn.
     """
 
     input_dropout: float
@@ -102,7 +102,7 @@ class Loss:
             negatives = batch.sampler.sample(key, count * batch.positives.shape[1])
         sets, rate = (batch.positives, negatives), self.input_dropout
         edges, others = model(batch.nodes, *sets, input_dropout=rate, rngs=rngs)
-        # A node that is joined to all others has no pair without an edge.
+        # A node that is joined to all others has no negative pair.
         there = negatives[1] >= 0
         missed = jnp.mean(jax.nn.softplus(-edges))
         invented = jnp.sum(jnp.where(there, jax.nn.softplus(others), 0))
@@ -111,10 +111,10 @@ class Loss:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a network on the validation and on the test.
+    """The validation and test scores of a network.
 
     Attributes:
-      examinations: what each of the two reads, by name.
+      examinations: data of validation and test, by name.
       hits_k: the K of hits@K.
     """
 
@@ -138,7 +138,7 @@ def scores_of(
       edges: logits of the edges, [edges].
       others: logits of pairs without an edge, [pairs].
       ranked: logits of the candidates of each edge, [edges, candidates].
-      there: False for a candidate that there is none of, [edges, candidates].
+      there: False for a candidate that does not exist, [edges, candidates].
       hits_k: the K of hits@K, in which each edge is ranked among all ``others``.
     """
     logits = jnp.concatenate([edges, others])
@@ -169,7 +169,7 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
 
 
 def loop_of(config: TrainConfig) -> LoopConfig:
-    """Length of the training, and when it is evaluated and saved."""
+    """Length of the training, and the intervals of evaluations and saves."""
     return LoopConfig(
         steps=config.epochs,
         eval_every=config.eval_every,

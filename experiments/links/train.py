@@ -25,12 +25,12 @@ class Outcome:
     """Results of a run.
 
     Attributes:
-      test: the scores of the test at the best validation epoch, by name.
-      validation: those of the validation there.
+      test: test scores at the best validation epoch, by name.
+      validation: validation scores at that epoch, by name.
       epoch: the epoch of that evaluation.
-      ms_per_epoch: mean time of a training step; None if the run had been complete already.
+      ms_per_epoch: mean time of a training step; None if the run was already complete.
       history: a row for each epoch.
-      trivial: the scores of the test of each method without a network, by its name.
+      trivial: test scores of each method without a network, by its name.
     """
 
     test: dict[str, float]
@@ -46,10 +46,10 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
 
     Args:
       config: the options of the run.
-      dataset: the data, if it is loaded already.
+      dataset: the data, if it is already loaded.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
       FloatingPointError: if no evaluation was finite.
     """
     config.check()
@@ -91,7 +91,7 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     """Trains a run for each seed, and prints their mean if there are several.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("train")
     config.check()
@@ -108,7 +108,7 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
 
 
 def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
-    """The scores of the network beside those of methods without one, over the seeds."""
+    """Scores of the network and of methods without one, over the seeds."""
     found = {name: [outcome.trivial[name] for outcome in outcomes] for name in outcomes[0].trivial}
     found[config.label()] = [outcome.test for outcome in outcomes]
 
@@ -128,7 +128,7 @@ def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
 
 
 def _trace(loss: Loss, model: LinkPredictor, links: Links) -> None:
-    """Traces the loss, which finds what can not run."""
+    """Traces the loss, to find errors before the training."""
     nnx.eval_shape(lambda model: loss(model, links.training, nnx.Rngs(0))[0], model)
 
 
@@ -163,7 +163,7 @@ def _outcome(
 
 
 def _report(config: TrainConfig, links: Links, outcome: Outcome, run: RunFolder) -> None:
-    """Says what was reached, and writes it to the report, last of all."""
+    """Prints the result, and writes it to the report at the end."""
     split, metric = links.split, config.metric()
     counts = [
         f"{part.supervision.shape[1]:,} {name}"

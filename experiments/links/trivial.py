@@ -1,12 +1,12 @@
-"""What is known of links without a network, to stand beside one in every table.
+"""Baselines of link prediction without a network, shown in every table.
 
-Each method scores a pair of nodes by the edges that carry messages, or by features alone:
+Each method scores a pair of nodes by the message edges alone, or by features alone:
 
-- ``"common neighbours"``: how many neighbours both have.
+- ``"common neighbours"``: the number of common neighbours.
 - ``"Adamic-Adar"``: the same, each neighbour divided by the logarithm of its degree (Friends and
   neighbors on the Web, Social Networks 2003).
 - ``"preferential attachment"``: the product of the degrees.
-- ``"cosine of features"``: which sees no edges.
+- ``"cosine of features"``: the cosine similarity of the features.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from experiments.links.data import Examination
 from experiments.links.setup import scores_of
 from jaxgnn.datasets import LinkPart, NodeDataset
 
-# Rows of pairs at a time, so that their neighbours need little memory.
+# Rows of pairs processed at a time, to limit the memory of their neighbours.
 _AT_ONCE = 8192
 
 
@@ -56,7 +56,7 @@ def trivial_scores(
 
 
 type Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""From the first and the second node of each pair to its score."""
+"""Function from the first and the second node of each pair to its score."""
 
 
 def _in_pieces(score: Score, pairs: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ def _in_pieces(score: Score, pairs: np.ndarray) -> np.ndarray:
 
 
 def _products(rows: Any, weights: np.ndarray | None = None) -> Score:
-    """``Σ_c rows[u, c] weights[c] rows[v, c]`` of each pair; without weights they are ones."""
+    """``Σ_c rows[u, c] weights[c] rows[v, c]`` of each pair; default weights are ones."""
     weighted = rows if weights is None else rows @ scipy.sparse.diags_array(weights)
     return lambda u, v: (rows[u] * weighted[v]).sum(axis=1)
 

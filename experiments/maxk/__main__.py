@@ -34,13 +34,13 @@ def train(
 
     Args:
       config: options of the runs.
-      repeats: seeds, and how many runs at once.
-      table_seeds: before it, compare ReLU, MaxK and trivial methods over these seeds, each variant
-        in one program, and put the table into the report.
-      vmap: train all seeds in one program, which compiles once and writes no run folders.
+      repeats: seeds, and number of concurrent runs.
+      table_seeds: first compare ReLU, MaxK and trivial methods over these seeds, each variant in
+        one program, and put the table into the report.
+      vmap: train all seeds in one program, compiled once, without run folders.
       export: file to write the best model to, for the command predict and for
-        jaxgnn.load_exported; of a run that is complete it is written without training again.
-      processes: where the processes of a command that runs in several find each other.
+        jaxgnn.load_exported; for a complete run it is written without training again.
+      processes: options that connect the processes of a command that runs in several.
     """
     with connected("train", processes):
         train_all(config, repeats, table_seeds=table_seeds, vmap=vmap, export=export)
@@ -56,10 +56,9 @@ def compare(
 
     Args:
       config: options shared by the runs.
-      repeats: seeds, and how many runs at once.
-      ks: kept entries per row, one variant for each; left out, ``--k`` or that of the recipe.
-      vmap: train all seeds of a variant in one program, which compiles once and writes no run
-        folders.
+      repeats: seeds, and number of concurrent runs.
+      ks: kept entries per row, one variant for each; by default ``--k`` or that of the recipe.
+      vmap: train all seeds of a variant in one program, compiled once, without run folders.
     """
     run_compare(config, ks, repeats, vmap=vmap)
 
@@ -74,16 +73,15 @@ def sweep(
 
     Args:
       config: options shared by the runs.
-      repeats: seeds, and how many runs at once.
+      repeats: seeds, and number of concurrent runs.
       ks: kept entries per row, one variant for each.
-      vmap: train all seeds of a variant in one program, which compiles once and writes no run
-        folders.
+      vmap: train all seeds of a variant in one program, compiled once, without run folders.
     """
     run_sweep(config, ks, repeats, vmap=vmap)
 
 
 def predict(options: Annotated[PredictOptions, tyro.conf.arg(name="")]) -> None:
-    """Predict the classes of a graph's nodes with a model that train --export has written.
+    """Predict the classes of a graph's nodes with a model written by train --export.
 
     Args:
       options: the model, the graph and the table to write.
@@ -92,7 +90,7 @@ def predict(options: Annotated[PredictOptions, tyro.conf.arg(name="")]) -> None:
 
 
 def main() -> None:
-    """Runs a command; a bad option or data file ends it with one line."""
+    """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"train": train, "compare": compare, "sweep": sweep, "predict": predict}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.maxk")

@@ -1,4 +1,4 @@
-"""Variants side by side: trivial methods, ReLU, and MaxK over a list of k."""
+"""Comparison of trivial methods, ReLU, and MaxK over a list of k."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def compare(
 
     Args:
       config: the options the runs share; its activation is set here.
-      ks: kept entries per row of the MaxK runs; empty for the options' or the recipe's.
-      repeats: seeds, and how many runs at once.
+      ks: kept entries per row of the MaxK runs; if empty, that of the options or of the recipe.
+      repeats: seeds, and number of concurrent runs.
       vmap: whether the seeds of a variant are trained in one program.
 
     Raises:
@@ -73,7 +73,7 @@ def sweep(
     """Compares as ``compare`` does, and draws the score against k.
 
     Raises:
-      ValueError: if there is no k or one is there twice, or as in ``compare``.
+      ValueError: if there is no k or one is repeated, or as in ``compare``.
     """
     if not ks:
         raise bad_input("sweep", "--ks", "at least one k", "none")

@@ -13,7 +13,7 @@ from experiments._spread import GraphDevices
 from experiments.maxk.recipes import Activation, Model, Recipe, default_model, recipe
 from jaxgnn._errors import bad_input
 
-# The least that makes sense of each option that is a number.
+# Minimum of each numeric option.
 _LOWEST = {
     "num_layers": 1,
     "hidden_features": 1,
@@ -30,13 +30,13 @@ _LOWEST = {
 
 @dataclass(frozen=True)
 class TrainConfig(NodeDataOptions, GraphDevices):
-    """Options of one training run; those left out come from the dataset's recipe.
+    """Options of one training run, by default those of the dataset's recipe.
 
     Attributes:
-      model: architecture; left out, gcnii for cora and graphs of your own, else sage.
-      activation: nonlinearity in front of the aggregation.
+      model: architecture; by default gcnii for cora and graphs of your own, else sage.
+      activation: nonlinearity before the aggregation.
       k: kept entries per row: one number, or one for each layer.
-      k_schedule: k from an epoch on, as EPOCH:K pairs, for example 1:64 50:32.
+      k_schedule: k from a given epoch on, as EPOCH:K pairs, for example 1:64 50:32.
       num_layers: number of convolutions.
       hidden_features: width of the hidden layers.
       dropout: probability of dropout after the activation.
@@ -47,22 +47,22 @@ class TrainConfig(NodeDataOptions, GraphDevices):
       epochs: number of full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
       norm: LayerNorm after each convolution.
-      hyper_connections: streams of hyper-connections between the layers; left out, the published
+      hyper_connections: streams of hyper-connections between the layers; by default the published
         network, which has no residual connections.
-      scan_layers: compile one layer and run it as often as there are layers; for deep networks.
+      scan_layers: compile one layer and run it repeatedly; for deep networks.
       dtype: dtype of the computation; parameters are float32.
-      kernel_mode: auto takes what is fastest, maxk insists on a k-sparse kernel, dense expands.
-      implementation: implementation of the ops; left out, the fastest.
+      kernel_mode: auto selects the fastest, maxk requires a k-sparse kernel, dense expands.
+      implementation: implementation of the ops; by default the fastest.
       validate_kernels: before the first step, compare the kernels with the reference on this graph.
-      fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
+      fallback_threshold: relative error beyond which validation falls back to dense XLA; by default
         1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
-      run: folder of the run; left out, a name made from the options below runs/maxk.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the options, below runs/maxk.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     model: Model | None = None
@@ -95,7 +95,7 @@ class TrainConfig(NodeDataOptions, GraphDevices):
     report: Reporting = PAGE_ALONE
 
     def kind(self) -> Model:
-        """The architecture: that of the options, or else what suits the dataset."""
+        """The architecture of the options, or the default of the dataset."""
         return self.model or default_model(self.dataset)
 
     def recipe(self) -> Recipe:
@@ -109,7 +109,7 @@ class TrainConfig(NodeDataOptions, GraphDevices):
         return replace(base, **given)
 
     def check(self) -> None:
-        """Raises for options that are none, before any data is read.
+        """Raises an error for invalid options, before any data is read.
 
         Raises:
           ValueError: naming the option as it is typed.
@@ -131,7 +131,7 @@ class TrainConfig(NodeDataOptions, GraphDevices):
             )
 
     def settings(self) -> str:
-        """The hyper-parameters, those of the recipe too, as one would type them."""
+        """The hyper-parameters, including those of the recipe, as text of the command line."""
         parts = [f"--dataset {self.dataset} --model {self.kind()} --activation {self.activation}"]
         for field in fields(Recipe):
             value = getattr(self.recipe(), field.name)
@@ -162,7 +162,7 @@ class TrainConfig(NodeDataOptions, GraphDevices):
         return k
 
     def scheduled_k(self, epoch: int) -> int | None:
-        """The schedule's ``k`` at an epoch, counted from 1; None if it says nothing yet.
+        """The schedule's ``k`` at an epoch, counted from 1; None before its first entry.
 
         Raises:
           ValueError: if a pair is not EPOCH:K.
@@ -193,20 +193,20 @@ class TrainConfig(NodeDataOptions, GraphDevices):
         return {*ks, *(k for _, k in pairs)}
 
     def threshold(self) -> float:
-        """``fallback_threshold``, or what suits the dtype."""
+        """``fallback_threshold``, or the default of the dtype."""
         if self.fallback_threshold is not None:
             return self.fallback_threshold
         return 1e-3 if self.dtype == "float32" else 2e-2
 
     def run_folder(self) -> Path:
-        """Folder of the run: ``run``, or if that is left out one named below runs/maxk."""
+        """Folder of the run: ``run``, by default a named folder below runs/maxk."""
         if self.run is not None:
             return self.run
         name = f"{self.data_name()}-{self.kind()}-{self.variant_name()}"
         return Path("runs") / "maxk" / name
 
     def variant_name(self) -> str:
-        """What tells a run from others of the same data and model, as the name of a folder."""
+        """Folder name that distinguishes the run from others of the same data and model."""
         ks = self.layer_ks()
         k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
         n = "" if self.hyper_connections is None else f"-mhc{self.hyper_connections}"

@@ -1,4 +1,4 @@
-"""Checking and timing the aggregation kernels on the graph that is trained on."""
+"""Validation and timing of the aggregation kernels on the training graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def aggregation(config: TrainConfig) -> Callable[[CSRGraph, jax.Array, int | Non
 def relative_errors(config: TrainConfig, graph: CSRGraph, x: jax.Array) -> dict[str, float]:
     """Largest error of value and gradient against the reference, relative to the largest entry.
 
-    Over all k that the run will use.
+    Errors are the largest over all k of the run.
     """
     dy = jax.random.normal(jax.random.key(config.seed), (graph.num_rows, x.shape[-1]), x.dtype)
     reference = replace(config, implementation="xla", kernel_mode="dense")
@@ -63,10 +63,10 @@ def _relative_error(actual: jax.Array, expected: jax.Array) -> jax.Array:
 
 
 def validated(config: TrainConfig, graph: CSRGraph, width: int) -> TrainConfig:
-    """Compares the kernels with the reference; the config to train with, kernels or dense XLA.
+    """Compares the kernels with the reference; returns the config with kernels or dense XLA.
 
     Args:
-      config: with ``fallback_threshold``.
+      config: options of the run, including ``fallback_threshold``.
       graph: the graph to train on.
       width: hidden features.
     """
@@ -87,11 +87,11 @@ def validated(config: TrainConfig, graph: CSRGraph, width: int) -> TrainConfig:
 def profile(config: TrainConfig, graph: CSRGraph, width: int) -> dict[str, float]:
     """Milliseconds an epoch spends in activation and aggregation, over all layers.
 
-    Measured apart from training, on random features, layer by layer.
+    Measured separately from training, on random features, layer by layer.
 
     Returns:
-      ``forward ms`` and ``backward ms``; backward is forward-and-backward less forward. NaN where
-      the device has too little memory.
+      ``forward ms`` and ``backward ms``; backward is forward-and-backward minus forward. NaN after
+      running out of memory.
     """
     apply = aggregation(config)
     x = jax.random.normal(jax.random.key(config.seed), (graph.num_cols, width), config.dtype)
@@ -107,7 +107,7 @@ def profile(config: TrainConfig, graph: CSRGraph, width: int) -> dict[str, float
             value, pull_back = jax.vjp(lambda x: apply(graph, x, k), x)
             return pull_back(value)
 
-        # In turns, so that a changing clock does not end up in the difference.
+        # In turns, so that a changing clock does not affect the difference.
         times = measure_in_turns(
             {"forward": Candidate(run, [(graph, x)]), "both": Candidate(run_both, [(graph, x)])}
         )

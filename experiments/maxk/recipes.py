@@ -2,7 +2,7 @@
 
 MaxK-GNN trains with Adam, no weight decay and no schedule, LayerNorm, seed 97, and evaluates the
 whole graph every epoch. Hyper-parameters are the same for the three models and both activations
-but for self loops; k is the paper's choice for the dataset.
+except for self loops; k is the paper's choice for the dataset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Recipe:
       epochs: number of full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where there is none yet), or 2 (one
         more on top, as the Flickr script does).
-      metric: what validation selects by.
+      metric: metric by which validation selects.
       k: kept entries per row; unused by ReLU.
       weight_decay: strength of the L2 penalty on all parameters.
       input_dropout: probability of dropout of the features.
@@ -52,8 +52,8 @@ class Recipe:
 
 
 _RECIPES = {
-    # Ours: small enough for two CPU cores. That of Cora has the highest mean validation accuracy
-    # of ten splits among those tried, and is also that of graphs of one's own. How k was found:
+    # Ours: small enough for two CPU cores. Cora's has the highest mean validation accuracy over ten
+    # splits among those tried, and is also used for users' own graphs. How k was found:
     # docs/experiments.md.
     "cora": Recipe(8, 64, 0.5, 0.01, 100, 1, "accuracy", 48, 5e-3, 0.5),
     "digits": Recipe(2, 128, 0.3, 0.01, 100, 0, "accuracy", 16),
@@ -64,7 +64,7 @@ _RECIPES = {
     "yelp": Recipe(4, 384, 0.1, 0.001, 3000, 1, "micro F1", 96),
     "ogbn-products": Recipe(3, 256, 0.5, 0.003, 500, 0, "accuracy", 32),
     "ogbn-proteins": Recipe(3, 256, 0.5, 0.01, 1000, 0, "ROC-AUC", 32),
-    # No published script: the settings of products on a graph of products' kind.
+    # No published script: the settings of products, because the graph is similar.
     "ogbn-arxiv": Recipe(3, 256, 0.5, 0.003, 500, 1, "accuracy", 32),
 }
 
@@ -78,9 +78,9 @@ def recipe(dataset: str, model: Model, activation: Activation) -> Recipe:
     """The hyper-parameters for a dataset, a model and an activation.
 
     Args:
-      dataset: one of ``DATASETS``; another one is the path of a graph of one's own.
+      dataset: one of ``DATASETS``, or the path of a user's own graph.
       model: architecture.
-      activation: nonlinearity in front of the aggregation.
+      activation: nonlinearity before the aggregation.
 
     Raises:
       ValueError: if there is no such model or activation.

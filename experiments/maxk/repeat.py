@@ -1,4 +1,4 @@
-"""The same run with several seeds: in turn, in processes, or all in one program."""
+"""Runs with several seeds: one after another, in processes, or all in one program."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def repeated(
     """Trains each variant with each seed.
 
     Args:
-      variants: the options of each variant, whose ``run`` is the folder of all runs together; left
-        out, each run has the name that ``train`` would give it.
+      variants: the options of each variant. ``run`` is the folder of all runs together; if None,
+        each run has the name that ``train`` would give it.
       repeats: the seeds, and the number of processes.
-      vmap: whether all seeds of a variant are trained in one program, which compiles once, and
-        writes no run folders.
+      vmap: whether all seeds of a variant are trained in one program, compiled once, without run
+        folders.
 
     Returns:
       For each variant the outcome of each seed.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     if vmap:
         return [train_in_one_program(variant, repeats.seeds) for variant in variants]
@@ -42,7 +42,7 @@ def repeated(
 
 
 def in_own_folder(run: TrainConfig) -> TrainConfig:
-    """A run in a folder of its own below the one that is given for several."""
+    """The options of a run, with its own folder below the one given for all runs."""
     return run if run.run is None else replace(run, run=run.run / run.variant_name())
 
 
@@ -53,7 +53,7 @@ def train_in_one_program(
     datasets: Sequence[NodeDataset] | None = None,
     label: str | None = None,
 ) -> list[Outcome]:
-    """Trains a run for each seed, all of them at once.
+    """Trains a run for each seed, all of them in one program.
 
     Args:
       config: the options that the runs share.
@@ -62,8 +62,8 @@ def train_in_one_program(
       label: names the runs in tables; None for activation and k.
 
     Raises:
-      ValueError: if an option asks for what only single runs have, the seeds do not have the same
-        graph, or an option or a data file is at fault.
+      ValueError: if an option applies only to single runs, the seeds do not have the same graph,
+        or an option or a data file is invalid.
       FloatingPointError: if a loss is NaN or infinite, or no evaluation of a seed was finite.
     """
     config.check()

@@ -1,4 +1,4 @@
-"""A trained model as a file, and predictions by it: no training code, and any graph."""
+"""Export of a trained model, and predictions with the file on any graph, without training code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PURPOSE = "probabilities of nodes"
 
 
 def check_export(config: TrainConfig, path: Path, *, is_one_run: bool) -> None:
-    """Raises, before anything is trained, if the model could not be exported afterwards.
+    """Raises an error before the training if the model could not be exported after it.
 
     Raises:
       ValueError: naming the option as it is typed.
@@ -47,14 +47,14 @@ def export_model(
 ) -> None:
     """Writes a program that maps any graph and its features to the probabilities of each node.
 
-    It takes the graph with self loops and normalised, and dense features [nodes, features]. Of
-    classes the probabilities of a node add up to one; tasks have one each.
+    It takes the graph with self loops and normalisation, and dense features [nodes, features]. For
+    classes, the probabilities of a node sum to one; each task has its own probability.
 
     Args:
       path: the file.
-      config: options of the run, which say how the graph is prepared.
+      config: options of the run, which define the preparation of the graph.
       model: the trained network.
-      dataset: what it was trained on, of which widths and names are kept.
+      dataset: training data; the file stores its widths and names.
       k: the scheduled ``k`` of the epoch that the model comes from, or None.
     """
     model.eval()
@@ -90,16 +90,16 @@ def export_model(
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What is predicted, and with what.
+    """Options of predictions with an exported model.
 
     Attributes:
-      file: the model, which experiments.maxk train --export has written.
-      dataset: a graph of your own, a folder or a file of edges, of which no label has to be known;
-        or the name of a dataset as for train.
+      file: the model, written by experiments.maxk train --export.
+      dataset: a graph of your own, a folder or a file of edges, whose labels may all be unknown; or
+        the name of a dataset as for train.
       data: folder with the raw files of a published dataset.
-      labels: file that says which nodes there are, where the folder has none.
+      labels: file that lists the nodes, where the folder has none.
       features: file with the features of the nodes, where the folder has none.
-      out: file for the table; left out, it is printed.
+      out: file for the table; by default it is printed.
     """
 
     file: tyro.conf.Positional[Path]
@@ -117,7 +117,7 @@ def predict(options: PredictOptions) -> None:
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if an option, the file of the model or a file of the graph is at fault.
+      ValueError: if an option, the file of the model or a file of the graph is invalid.
     """
     model = jaxgnn.load_exported(options.file)
     made = model.metadata
@@ -149,7 +149,7 @@ def _read(options: PredictOptions) -> NodeDataset:
 
 
 def _table(dataset: NodeDataset, made: Any, probabilities: np.ndarray) -> str:
-    """The rows as comma-separated values, below a header."""
+    """The rows as comma-separated values, after a header."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = range(dataset.num_nodes) if dataset.node_names is None else dataset.node_names

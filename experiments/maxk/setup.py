@@ -1,4 +1,4 @@
-"""What a run consists of: its data on the device, its network, and its name."""
+"""Parts of a run: its data on the device, its network, and its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
 
 
 def batch_of(config: TrainConfig, dataset: NodeDataset, graph: CSRGraph | None = None) -> Batch:
-    """The data as the options ask for, on the device, or spread over several."""
+    """The data for the options, on the device, or spread over several."""
     settings, normalization = config.recipe(), NORMALIZATIONS[config.kind()]
     of_features: dict[str, Any] = {
         "dtype": config.dtype,
@@ -72,7 +72,7 @@ def label_of(config: TrainConfig) -> str:
 
 
 def caption_of(config: TrainConfig) -> Caption:
-    """What a run is called where it is reported."""
+    """Names of the run in reports."""
     label = label_of(config)
     network = f"{config.kind().upper()} {label}"
     return Caption(config.data_name(), network, label, config.seed, config.recipe().metric)

@@ -49,14 +49,14 @@ def train(
 
     Args:
       config: the options of the run.
-      dataset: the data, if it is loaded already.
-      graph: of the dataset's edges, without self loops and normalisation, if it is made already.
-      tables: shown in the report, such as what trivial methods reach.
-      pictures: shown there behind the curves.
+      dataset: the data, if it is already loaded.
+      graph: graph of the dataset's edges, without self loops and normalisation, if already built.
+      tables: tables for the report, such as scores of trivial methods.
+      pictures: pictures for the report, after the curves.
       export: file to which the best model is exported, or None.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     config.check()
     config.check_devices("train")
@@ -72,7 +72,7 @@ def train(
     folder = config.run_folder()
     if config.fresh:
         discard(folder)
-    # Who names the recipe's k goes on with the same run.
+    # A run that names the recipe's k explicitly is the same run.
     run = RunFolder(folder, replace(config, k=ks), may_change=_MAY_CHANGE)
     running = config
     if config.validate_kernels:
@@ -98,7 +98,7 @@ def train(
 
 
 def _trace(config: TrainConfig, model: nnx.Module, batch: Batch) -> None:
-    """Traces the loss with each scheduled ``k``, which finds what can not run."""
+    """Traces the loss with each scheduled ``k``, to find errors before the training."""
     graphdef, state = nnx.split(model)
     objective = Loss(config.recipe().input_dropout)
 

@@ -1,4 +1,4 @@
-"""The command ``train``: one seed or several, beside what trivial methods reach."""
+"""The command ``train``: one seed or several, with scores of trivial methods."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def train_all(
 
     Args:
       config: the options of the runs.
-      repeats: the seeds, and how many runs at once.
-      table_seeds: if there are any, ReLU, MaxK and trivial methods are compared over them first,
-        and the table of it is in the report of the run of a single seed.
+      repeats: the seeds, and number of concurrent runs.
+      table_seeds: if there are any, ReLU, MaxK and trivial methods are first compared over these
+        seeds, and the table is added to the report of the run of a single seed.
       vmap: whether all seeds are trained in one program.
       export: file to which the best model of the one run is exported, or None.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     repeats.check("train")
     config.check()
@@ -55,7 +55,7 @@ def train_all(
     tables, pictures = [], []
     if table_seeds:
         check_seeds("train", table_seeds, "--table-seeds")
-        # Beside the folder of the run, which --fresh removes.
+        # Outside the folder of the run, which --fresh removes.
         beside = config.run_folder().with_name(f"{config.run_folder().name}-table")
         shared = replace(config, run=beside)
         comparison = compare(shared, (), Repeats(tuple(table_seeds)), vmap=True)

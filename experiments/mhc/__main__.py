@@ -27,9 +27,9 @@ def compare(config: Config, repeats: Seeds = ONE_SEED, time_ratio: float = 1.7) 
 
     Args:
       config: options of the run with hyper-connections.
-      repeats: seeds, and how many runs at once.
-      time_ratio: how long a step with hyper-connections takes against a plain one; the plain run
-        of equal time trains so much longer. The table has the seconds of both.
+      repeats: seeds, and number of concurrent runs.
+      time_ratio: time of a step with hyper-connections relative to a plain step; the plain run of
+        equal time trains longer by this factor. The table has the seconds of both.
     """
     run_compare(config, repeats, time_ratio=time_ratio)
 
@@ -40,7 +40,7 @@ def deep(config: Annotated[DeepConfig, tyro.conf.arg(name="")]) -> None:
 
 
 def main() -> None:
-    """Runs a command; a bad option ends it with one line."""
+    """Runs a command; an invalid option ends it with a one-line error."""
     commands = {"train": train, "compare": compare, "deep": deep}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mhc")

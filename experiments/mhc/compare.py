@@ -1,4 +1,4 @@
-"""Plain residuals and hyper-connections side by side, also at equal parameters and equal time."""
+"""Comparison of plain residuals and hyper-connections, also at equal parameters and equal time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from jaxgnn._errors import bad_input
 from jaxgnn.datasets import TextDataset, pydoc_text
 from jaxgnn.training import Table, plot_curves
 
-# Steps whose mean loss is a point of the picture; single ones differ more than the runs do.
+# Number of steps averaged in a point of the picture; single steps vary more than the runs differ.
 _WINDOW = 10
-# Bytes of context of the counts that the networks are compared with.
+# Context lengths, in bytes, of the n-gram baselines.
 _ORDERS = (0, 1, 2, 3)
 
 
@@ -31,7 +31,7 @@ class Comparison:
     """The outcomes of a comparison.
 
     Attributes:
-      outcomes: for each variant, that with streams last, the outcome of each seed.
+      outcomes: for each variant, the one with streams last, the outcomes of all seeds.
       table: losses, paired differences, parameters and time.
     """
 
@@ -48,17 +48,17 @@ def compare(
 ) -> Comparison:
     """Trains with residuals, also wider or longer, then with hyper-connections.
 
-    Of one seed all runs have the same text and the same batches in the same order.
+    All runs of a seed have the same text and the same batches in the same order.
 
     Args:
       config: the options of the run with hyper-connections.
-      repeats: seeds, and how many runs at once.
-      time_ratio: how long a step with hyper-connections takes against a plain one, which says by
-        how much longer the plain run of equal time trains.
-      dataset: the text, if it is read already; else its split is that of each seed.
+      repeats: seeds, and number of concurrent runs.
+      time_ratio: time of a step with hyper-connections relative to a plain step; the plain run of
+        equal time trains longer by this factor.
+      dataset: the text, if it is already read; else its split is that of each seed.
 
     Raises:
-      ValueError: if there are no streams to compare, or an option is at fault.
+      ValueError: if there are no streams to compare, or an option is invalid.
     """
     config.check()
     repeats.check("compare")
@@ -88,8 +88,8 @@ def compare(
 
 
 def variants_of(config: TrainConfig, time_ratio: float) -> list[TrainConfig]:
-    """Plain, with as many parameters, as long, and with streams; those that differ."""
-    # Streams are all there is to recompute.
+    """Distinct variants: plain, with equal parameters, with equal time, and with streams."""
+    # Recomputation applies only to streams.
     plain = replace(config, hyper_connections=0, recompute_every=None)
     wide = replace(plain, features=_equal_width(config))
     longer = replace(plain, steps=round(config.steps * time_ratio))
@@ -97,10 +97,10 @@ def variants_of(config: TrainConfig, time_ratio: float) -> list[TrainConfig]:
 
 
 def _equal_width(config: TrainConfig) -> int:
-    """The width at which a plain model has nearest to as many parameters as one with streams."""
+    """The width at which a plain model's number of parameters is closest to one with streams."""
     wanted = _num_parameters(config)
     plain = replace(config, hyper_connections=0, recompute_every=None)
-    # Heads are of even width.
+    # Heads have even widths.
     widths = range(config.features, 4 * config.features, 2 * config.num_heads)
     counts = {width: _num_parameters(replace(plain, features=width)) for width in widths}
     return min(counts, key=lambda width: abs(counts[width] - wanted))
@@ -114,7 +114,7 @@ def _num_parameters(config: TrainConfig) -> int:
 def _draw(
     config: TrainConfig, outcomes: Sequence[list[Outcome]], repeats: Repeats, path: Path
 ) -> None:
-    # The first fall, the same in all runs, would leave their differences no room.
+    # The initial fall, the same in all runs, would dominate the axis.
     first = config.steps // 8
     curves = {runs[0].label: [_smooth(run.history)[first:] for run in runs] for runs in outcomes}
     count = len(repeats.seeds)
@@ -124,7 +124,7 @@ def _draw(
 
 
 def _smooth(history: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Rows with the mean loss of the ``_WINDOW`` steps up to each, evaluations as they are."""
+    """Replaces the loss by the mean of the last ``_WINDOW`` steps; evaluations are unchanged."""
     losses = np.array([row["loss"] for row in history])
     sums = np.cumsum(np.concatenate([[0.0], losses]))
     rows = []
@@ -141,7 +141,7 @@ def _table(
     outcomes: Sequence[list[Outcome]],
     texts: Sequence[TextDataset],
 ) -> Table:
-    """A row for each order of counts and each variant; losses in nats a byte."""
+    """A row for each n-gram baseline and each variant; losses in nats a byte."""
     ours = [outcome.validation for outcome in outcomes[-1]]
     rows: list[tuple[str, ...]] = []
     for order in _ORDERS:

@@ -14,7 +14,7 @@ from experiments._seeds import check_seeds
 from experiments.maxk.config import TrainConfig as GraphConfig
 from jaxgnn._errors import bad_input
 
-# The least that makes sense of each option that is a number.
+# Minimum of each numeric option.
 _LOWEST = {
     "hyper_connections": 0,
     "num_layers": 1,
@@ -39,21 +39,21 @@ class TrainConfig(BatchDevices):
       num_layers: number of attention blocks, and of MLPs.
       features: width of the model.
       num_heads: number of attention heads.
-      context: bytes that a prediction may look back on.
+      context: number of previous bytes that a prediction reads.
       batch_size: number of pieces of text in a step.
       steps: number of training steps.
       learning_rate: the highest, after a tenth of the steps; it falls to a tenth along a cosine.
       weight_decay: weight decay of AdamW, on matrices.
-      recompute_every: branches between stored streams; left out, all are kept.
+      recompute_every: number of branches between stored streams; by default all are stored.
       dtype: dtype of the computation; parameters are float32.
-      implementation: implementation of the ops; left out, the fastest.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
+      implementation: implementation of the ops; by default the fastest.
+      seed: seed of the random streams of this run; commands have ``--seeds``.
       eval_every: steps between evaluations on the whole validation text.
       checkpoint_every: steps between checkpoints; 0 for only the last.
-      run: folder of the run; left out, a name made from the options below runs/mhc.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the options, below runs/mhc.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides the report.
+      report: files to write besides the report.
     """
 
     hyper_connections: int = 4
@@ -92,7 +92,7 @@ class TrainConfig(BatchDevices):
         return f"lm-{kind}-width{self.features}-steps{self.steps}-seed{self.seed}"
 
     def check(self) -> None:
-        """Raises for invalid options that neither the model nor the loop would find.
+        """Raises an error for invalid options that neither the model nor the loop would find.
 
         Raises:
           ValueError: naming the option.
@@ -120,11 +120,11 @@ class DeepConfig:
     Attributes:
       dataset: cora, digits, synthetic, or the path of a graph of your own.
       depths: numbers of convolutions.
-      methods: how layers are joined: plain is the published network without residual connections,
+      methods: connections of the layers: plain is the published network without residuals,
         residuals has gated ones, mhc hyper-connections of several streams, gcnii initial residuals.
       seeds: a run of every depth and method for each; all seeds are trained in one program.
       streams: number of streams of mhc.
-      model: architecture of all methods but gcnii, which is one of its own.
+      model: architecture of all methods except gcnii, which is its own architecture.
       activation: nonlinearity.
       k: kept entries per row, with MaxK.
       hidden_features: width of the hidden layers.
@@ -135,7 +135,7 @@ class DeepConfig:
       epochs: number of full-batch steps.
       eval_every: epochs between evaluations.
       run: folder of the outcomes, the picture and the report.
-      fresh: discard what the folder holds, rather than go on from it.
+      fresh: discard the outcomes in the folder instead of continuing.
       progress: show a progress bar.
     """
 
@@ -159,7 +159,7 @@ class DeepConfig:
     progress: bool = True
 
     def check(self) -> None:
-        """Raises for options that are none.
+        """Raises an error for invalid options.
 
         Raises:
           ValueError: naming the option as it is typed.

@@ -1,4 +1,4 @@
-"""From a text to batches."""
+"""Batches of a text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Batch = np.ndarray  # [pieces, context + 1] int32: a piece predicts its last ``c
 
 
 def random_pieces(text: np.ndarray, context: int, count: int, seed: int) -> Callable[[int], Batch]:
-    """Batches of a step: ``count`` pieces of ``text [bytes]`` from anywhere.
+    """Function from a step to its batch: ``count`` pieces at random places of ``text [bytes]``.
 
     Raises:
       ValueError: if the text is shorter than a piece.
@@ -21,7 +21,7 @@ def random_pieces(text: np.ndarray, context: int, count: int, seed: int) -> Call
         raise bad_input("train", "--context", f"less than the text's {text.size} bytes", context)
 
     def batch(step: int) -> Batch:
-        # By step, so that a resumed run goes on with the batches that it would have had.
+        # Seeded by step, so that a resumed run continues with the same batches.
         starts = np.random.default_rng((seed, step)).integers(0, text.size - context, count)
         return text[starts[:, None] + np.arange(context + 1)].astype(np.int32)
 
@@ -29,12 +29,12 @@ def random_pieces(text: np.ndarray, context: int, count: int, seed: int) -> Call
 
 
 def all_pieces(text: np.ndarray, context: int, at_once: int) -> np.ndarray:
-    """The whole text in order, ``[batches, at_once, context + 1]``; what is left over is dropped.
+    """The whole text in order, ``[batches, at_once, context + 1]``; an incomplete batch is dropped.
 
     Successive pieces share a byte, so that each byte but the first is predicted once.
 
     Raises:
-      ValueError: if it makes no batch.
+      ValueError: if the text is shorter than one batch.
     """
     count = (text.size - 1) // context // at_once * at_once
     if count == 0:

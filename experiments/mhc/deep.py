@@ -1,4 +1,4 @@
-"""Accuracy of graph networks against their depth, by how their layers are joined."""
+"""Accuracy of graph networks by depth and by connections of the layers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from experiments.mhc.config import DeepConfig, Method
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import RunFolder, Table, phase
 
-# The others are compared with it, seed by seed.
+# Methods that each method is compared with, seed by seed.
 _REFERENCES: dict[str, tuple[Method, ...]] = {"mhc": ("residuals", "gcnii")}
 
 
 @dataclass(frozen=True)
 class DeepOutcome:
-    """What one method reached with one depth.
+    """Results of one method at one depth.
 
     Attributes:
-      method: how the layers are joined.
+      method: connections of the layers.
       depth: number of convolutions.
       parameters: number of trained parameters.
       test: test score of each seed at its best validation epoch.
-      validation: validation score of each seed there.
-      ms_per_epoch: milliseconds an epoch of one seed; None if there was one epoch alone.
+      validation: validation score of each seed at that epoch.
+      ms_per_epoch: milliseconds of an epoch of one seed; None if there was only one epoch.
     """
 
     method: Method
@@ -49,11 +49,11 @@ class DeepOutcome:
 def deep(config: DeepConfig) -> list[DeepOutcome]:
     """Trains every depth with every method, with the same seeds and settings.
 
-    Each outcome is written to ``outcomes.jsonl`` of the run folder when it is there, and is not
+    Each outcome is written to ``outcomes.jsonl`` of the run folder as soon as it exists, and is not
     trained again when the same command is repeated.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     config.check()
     variants = [(depth, method) for depth in config.depths for method in config.methods]
@@ -107,7 +107,7 @@ def _train(
 
 
 def _read(log: Path) -> list[DeepOutcome]:
-    """The outcomes that are there already; a half-written last line is not."""
+    """Reads the stored outcomes, except an incomplete last line."""
     if not log.exists():
         return []
     text = log.read_text()
@@ -152,7 +152,7 @@ def _scores_table(config: DeepConfig, outcomes: Sequence[DeepOutcome], metric: s
 
 
 def _differences_table(config: DeepConfig, outcomes: Sequence[DeepOutcome]) -> Table:
-    """Paired differences of methods with those that they are to be better than."""
+    """Paired differences between methods and their references."""
     pairs = [
         (method, other)
         for method in config.methods
@@ -176,7 +176,7 @@ def _differences_table(config: DeepConfig, outcomes: Sequence[DeepOutcome]) -> T
 
 
 def _trivial_table(data: Sequence[NodeDataset], metric: str) -> Table:
-    """What methods without a network reach on the same nodes."""
+    """Scores of methods without a network on the same nodes."""
     scores: dict[str, list[float]] = {}
     for dataset in data:
         for name, score in baselines(dataset, SCORES[metric]).items():
@@ -200,7 +200,7 @@ def _draw(config: DeepConfig, outcomes: Sequence[DeepOutcome], metric: str, path
         scores = [_per_cent(found[depth].test) for depth in depths]
         spread = [np.std(s, ddof=1) for s in scores] if len(config.seeds) > 1 else None
         axes.errorbar(
-            # Side by side, so that no method hides another.
+            # Shifted sideways, so that no method hides another.
             [depth * 1.02**place for depth in depths],
             [np.mean(s) for s in scores],
             yerr=spread,

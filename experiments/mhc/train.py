@@ -33,8 +33,8 @@ from jaxgnn.training import (
 )
 
 _BYTES = 256
-# What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
-# schedule ends with them.
+# Options that a resumed run may change: they do not change the result. ``steps`` is not among them,
+# because the learning rate's schedule ends with them.
 _MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report", "devices")
 
 
@@ -44,10 +44,10 @@ class Outcome:
 
     Attributes:
       label: names the run in tables and pictures.
-      validation: mean cross entropy on the validation text behind the last step, nats a byte.
+      validation: mean cross entropy on the validation text after the last step, nats a byte.
       train: mean of the training loss over the last tenth of the steps.
       parameters: number of trained parameters.
-      ms_per_step: mean time of a step; None if the run had been complete already.
+      ms_per_step: mean time of a step; None if the run was already complete.
       history: a row for each step.
       curves: path of the picture.
     """
@@ -66,10 +66,10 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
 
     Args:
       config: the options of the run.
-      dataset: the text, if it is read already.
+      dataset: the text, if it is already read.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     config.check()
     seeds = streams(config.seed)
@@ -109,7 +109,7 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     """Trains a run for each seed, and prints their mean if there are several.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     repeats.check("train")
     runs = repeats.of(config)

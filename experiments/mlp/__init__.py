@@ -1,1 +1,1 @@
-"""Fused multilayer perceptrons: their speed beside plain JAX and torch, and their exactness."""
+"""Fused multilayer perceptrons: speed against plain JAX and torch, and numerical accuracy."""

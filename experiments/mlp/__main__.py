@@ -14,22 +14,22 @@ from experiments.mlp.validate import validate as run_validate
 
 
 def bench(config: Annotated[BenchConfig, tyro.conf.arg(name="")]) -> None:
-    """Time nine networks, ours beside plain JAX and torch, and draw the speed-ups."""
+    """Time nine networks against plain JAX and torch, and draw the speed-ups."""
     run_bench(config)
 
 
 def validate(config: Annotated[ValidateConfig, tyro.conf.arg(name="")]) -> None:
-    """Train a network on the digits and compare its fused layers with what they stand for."""
+    """Train a network on the digits and compare its fused layers with plain ones."""
     run_validate(config)
 
 
 def fuse(config: Annotated[FuseConfig, tyro.conf.arg(name="")]) -> None:
-    """Show what jaxgnn.fuse makes of networks of plain JAX: a table, and a page for each."""
+    """Rewrite networks of plain JAX by jaxgnn.fuse, and write a table and a page for each."""
     explain_models(config)
 
 
 def main() -> None:
-    """Runs a command; a bad option, or a difference that is too large, ends it with one line."""
+    """Runs a command; an invalid option or a too large difference ends it with a one-line error."""
     commands = {"bench": bench, "validate": validate, "fuse": fuse}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mlp")

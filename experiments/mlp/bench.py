@@ -1,4 +1,4 @@
-"""Nine networks, ours beside plain JAX and eager torch: times and differences."""
+"""Times and differences of nine networks against plain JAX and eager torch."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from experiments.mlp.config import NETWORKS, BenchConfig, Network
 from experiments.mlp.differences import largest_difference
 from jaxgnn.testing.timing import device_description, kernel_time, measure_in_turns
 
-# The names of what ours is compared with, and how they are called in sentences and legends.
+# Names of the baselines, and their names in sentences and legends.
 _BASELINES = {"torch": "torch", "xla": "XLA", "cublaslt": "XLA with cublasLt"}
 _LAYERS = Layers("fused_mlp", "relu")
-# Differences of a few per cent are told: more batches than usual. A reduced network takes less than
-# a millisecond.
+# More batches than usual, to resolve differences of a few per cent. A reduced network takes less
+# than a millisecond.
 _TIMING: dict[str, Any] = {"repeats": 15, "budget_ms": 5_000.0}
 _REDUCED_TIMING: dict[str, Any] = {"repeats": 15, "batch_ms": 5.0}
 
 
 def _columns(platform: str) -> tuple[Column, ...]:
-    """The columns of a table; of torch, cublasLt and kernels only where these are here."""
+    """The columns of a table; torch, cublasLt and kernels only where they are available."""
     on_gpu = platform != "cpu"
     here = {"xla": True, "torch": torch_here() is not None, "cublaslt": on_gpu and knows_cublaslt()}
     titles = {"torch": "torch", "xla": "XLA", "cublaslt": "lt"}
@@ -62,7 +62,7 @@ def _columns(platform: str) -> tuple[Column, ...]:
 
 
 def _time_text(row: Row, name: str) -> str | None:
-    """The median in milliseconds, and half the distance of its quartiles in per cent of it."""
+    """The median in milliseconds, and half of its interquartile range in per cent of it."""
     ms = row.get(f"{name}_ms")
     if ms is None:
         return None
@@ -71,7 +71,7 @@ def _time_text(row: Row, name: str) -> str | None:
 
 
 def _kernel_text(row: Row, name: str) -> str | None:
-    """The ratio of the times of the kernels alone."""
+    """The ratio of the kernels' own times."""
     ratio = row.get(f"kernel_speedup_over_{name}")
     if ratio is None:
         return None
@@ -85,11 +85,11 @@ def bench(config: BenchConfig) -> list[Row]:
       config: the options of the run.
 
     Returns:
-      The rows, which are appended to ``bench.jsonl`` in the run folder as well.
+      The rows, which are also appended to ``bench.jsonl`` in the run folder.
 
     Raises:
-      ValueError: if there is no network of a number that is asked for.
-      NotImplementedError: if the named implementation runs none of the networks.
+      ValueError: if there is no network of a requested number.
+      NotImplementedError: if the named implementation supports none of the networks.
     """
     config.check()
     device = device_description()
@@ -149,7 +149,7 @@ def _table(
 
 
 def _summary(rows: list[Row], key: str, name: str) -> str | None:
-    """The geometric mean of the networks that are another program than the baseline's."""
+    """The geometric mean over networks whose program differs from the baseline's."""
     if not rows:
         return None
     others = [row for row in rows if not row[f"same_program_as_{name}"]]
@@ -169,7 +169,7 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
     """Times, their ratios, and the differences of the results of one set of inputs.
 
     Raises:
-      NotImplementedError: if the named implementation can not run this network.
+      NotImplementedError: if the named implementation does not support this network.
       FloatingPointError: if a result is not finite.
     """
     rows, features = network.batch_size, network.features()
@@ -203,7 +203,7 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
 
 
 def _kernel_times(candidates: dict[str, Candidate]) -> Row:
-    """Times the kernels alone, with their ratios; launching small networks takes longer."""
+    """Times only the kernels, with their ratios; launching small networks takes longer."""
     times = {name: kernel_time(made) for name, made in candidates.items() if name != "torch"}
     known = {name: ms for name, ms in times.items() if ms is not None}
     measured: Row = {f"{name}_kernel_ms": ms for name, ms in known.items()}
@@ -214,14 +214,14 @@ def _kernel_times(candidates: dict[str, Candidate]) -> Row:
 
 @lru_cache(maxsize=len(NETWORKS))
 def _inputs(network: Network) -> list[tuple]:
-    """Made once: on a CPU that takes longer than timing what is done with them."""
+    """Random inputs, generated once, because on a CPU that takes longer than the timing."""
     return _LAYERS.inputs(network.batch_size, network.features(), "float32")
 
 
 def _draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """A panel for each dtype and direction: the speed-up of each network with its quartiles.
+    """Draws a panel for each dtype and direction: speed-ups of the networks with quartiles.
 
-    Where both are the same program there is no bar, and an equals sign in its place.
+    Where both are the same program, an equals sign replaces the bar.
     """
     from matplotlib.figure import Figure
 
@@ -261,7 +261,7 @@ def _draw(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def _draw_bars(axes: Axes, rows: Sequence[Row], name: str, shift: float, width: float) -> None:
-    """The bars of one baseline in a panel, from one upwards or downwards."""
+    """Draws the bars of one baseline in a panel, from one upwards or downwards."""
     for place, row in enumerate(rows):
         at, ratio = place + shift, row.get(f"speedup_over_{name}")
         if ratio is None:

@@ -15,7 +15,7 @@ from jaxgnn.fusion import Search
 Direction = Literal["forward", "forward+backward"]
 Dtype = Literal["float32", "bfloat16"]
 
-# By what a CPU divides widths and batch.
+# Divisor of widths and batch on a CPU.
 _REDUCTION = 8
 
 
@@ -43,12 +43,12 @@ class Network:
         return (self.in_features, *hidden, self.out_features)
 
     def name(self) -> str:
-        """For tables, for example ``784-256x2-10``; the batch size stands beside it."""
+        """Name in tables, for example ``784-256x2-10``, without the batch size."""
         hidden = f"{self.hidden_features}x{self.num_hidden}"
         return f"{self.in_features}-{hidden}-{self.out_features}"
 
     def reduced(self) -> Network:
-        """An eighth of the widths and of the batch; an output of ten classes keeps them."""
+        """The network with an eighth of widths and batch; an output of ten classes is kept."""
         return replace(
             self,
             in_features=self.in_features // _REDUCTION,
@@ -77,13 +77,13 @@ class BenchConfig:
     """Options of the comparison with plain JAX and torch.
 
     Attributes:
-      scale: full, or reduced: widths and batches divided by eight; left out, reduced on a CPU.
+      scale: full, or reduced: widths and batches divided by eight; by default reduced on a CPU.
       dtypes: dtypes of features and parameters.
       directions: forward, and forward+backward, with the gradients to input and parameters.
-      implementation: implementation of the op; left out, the fastest.
-      precision: of float32 products, of all three: left out, JAX's default, TF32 on recent GPUs;
-        highest for float32.
-      networks: numbers of the networks to time, from 1 to 9; left out, all.
+      implementation: implementation of the op; by default the fastest.
+      precision: precision of float32 products of all three: by default JAX's default, TF32 on
+        recent GPUs; highest for float32.
+      networks: numbers of the networks to time, from 1 to 9; by default all.
       run: folder for the rows and the picture.
     """
 
@@ -96,7 +96,7 @@ class BenchConfig:
     run: Path = Path("runs/mlp")
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         for name, values in (("--dtypes", self.dtypes), ("--directions", self.directions)):
             if not values:
                 raise bad_input("bench", name, "at least one", "none")
@@ -110,7 +110,7 @@ class ValidateConfig(BatchDevices):
     """Options of the check of a trained network.
 
     Attributes:
-      implementation: implementation of the ops; left out, the fastest.
+      implementation: implementation of the ops; by default the fastest.
       tolerance: the largest difference of an entry, and in the strict mode relative to the largest
         entry of its array.
       batch_size: number of images in a step.
@@ -129,14 +129,14 @@ class ValidateConfig(BatchDevices):
     progress: bool = True
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         check_seeds("validate", self.seeds)
         for name, value in (("--steps", self.steps), ("--batch-size", self.batch_size)):
             if value < 1:
                 raise bad_input("validate", name, "at least 1", value)
         positive = (("--learning-rate", self.learning_rate), ("--tolerance", self.tolerance))
         for name, number in positive:
-            # A NaN is not more than anything.
+            # Written so that NaN fails.
             if not number > 0:
                 raise bad_input("validate", name, "more than 0", number)
         self.check_devices("validate", self.batch_size)
@@ -144,16 +144,16 @@ class ValidateConfig(BatchDevices):
 
 @dataclass(frozen=True)
 class FuseConfig:
-    """Options of the tour of networks that are rewritten.
+    """Options of the tour of rewritten networks.
 
     Attributes:
-      model: names of networks, such as ``784-256x2-10@64`` or ``jraph.GAT``; left out, all.
-      nodes: nodes of the random graph of those that need one.
-      edges: edges of that graph.
+      model: names of networks, such as ``784-256x2-10@64`` or ``jraph.GAT``; by default all.
+      nodes: number of nodes of the random graph, for networks that need one.
+      edges: number of edges of that graph.
       dim: width of those networks.
-      all_rewrites: do what is sound, also where it was not measured to be faster.
-      search: how rewrites are chosen that exclude each other.
-      measure: run each network as it is and rewritten, and tell how long both take.
+      all_rewrites: apply every sound rewrite, also where it was not measured to be faster.
+      search: how to choose among rewrites that exclude each other.
+      measure: run each network unmodified and rewritten, and print both times.
       run: folder for the pages.
     """
 
@@ -167,7 +167,7 @@ class FuseConfig:
     run: Path = Path("runs/mlp")
 
     def check(self) -> None:
-        """Raises ValueError for the first option at fault, by the name that is typed."""
+        """Raises ValueError for the first invalid option, by the name that is typed."""
         least = (("--nodes", self.nodes, 2), ("--edges", self.edges, 0), ("--dim", self.dim, 1))
         for name, value, smallest in least:
             if value < smallest:

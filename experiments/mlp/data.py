@@ -13,10 +13,10 @@ PIXELS = (_SMALL * _COPIES + 2 * _MARGIN) ** 2  # 784
 
 
 def large_digits(seed: int = 0) -> NodeDataset:
-    """``jaxgnn.datasets.digits`` with features [nodes, 784] in place of [nodes, 64].
+    """``jaxgnn.datasets.digits`` with features [nodes, 784] instead of [nodes, 64].
 
     Args:
-      seed: of the split.
+      seed: seed of the split.
     """
     data = digits(seed=seed)
     return replace(data, features=enlarge(data.features))

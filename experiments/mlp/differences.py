@@ -1,4 +1,4 @@
-"""How far the results of two computations are apart."""
+"""Largest difference between the results of two computations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def largest_difference(actual: Any, expected: Any) -> float:
-    """Over all entries of two pytrees with as many arrays, in the same order.
+    """Compares all entries of two pytrees with the same number of arrays, in the same order.
 
     Returns:
-      The largest absolute difference; infinite where something is not a number.
+      The largest absolute difference; infinite if any value is NaN.
     """
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
     # Unlike Python's maximum, NumPy's is NaN if any value is NaN.

@@ -1,4 +1,4 @@
-"""What ``jaxgnn.fuse`` makes of networks of plain JAX: a table, and a page for each network."""
+"""Demonstration of ``jaxgnn.fuse`` on networks of plain JAX: a table, and a page for each."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from jaxgnn.testing.timing import device_description
 
 
 def model_names() -> dict[str, Network | None]:
-    """Every network that can be asked for: the nine of the benchmark, and those on graphs.
+    """Available networks by name: the nine of the benchmark, and those on graphs.
 
-    A network of the benchmark stands there with its sizes, and its batch size behind its name.
+    A network of the benchmark is given with its sizes, and its name ends with its batch size.
     """
     nine = {f"{network.name()}@{network.batch_size}": network for network in NETWORKS}
     return {**nine, **dict.fromkeys(NAMES)}
 
 
 def explain_models(config: FuseConfig) -> dict[str, Explanation]:
-    """Prints what is rewritten of each network and a table, and writes a page for each.
+    """Prints the rewrites of each network and a table, and writes a page for each.
 
     Args:
       config: the options of the run.
@@ -36,7 +36,7 @@ def explain_models(config: FuseConfig) -> dict[str, Explanation]:
       The explanations by network.
 
     Raises:
-      ValueError: if there is no network of a name that is asked for, or its package is not there.
+      ValueError: if a requested network is unknown, or its package is not installed.
     """
     config.check()
     known = model_names()
@@ -75,7 +75,7 @@ def _on_a_graph(name: str, config: FuseConfig) -> PlainNetwork:
 
 
 def _multilayer(network: Network) -> PlainNetwork:
-    """Linear layers with relu between them; a CPU gets an eighth of the widths and of the batch."""
+    """Linear layers with relu between them; on a CPU an eighth of the widths and of the batch."""
     network = network.reduced() if jax.default_backend() == "cpu" else network
     widths = network.features()
     keys = jax.random.split(jax.random.key(0), len(widths))

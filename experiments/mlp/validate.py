@@ -1,4 +1,4 @@
-"""A network trained on the digits, and how far its fused layers are from what they stand for."""
+"""Training of a network on the digits, and differences between its fused and its plain layers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Differences = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class _Trained:
-    """A trained network and the images that it has not seen.
+    """A trained network and its test images.
 
     Attributes:
       layers: kernel [in, out] and bias [out] of each layer.
       images: [test, 784] float32.
       labels: [test] integers.
-      scores: accuracy on them by name: of the network, and of what needs no training.
+      scores: accuracies on them by name, of the network and of methods without training.
     """
 
     layers: list[tuple[jax.Array, jax.Array]]
@@ -48,10 +48,10 @@ class _Trained:
 def validate(config: ValidateConfig) -> Differences:
     """Trains 784-256-256-10 on the digits, compares its layers, and runs it in the strict mode.
 
-    The trained network, as one ``fused_mlp`` and as three ``fused_linear``, is run on the test
-    images. Logits, and the gradients of the mean cross entropy to images and parameters, are
-    compared with those of plain JAX code, which JAX differentiates, in float32 and in float64.
-    Then both run under ``jaxgnn.verify("strict")``. All this is done for every seed.
+    The trained network is run on the test images, as one ``fused_mlp`` and as three
+    ``fused_linear``. Logits, and the gradients of the mean cross entropy to images and parameters,
+    are compared with those of plain JAX code, which JAX differentiates, in float32 and in float64.
+    Then both run under ``jaxgnn.verify("strict")``. All this is repeated for every seed.
 
     Args:
       config: the options of the run.
@@ -60,7 +60,7 @@ def validate(config: ValidateConfig) -> Differences:
       The largest absolute difference of logits and gradients in each comparison, over all seeds.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
       VerificationError: if a difference is larger than the tolerance.
     """
     config.check()
@@ -87,7 +87,7 @@ _UNCHECKED = "runs its reference: nothing to check"
 
 
 def _print_scores(scores: Sequence[Mapping[str, float]]) -> None:
-    """A line for the network and for each trivial method: mean and deviation over the seeds."""
+    """Prints mean and deviation over the seeds, for the network and each trivial method."""
     print(f"\n{'test accuracy, %':<30}  mean ± deviation (seeds)")
     for name in scores[0]:
         print(f"{name:<30}  {summarize([100 * each[name] for each in scores])}")
@@ -127,7 +127,7 @@ def _train(config: ValidateConfig, seed: int) -> _Trained:
         "most frequent digit": majority_accuracy(data),
     }
     trained = [(layer.kernel[...], layer.bias[...]) for layer in result.model.layers]  # pyrefly: ignore
-    # What is compared lies on one device, wherever it was trained.
+    # The comparison runs on one device, whatever devices trained.
     layers = jax.tree.map(lambda array: jnp.array(np.asarray(array)), trained)
     return _Trained(layers, images, labels, scores)
 
@@ -137,7 +137,7 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _fused(implementation: ops.Name | None) -> Mapping[str, Forward]:
-    """The network by either op."""
+    """The network by each of the two ops."""
     options: dict[str, Any] = {"precision": "highest", "implementation": implementation}
 
     def mlp(layers, x):
@@ -193,7 +193,7 @@ def _compare(fused: Mapping[str, Forward], trained: _Trained) -> Differences:
 
 
 def _largest(of_seeds: Sequence[Differences]) -> Differences:
-    """The largest of each difference over the seeds; infinite ones, which stand for NaN, win."""
+    """The largest of each difference over the seeds; infinity, which marks NaN, wins."""
     return {
         name: {kind: max(each[name][kind] for each in of_seeds) for kind in kinds}
         for name, kinds in of_seeds[0].items()
@@ -201,7 +201,7 @@ def _largest(of_seeds: Sequence[Differences]) -> Differences:
 
 
 def _print_differences(differences: Differences) -> None:
-    """A line for each op and reference."""
+    """Prints a line for each op and reference."""
     print(f"\n{'max abs diff':<30}  {'logits':>8}  {'gradients':>9}")
     for name, found in differences.items():
         print(f"{name:<30}  {found['logits']:8.1e}  {found['gradients']:9.1e}")
@@ -216,14 +216,14 @@ def _in_float64(layers, images, labels):
 
 
 def _run_strict(config: ValidateConfig, forward: Forward, trained: _Trained) -> bool:
-    """Runs forward and backward in the strict mode; returns whether that compared anything.
+    """Runs forward and backward in strict mode; returns whether anything was compared.
 
     Raises:
       VerificationError: if an implementation and the reference differ.
     """
     run, arguments = _results(forward), (trained.layers, trained.images, trained.labels)
     with jaxgnn.verify("strict", tolerance=config.tolerance):
-        # The verdicts are callbacks.
+        # Comparisons are compiled as callbacks.
         checked = "debug_callback" in str(jax.make_jaxpr(run)(*arguments))
         try:
             jax.block_until_ready(run(*arguments))

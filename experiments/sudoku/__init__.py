@@ -1,4 +1,4 @@
-r"""Sudoku: puzzles made, networks trained, measured and asked.
+r"""Sudoku: generation of puzzles; training, evaluation and use of networks.
 
 On a CPU, in three minutes::
 
@@ -22,7 +22,7 @@ Training that goes on from weights, on harder puzzles and with later states::
     python -m experiments.sudoku train --recipe harder --initial jaxgnn/pretrained/sudoku.npz \
         --minutes 25 --stop-after 8 --test 1000 --evaluations 20 --eval-puzzles 1500
 
-A million puzzles are made in seconds of 16 cores at the start of each call, always the same. The
-last command writes the file that comes with the library, and beside it the log of the run with the
-results of the one before.
+A million puzzles are generated in seconds on 16 cores at the start of each call, always the same.
+The last command writes the file that comes with the library. Beside it, it writes the log of the
+run with the results of the previous command.
 """

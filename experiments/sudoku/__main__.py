@@ -28,7 +28,7 @@ _UNNAMED = tyro.conf.arg(name="")
 
 
 def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
-    """Make puzzles to train on, and others to be held out."""
+    """Generate puzzles for training, and held-out ones."""
     config.check()
     start = time.monotonic()
     data = make_data(
@@ -53,7 +53,7 @@ def evaluate(config: Annotated[EvaluateConfig, _UNNAMED]) -> None:
 
 
 def solve(config: Annotated[SolveConfig, _UNNAMED, tyro.conf.PositionalRequiredArgs]) -> None:
-    """Ask a trained network for the solution of one puzzle."""
+    """Solve one puzzle with a trained network."""
     if not run_solve(config).solved:
         sys.exit(1)
 
@@ -69,7 +69,7 @@ def cost(config: Annotated[CostConfig, _UNNAMED]) -> None:
 
 
 def main() -> None:
-    """Runs a command; a bad option, file or puzzle ends it with one line."""
+    """Runs a command; an invalid option, file or puzzle ends it with a one-line error."""
     named = (generate, train, evaluate, solve, export, cost)
     commands = {command.__name__: command for command in named}
     try:

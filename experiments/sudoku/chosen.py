@@ -1,4 +1,4 @@
-"""Which network ``solve`` and ``evaluate`` use, and what it is called."""
+"""Choice and name of the network that ``solve`` and ``evaluate`` use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgnn.training import load_model
 from jaxgnn.training._files import read_json
 
 DEFAULT_RUN = TrainConfig().run_folder()
-# Options of a run that are paths, which JSON has as strings.
+# Options of a run that are paths, which are strings in JSON.
 PATHS = ("data", "run", "initial")
 
 
@@ -27,7 +27,7 @@ class Chosen:
 
     Attributes:
       model: the network.
-      name: its class and where it comes from, for people.
+      name: its class and origin, for messages.
       run: the folder of its run; None if it comes from a file of weights.
     """
 
@@ -39,11 +39,11 @@ class Chosen:
 def chosen_network(command: str, run: Path | None, weights: Path | None) -> Chosen:
     """The network of a run or of a file of weights.
 
-    Without either it is the one that comes with the library, and where there is none that of the
+    Without either it is the network that comes with the library, or if there is none, that of a
     run of ``train`` without options.
 
     Args:
-      command: the command that asks, for errors.
+      command: name of the command, for errors.
       run: folder of a run, or None.
       weights: a file of weights, or None.
 
@@ -84,7 +84,7 @@ def load_run(folder: Path, command: str = "experiments.sudoku") -> tuple[nnx.Mod
     if not file.is_file():
         raise bad_input(command, "--run", "the folder of a run", folder)
     values = read_json(file, dict, "an object, the configuration of the run")
-    values.pop("report", None)  # what was written besides, and not what was trained
+    values.pop("report", None)  # affects files, not the training
     unknown = values.keys() - {field.name for field in fields(TrainConfig)}
     if unknown:
         raise ValueError(f"{file}: not of a run of experiments.sudoku: {sorted(unknown)}")

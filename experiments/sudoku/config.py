@@ -13,7 +13,7 @@ from experiments.sudoku.recipes import Name, Recipe, recipe
 from jaxgnn._errors import bad_input
 from jaxgnn.pretrained import SudokuEffort
 
-# Options of a recipe that are numbers, and the least of each.
+# Minimum of each numeric option of a recipe.
 _LEAST = {
     "features": 1,
     "num_steps": 1,
@@ -29,15 +29,16 @@ _LEAST = {
 
 @dataclass(frozen=True)
 class GenerateConfig:
-    """Options of making puzzles.
+    """Options of generating puzzles.
 
     Attributes:
-      train: minimal puzzles to train on.
-      test: puzzles of each level to hold out: 22, 23 and 24 givens, minimal, and 20 to 34 givens.
-      seed: of all of them.
-      threads: how many work on it; left out, all there are.
+      train: number of minimal puzzles to train on.
+      test: number of held-out puzzles of each level: 22, 23 and 24 givens, minimal, and 20 to 34
+        givens.
+      seed: seed of all puzzles.
+      threads: number of threads; by default all.
       out: folder for ``train.csv``, ``minimal.csv`` and ``mixed.csv``.
-      progress: say on stderr how far it is.
+      progress: show progress on stderr.
     """
 
     train: int = 100_000
@@ -48,7 +49,7 @@ class GenerateConfig:
     progress: bool = True
 
     def check(self) -> None:
-        """Raises for invalid options.
+        """Raises an error for invalid options.
 
         Raises:
           ValueError: naming the option.
@@ -61,43 +62,43 @@ class GenerateConfig:
 
 @dataclass(frozen=True)
 class TrainConfig(BatchDevices):
-    """Options of one training run; those left out come from the recipe.
+    """Options of one training run, by default those of the recipe.
 
     Attributes:
       recipe: name of a set of hyper-parameters in ``experiments/sudoku/recipes.py``.
-      data: folder that ``generate`` has written; left out, puzzles are made at the start.
-      test: held-out puzzles of each level, where they are made.
-      initial: a file of weights to begin with, as ``export`` writes it; their log is kept.
+      data: folder that ``generate`` has written; by default puzzles are generated at the start.
+      test: number of held-out puzzles of each level, where they are generated.
+      initial: file of weights to start from, as ``export`` writes it; their log is kept.
       features: width of the model.
       num_steps: number of steps of message passing in training.
       test_steps: number of steps of message passing in evaluation.
-      warm_up: most steps in front of those of training, without gradients.
+      warm_up: largest number of steps before those of training, without gradients.
       batch_size: number of puzzles in a step.
-      learning_rate: the highest.
-      puzzles: to train on, where they are made.
-      hard: exponent with which hard puzzles are drawn more often.
-      fewest: lower bound of the givens that the curriculum ends with.
+      learning_rate: the highest learning rate.
+      puzzles: number of puzzles to train on, where they are generated.
+      hard: exponent by which hard puzzles are drawn more often.
+      fewest: lower bound of the givens at the end of the curriculum.
       curriculum: part of the training in which the lower bound falls.
       ema_decay: decay of the moving average of parameters.
       recompute_every: steps between stored states; 0 keeps all.
       dtype: dtype of the computation; parameters are float32.
       steps: number of steps of the optimiser.
-      minutes: in the place of steps, time that these shall take, without compilation, evaluations
-        and checkpoints: some steps are timed, and how many fit is kept in ``budget.json`` for
-        when the run goes on.
-      stop_after: minutes after which this call stops, with a checkpoint from which the same command
-        goes on.
-      checkpoint_minutes: between checkpoints, about.
-      evaluations: during training.
-      eval_puzzles: held-out ones that each of these looks at, of each kind.
-      implementation: implementation of the ops; left out, the fastest.
+      minutes: instead of steps, training time without compilation, evaluations and checkpoints.
+        Some steps are timed, and the number that fits is stored in ``budget.json`` for resumed
+        runs.
+      stop_after: minutes after which this call stops with a checkpoint; the same command resumes
+        from it.
+      checkpoint_minutes: approximate minutes between checkpoints.
+      evaluations: number of evaluations during training.
+      eval_puzzles: number of held-out puzzles of each kind in an evaluation.
+      implementation: implementation of the ops; by default the fastest.
       seed: seed of parameters, batches and puzzles.
-      seeds: several seeds in the place of one: a run of each, in a folder ``seed-<seed>`` of the
+      seeds: several seeds instead of one: a run of each, in a folder ``seed-<seed>`` below the
         folder of the run, and mean and deviation over them.
-      run: folder of the run; left out, a name made from the recipe below runs/sudoku.
-      fresh: discard what the run folder holds, rather than resume from it.
+      run: folder of the run; by default named after the recipe, below runs/sudoku.
+      fresh: discard the run in the folder instead of resuming it.
       progress: show a progress bar.
-      report: what is written besides ``report.html``.
+      report: files to write besides ``report.html``.
     """
 
     recipe: Name = "tiny"
@@ -135,7 +136,7 @@ class TrainConfig(BatchDevices):
         """The recipe with the options that were given.
 
         Raises:
-          ValueError: naming an option that is at fault.
+          ValueError: naming an invalid option.
         """
         given = {
             option.name: getattr(self, option.name)
@@ -163,7 +164,7 @@ class TrainConfig(BatchDevices):
         return settings
 
     def check(self) -> None:
-        """Raises for invalid options that neither the model nor the loop would find.
+        """Raises an error for invalid options that neither the model nor the loop would find.
 
         Raises:
           ValueError: naming the option.
@@ -190,21 +191,21 @@ class EvaluateConfig:
     """Options of measuring a trained network.
 
     Attributes:
-      run: folder of its run; left out together with ``weights``, the weights that come with the
+      run: folder of its run; with neither this nor ``weights``, the weights that come with the
         library, as for ``solve``.
-      weights: a file of weights in the place of a run, as ``export`` writes it.
-      data: folder that ``generate`` has written; left out, puzzles are made.
-      puzzles: a file of puzzles in the place of these: lines of 81 characters, or with
+      weights: a file of weights instead of a run, as ``export`` writes it.
+      data: folder that ``generate`` has written; by default puzzles are generated.
+      puzzles: a file of puzzles instead of these: lines of 81 characters, or with
         solutions as ``read_palm`` or ``read_kaggle`` read them.
-      test: puzzles of each level, where they are made.
-      steps: most steps of message passing for a puzzle, of all attempts together.
-      attempt_steps: most steps of one attempt.
-      attempts: new attempts that are made at the same time.
+      test: number of puzzles of each level, where they are generated.
+      steps: largest number of message passing steps for a puzzle, of all attempts together.
+      attempt_steps: largest number of steps of one attempt.
+      attempts: number of new attempts made at the same time.
       batch_size: number of puzzles at a time.
-      seeds: of the puzzles that are made, and of the noise in new attempts; several give mean and
+      seeds: seeds of generated puzzles and of the noise in new attempts; several give mean and
         deviation.
-      out: folder for the table and the picture; left out, that of the run.
-      progress: say on stderr how far it is.
+      out: folder for the table and the picture; by default that of the run.
+      progress: show progress on stderr.
     """
 
     run: Path | None = None
@@ -221,7 +222,7 @@ class EvaluateConfig:
     progress: bool = True
 
     def check(self) -> None:
-        """Raises for invalid options.
+        """Raises an error for invalid options.
 
         Raises:
           ValueError: naming the option.
@@ -234,7 +235,7 @@ class EvaluateConfig:
         effort_of("evaluate", self)
 
     def effort(self, seed: int) -> SudokuEffort:
-        """How long the network may work on a puzzle."""
+        """Limits of the network's work on a puzzle."""
         return replace(effort_of("evaluate", self), seed=seed)
 
 
@@ -245,12 +246,12 @@ class SolveConfig:
     Attributes:
       puzzle: 81 cells, row by row, with '.' or 0 where empty; or the name of a file with them.
       run: folder of a trained network's run.
-      weights: a file of weights; left out together with ``run``, those that come with the library,
-        or those of runs/sudoku/tiny where there are none.
-      steps: most steps of message passing, of all attempts together.
-      attempt_steps: most steps of one attempt.
-      attempts: new attempts that are made at the same time.
-      seed: of the noise in new attempts.
+      weights: a file of weights; with neither this nor ``run``, those that come with the library,
+        or those of runs/sudoku/tiny if there are none.
+      steps: largest number of message passing steps, of all attempts together.
+      attempt_steps: largest number of steps of one attempt.
+      attempts: number of new attempts made at the same time.
+      seed: seed of the noise in new attempts.
     """
 
     puzzle: str
@@ -262,10 +263,10 @@ class SolveConfig:
     seed: int = 0
 
     def effort(self) -> SudokuEffort:
-        """How long the network may work on the puzzle.
+        """Limits of the network's work on the puzzle.
 
         Raises:
-          ValueError: naming an option that is at fault.
+          ValueError: naming an invalid option.
         """
         require_at_least("solve", "seed", 0, self.seed)
         return replace(effort_of("solve", self), seed=self.seed)
@@ -277,7 +278,7 @@ class ExportConfig:
 
     Attributes:
       run: folder of the run.
-      out: the file, with the ending .npz; left out, ``weights.npz`` in the folder of the run.
+      out: the file, ending in .npz; by default ``weights.npz`` in the folder of the run.
         ``jaxgnn/pretrained/sudoku.npz`` is the one that comes with the library.
     """
 
@@ -292,9 +293,9 @@ class CostConfig:
     Attributes:
       recipe: name of the recipe to measure.
       steps: number of steps of message passing.
-      batches: puzzles in a step.
-      features: width of the state; left out, that of the recipe.
-      dtype: dtype of the computation; left out, that of the recipe.
+      batches: numbers of puzzles in a step.
+      features: width of the state; by default that of the recipe.
+      dtype: dtype of the computation; by default that of the recipe.
       repeats: number of timed steps.
       out: folder for the table as JSON.
     """
@@ -308,7 +309,7 @@ class CostConfig:
     out: Path = Path("runs/sudoku")
 
     def check(self) -> None:
-        """Raises for invalid options.
+        """Raises an error for invalid options.
 
         Raises:
           ValueError: naming the option.
@@ -325,10 +326,10 @@ class CostConfig:
 
 
 def effort_of(command: str, config: EvaluateConfig | SolveConfig) -> SudokuEffort:
-    """What the options of ``solve`` and ``evaluate`` say of the network's work on a puzzle.
+    """Limits of the network's work on a puzzle, from the options of ``solve`` and ``evaluate``.
 
     Raises:
-      ValueError: naming an option that is at fault.
+      ValueError: naming an invalid option.
     """
     for name in ("steps", "attempt_steps", "attempts"):
         require_at_least(command, name, 1, getattr(config, name))
@@ -336,7 +337,7 @@ def effort_of(command: str, config: EvaluateConfig | SolveConfig) -> SudokuEffor
 
 
 def require_at_least(command: str, name: str, least: int, value: int) -> None:
-    """Raises unless the value of the option of that field is large enough.
+    """Raises unless an option's value is at least its minimum.
 
     Raises:
       ValueError: naming the command and the option.

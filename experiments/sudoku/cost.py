@@ -22,15 +22,15 @@ _POLICIES: tuple[Any, ...] = (None, 1, "auto")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one training step costs.
+    """Cost of one training step.
 
     Attributes:
-      steps: of message passing, with gradients.
-      warm_up: in front of these, without.
+      steps: number of message passing steps with gradients.
+      warm_up: number of steps before these, without gradients.
       batch: number of puzzles.
-      recompute_every: None if all is kept.
-      megabytes: of temporary arrays, as compiled.
-      ms: of loss and gradients; None where only the memory was asked for.
+      recompute_every: steps between stored states; None if all are stored.
+      megabytes: size of temporary arrays in the compiled program.
+      ms: time of loss and gradients; None where only memory is measured.
     """
 
     steps: int
@@ -45,7 +45,7 @@ def cost(config: CostConfig) -> list[Cost]:
     """Prints memory by steps, with and without rematerialisation, and time by steps and batch.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     config.check()
     base = recipe(config.recipe)

@@ -1,4 +1,4 @@
-"""Puzzles to train on and to be held out, as files and on the device."""
+"""Training puzzles and held-out puzzles, as files and on the device."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.training import phase
 
 MINIMAL = (22, 23, 24)
-MIXED = tuple(range(20, 35))  # 17 to 19 can not be made in numbers
-# Seeds of the held-out puzzles begin here, far from any that training is likely to have.
+MIXED = tuple(range(20, 35))  # 17 to 19 can not be generated in numbers
+# Seeds of the held-out puzzles start here, far from any likely training seed.
 _HELD_OUT_SEED = 1_000_000
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run needs.
+    """Puzzles of a run.
 
     Attributes:
-      train: minimal puzzles, as they come, the hardest first.
+      train: minimal puzzles for training, the hardest first.
       minimal: held-out minimal puzzles with 22, 23 and 24 givens.
       mixed: held-out puzzles with 20 to 34 givens.
     """
@@ -41,14 +41,14 @@ class Data:
 def make_data(
     train: int, test: int, seed: int = 0, threads: int | None = None, *, progress: bool = False
 ) -> Data:
-    """Makes all puzzles.
+    """Generates all puzzles.
 
     Args:
       train: number of training puzzles, before those with a held-out solution are dropped.
       test: number of held-out puzzles of each level.
       seed: seed from which separate seeds for training and held-out puzzles are derived.
       threads: number of threads; None for all CPUs that the process may use.
-      progress: whether to say on stderr how far it is.
+      progress: whether to show progress on stderr.
 
     Raises:
       ValueError: if a number is not positive.
@@ -64,7 +64,7 @@ def make_data(
 def make_held_out(
     test: int, seed: int = 0, threads: int | None = None, *, progress: bool = False
 ) -> tuple[Puzzles, Puzzles]:
-    """Makes the minimal and the mixed held-out puzzles, ``test`` of each level."""
+    """Generates the minimal and the mixed held-out puzzles, ``test`` of each level."""
     first = _HELD_OUT_SEED + 2 * seed
     options: dict[str, Any] = {"threads": threads}
     minimal, mixed = test * len(MINIMAL), test * len(MIXED)
@@ -75,7 +75,7 @@ def make_held_out(
 
 
 def without(puzzles: Puzzles, *held_out: Puzzles) -> Puzzles:
-    """The puzzles whose solution is that of no held-out one: so no puzzle is in both."""
+    """The puzzles that share no solution with a held-out one, so that no puzzle is in both."""
     known = np.unique(np.concatenate([_keys(data.solutions) for data in held_out]))
     return puzzles[~np.isin(_keys(puzzles.solutions), known)]
 
@@ -94,11 +94,11 @@ def write(data: Data, folder: Path) -> None:
 
 
 def read(folder: Path) -> Data:
-    """Reads what ``write`` has written, or puzzles from elsewhere with these names.
+    """Reads the files of ``write``, or other puzzles with these names.
 
     Raises:
       FileNotFoundError: if a file is missing.
-      ValueError: naming a file and a line that is not right.
+      ValueError: naming a file and an invalid line.
     """
     held_out = [sudoku.read_palm(folder / f"{name}.csv") for name in ("minimal", "mixed")]
     train = without(sudoku.read_palm(folder / "train.csv"), *held_out)
@@ -106,9 +106,9 @@ def read(folder: Path) -> Data:
 
 
 def held_out(data: Data, recipe: Recipe) -> dict[str, Puzzles]:
-    """What a recipe is measured on: minimal and mixed puzzles, or easier ones if it trains on them.
+    """Held-out puzzles of a recipe: minimal and mixed ones, or easier ones if it trains on them.
 
-    Levels come in turn in each, so that the first ones are of every level.
+    Levels take turns in each, so that the first puzzles cover every level.
     """
     if recipe.fewest <= max(MINIMAL):
         return {"minimal": data.minimal, "mixed": data.mixed}
@@ -119,12 +119,12 @@ def held_out(data: Data, recipe: Recipe) -> dict[str, Puzzles]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Pool:
-    """The training puzzles on the device, and how far the training is.
+    """The training puzzles on the device, and the curriculum's bound.
 
     Attributes:
       puzzles: minimal ones, the hardest first.
       solutions: solutions of the puzzles.
-      fewest: lower bound of the givens at this step, a fraction included.
+      fewest: lower bound of the givens at this step, including a fraction.
     """
 
     puzzles: Int[Array, "count 81"]
@@ -133,7 +133,7 @@ class Pool:
 
 
 class Drawn(NamedTuple):
-    """The boards of a step, where they are drawn in front of it.
+    """The boards of a step, if they are drawn before it.
 
     Attributes:
       puzzles: 0 where blank.
@@ -145,7 +145,7 @@ class Drawn(NamedTuple):
 
 
 def draw(key: Array, pool: Pool, recipe: Recipe) -> Drawn:
-    """A batch: puzzles at random, with random further givens, turned at random.
+    """Draws a batch: random puzzles with random further givens and random symmetries.
 
     Returns:
       Puzzles and solutions, [batch, 81] int32.
@@ -155,7 +155,7 @@ def draw(key: Array, pool: Pool, recipe: Recipe) -> Drawn:
     places = jax.random.uniform(pick_key, (batch,)) ** recipe.hard
     rows = jnp.minimum((places * count).astype(jnp.int32), count - 1)
     puzzles, solutions = pool.puzzles[rows], pool.solutions[rows]
-    # As many of each number of givens between the bounds.
+    # Equal numbers for each number of givens between the bounds.
     spread = jnp.maximum(recipe.most + 1 - pool.fewest, 1.0)
     givens = pool.fewest + spread * jax.random.uniform(level_key, (batch,))
     givens = jnp.floor(givens).astype(jnp.int32)
@@ -168,12 +168,12 @@ def draw(key: Array, pool: Pool, recipe: Recipe) -> Drawn:
 
 
 def fewest_givens(recipe: Recipe, step: int, steps: int) -> float:
-    """The curriculum: the lower bound of givens at a step, counted from 1, of so many."""
+    """The curriculum: the lower bound of givens at step ``step`` of ``steps``, counted from 1."""
     ramp = max(1.0, recipe.curriculum * steps)
     return recipe.easiest + (recipe.fewest - recipe.easiest) * min(1.0, (step - 1) / ramp)
 
 
 def _keys(boards: np.ndarray) -> np.ndarray:
-    """A board [count, 81] as one value [count] that compares as a whole."""
+    """Views each board of [count, 81] as one value of [count] that compares as a whole."""
     boards = np.ascontiguousarray(boards)
     return boards.view(np.dtype((np.void, boards.shape[1])))[:, 0]

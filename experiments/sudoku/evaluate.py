@@ -1,4 +1,4 @@
-"""How many puzzles a trained network solves, by givens and by difficulty: a table and a picture."""
+"""Evaluation of a trained network by givens and difficulty: a table and a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxgnn.pretrained import solve_sudokus
 from jaxgnn.training import Table, phase
 from jaxgnn.training._files import write_json
 
-# Puzzles of a file that are listed one by one.
+# Number of puzzles of a file that are listed individually.
 _LISTED = 10
 
 
@@ -33,10 +33,10 @@ def evaluate(config: EvaluateConfig) -> list[Row]:
     and box, and is the solution that an exact search finds.
 
     Returns:
-      The rows of the table; of several seeds the means.
+      The rows of the table; for several seeds the means.
 
     Raises:
-      ValueError: if an option, a run or a file is at fault.
+      ValueError: if an option, a run or a file is invalid.
       FileNotFoundError: if there is no such file.
     """
     config.check()
@@ -69,7 +69,7 @@ def evaluate(config: EvaluateConfig) -> list[Row]:
 
 
 def _outcomes(config: EvaluateConfig, chosen: Chosen, seed: int) -> list[Outcome]:
-    """What becomes of the puzzles of a seed, of each kind."""
+    """The outcomes of each kind of puzzles, for one seed."""
     outcomes = []
     for kind, puzzles in _puzzles(config, seed).items():
         with phase(f"solving {len(puzzles):,} by search, {kind}", progress=config.progress):
@@ -87,7 +87,7 @@ def _outcomes(config: EvaluateConfig, chosen: Chosen, seed: int) -> list[Outcome
 
 
 def _listed(outcomes: list[Outcome]) -> Table:
-    """Each puzzle by itself, with what became of it under all seeds."""
+    """A row for each puzzle, with its outcomes over all seeds."""
     rows = []
     for place, puzzle in enumerate(outcomes[0].puzzles.puzzles):
         steps = [int(o.found.steps[place]) for o in outcomes if o.solved[place]]
@@ -147,7 +147,7 @@ def _table(rows: list[Row], config: EvaluateConfig) -> Table:
 
 
 def _seeds_table(by_seed: list[list[Row]]) -> Table:
-    """Mean and deviation over the seeds, of each kind as a whole."""
+    """Mean and deviation over the seeds, for each kind as a whole."""
     rows = []
     for same in by_line(by_seed):
         if same[0].level == "all":
@@ -173,11 +173,11 @@ def _puzzles(config: EvaluateConfig, seed: int) -> dict[str, Puzzles]:
 
 
 def read_puzzles(file: Path) -> Puzzles:
-    """Reads a published file by whatever reader its first line is for.
+    """Reads a published file with the reader that fits its first line.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: naming the file and a line that is not right.
+      ValueError: naming the file and an invalid line.
     """
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}: expected lines of puzzles")
@@ -194,7 +194,7 @@ def _reader(file: Path):
 
 
 def draw_rows(rows: list[Row], network: str, seeds: int, path: Path) -> None:
-    """Draws parts solved by givens and by difficulty, and writes a PNG."""
+    """Draws the solved shares by givens and by difficulty, and writes a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), dpi=120, layout="constrained")
@@ -215,7 +215,7 @@ def draw_rows(rows: list[Row], network: str, seeds: int, path: Path) -> None:
             ("singles", "singles alone", ":"),
         ):
             options = {"label": f"{kind}, {label}", "color": f"C{index}", "linestyle": style}
-            # Lines of a kind are wider than those that may lie upon them.
+            # Each kind's lines are wider than those drawn over them.
             wider = len(kinds) - 1 - index
             options |= {"marker": "o", "markersize": 3 + 3 * wider, "linewidth": 1.5 + 2 * wider}
             left.plot(numbers, [100 * getattr(row, name) for row in givens], **options)

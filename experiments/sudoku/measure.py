@@ -1,4 +1,4 @@
-"""What a network makes of puzzles, step by step."""
+"""Evaluation of a network's answers to puzzles, step by step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from jaxgnn.training import jit_apply
 class Measurement:
     """Answers to puzzles; each [count].
 
-    Cells count that are blank and have a digit in the solution. The fractions of puzzles and cells
-    are NaN if the logits of some counted cell are not finite at some step, or if its solution is no
-    digit of a Sudoku.
+    Counted cells are blank and have a digit in the solution. The fractions of puzzles and cells
+    are NaN if the logits of a counted cell are not finite at some step, or if its solution is not
+    a digit of a Sudoku.
 
     Attributes:
-      solved: bool, whether the answer after some step is the solution. This can be told without
+      solved: bool, whether the answer after some step is the solution. This can be decided without
         the solution, too: an answer without conflicts is the solution.
-      wrong: int32, counted cells whose digit is wrong behind the last step.
+      wrong: int32, counted cells whose digit is wrong after the last step.
       blank: int32, counted cells.
       lost: bool, whether some counted cell has no valid answer or solution.
     """
@@ -44,12 +44,12 @@ class Measurement:
 
     @property
     def cells(self) -> float:
-        """The part of all counted cells that is right."""
+        """The share of all counted cells that is right."""
         return self._known(1 - self.wrong.sum() / max(1, self.blank.sum()))
 
     @property
     def solved_part(self) -> float:
-        """The part of all puzzles that is solved after some step."""
+        """The share of all puzzles that is solved after some step."""
         return self._known(self.solved.mean())
 
     def _known(self, part: float) -> float:
@@ -61,9 +61,9 @@ def measure(model: nnx.Module, puzzles: Puzzles, num_steps: int, batch_size: int
 
     Args:
       model: one of the networks of ``networks.py``.
-      puzzles: with their solutions.
+      puzzles: puzzles with their solutions.
       num_steps: number of steps of message passing.
-      batch_size: puzzles at a time, at most.
+      batch_size: largest number of puzzles at a time.
     """
     parts = []
     batches = math.ceil(len(puzzles) / batch_size)
@@ -71,7 +71,7 @@ def measure(model: nnx.Module, puzzles: Puzzles, num_steps: int, batch_size: int
     for start in range(0, len(puzzles), size):
         part = puzzles[start : start + size]
         rows = len(part)
-        # One shape, one program: the last batch is filled up with its own first puzzles.
+        # One shape, one program: the last batch is padded with its own first puzzles.
         filled = part[np.resize(np.arange(rows), size)]
         boards = jnp.asarray(filled.puzzles), jnp.asarray(filled.solutions)
         parts.append([a[:rows] for a in jax.device_get(_measured(model, *boards, steps=num_steps))])

@@ -23,7 +23,7 @@ _NETWORKS = {
 
 
 def network_options(recipe: Recipe) -> dict[str, Any]:
-    """What the network of a recipe is made with, as JSON can hold it."""
+    """Constructor options of a recipe's network, as JSON values."""
     options = {"features": recipe.features, "num_steps": recipe.num_steps}
     if recipe.network == "gated":
         return options | {"dropout": recipe.dropout}
@@ -31,7 +31,7 @@ def network_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def network_name(recipe: Recipe) -> str:
-    """Its class in ``jaxgnn.models``."""
+    """Name of the network's class in ``jaxgnn.models``."""
     return _NETWORKS[recipe.network]
 
 
@@ -41,7 +41,7 @@ def make_network(
     """The network of a recipe.
 
     Raises:
-      ValueError: if an option is at fault.
+      ValueError: if an option is invalid.
     """
     return getattr(models, network_name(recipe))(
         **network_options(recipe),
@@ -53,17 +53,17 @@ def make_network(
 
 
 def logits_of(model: Any, puzzles: jax.Array, num_steps: int | None = None) -> jax.Array:
-    """Logits behind every step, [steps, batch, cells, classes], of any of the networks."""
+    """Logits after every step, [steps, batch, cells, classes], of any of the networks."""
     every: Any = {"every_step": True} if isinstance(model, models.SudokuGNN) else {}
     return model(puzzles, num_steps=num_steps, **every)
 
 
 def training_loss(model: Any, batch: Pool | Drawn, rngs: nnx.Rngs, recipe: Recipe):
-    """The loss on a batch, which may be yet to be drawn, and accuracies behind the last step.
+    """The loss on a batch, which may still have to be drawn, and accuracies after the last step.
 
     Returns:
-      The loss, and the parts of blank cells and of whole puzzles that are right; these are NaN as
-      those of ``Measurement`` are.
+      The loss, and the shares of blank cells and of whole puzzles that are right; these are NaN in
+      the same cases as in ``Measurement``.
     """
     drawn = batch if isinstance(batch, Drawn) else draw(rngs.batch(), batch, recipe)
     puzzles, solutions = drawn
@@ -87,16 +87,16 @@ def training_loss(model: Any, batch: Pool | Drawn, rngs: nnx.Rngs, recipe: Recip
 def counted_cells(
     answers: jax.Array, puzzles: jax.Array, solutions: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Which cells count in a score, and which boards can have none.
+    """Masks of the cells that count in a score, and of the boards that have no valid score.
 
     Args:
-      answers: [*steps, batch, cells] as ``sudoku_digits`` has them.
+      answers: [*steps, batch, cells], in the format of ``sudoku_digits``.
       puzzles: [batch, cells], 0 where blank.
       solutions: [batch, cells], below 1 where the digit is not known.
 
     Returns:
-      [batch, cells] bool, where a cell is blank and has a solution; and [*steps, batch] bool,
-      whether such a cell has no answer, or a solution that is no digit.
+      [batch, cells] bool, whether a cell is blank and has a solution; and [*steps, batch] bool,
+      whether such a cell has no answer, or a solution that is not a digit.
     """
     counted = (puzzles == 0) & (solutions > 0)
     side = round(math.sqrt(puzzles.shape[-1]))
@@ -104,7 +104,7 @@ def counted_cells(
 
 
 def _warm_up(key: jax.Array, recipe: Recipe) -> jax.Array:
-    """No steps in one half of the batches, 1 to ``recipe.warm_up`` in the other."""
+    """Number of warm-up steps: 0 in half of the batches, 1 to ``recipe.warm_up`` in the others."""
     some_key, count_key = jax.random.split(key)
     count = jax.random.randint(count_key, (), 1, recipe.warm_up + 1)
     return jnp.where(jax.random.bernoulli(some_key), count, 0)

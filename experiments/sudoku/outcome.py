@@ -1,4 +1,4 @@
-"""What a network, singles and an exact search make of puzzles, by givens and by difficulty."""
+"""Results of a network, singles and an exact search on puzzles, by givens and by difficulty."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import SudokuSolutions
 
-# What it takes to solve a puzzle: guesses of a search from and to; those that need none are told
-# apart by whether singles suffice.
+# Levels of difficulty: smallest and largest number of guesses of a search. Puzzles without guesses
+# are divided by whether singles suffice.
 _GUESSES = {
     "no guess": (0, 0),
     "1-2 guesses": (1, 2),
@@ -28,21 +28,21 @@ DIFFICULTIES = ("singles", *_GUESSES)
 class Row:
     """A line of the table: one kind and level of puzzles.
 
-    Parts are of all puzzles of the line, from 0 to 1.
+    Shares are of all puzzles of the line, from 0 to 1.
 
     Attributes:
       kind: kind of the puzzles.
-      level: their number of givens, or what it takes to solve them.
+      level: their number of givens, or their difficulty.
       count: number of puzzles.
-      singles: part that is solved by filling in cells with one candidate and only places of digits.
-      search: part of which an exact search finds the solution and that there is no other.
-      first: part that the first attempt of the network solves.
-      solved: part that some attempt of the network solves.
-      cells: part of the blank cells that is right in the end.
+      singles: share solved by filling in cells with one candidate and only places of digits.
+      search: share for which an exact search proves that the solution is the only one.
+      first: share that the first attempt of the network solves.
+      solved: share that some attempt of the network solves.
+      cells: share of the blank cells that is right in the end.
       steps: median step of its attempt after which a solved puzzle was solved; NaN if none is.
       restarts: mean number of new attempts.
       most_restarts: the largest number of new attempts at a puzzle.
-      seconds: for all puzzles of the kind, steps of the network without compilation.
+      seconds: seconds of network steps for all puzzles of the kind, without compilation.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Row:
 
 
 class Others:
-    """What the trivial baseline and the exact search, the ceiling, make of the same puzzles."""
+    """Results of the trivial baseline and of the exact search, the ceiling, on the same puzzles."""
 
     def __init__(self, puzzles: Puzzles):
         self.rating = sudoku.difficulty(puzzles.puzzles)
@@ -70,7 +70,7 @@ class Others:
         self.search = found == 1
 
     def by_difficulty(self) -> dict[str, np.ndarray]:
-        """Which puzzles take what: singles, no guess, or so many; without levels of none."""
+        """Masks of puzzles by difficulty: singles, no guess, or numbers of guesses; none empty."""
         levels = {"singles": self.singles}
         for name, (low, high) in _GUESSES.items():
             guesses = self.rating.guesses
@@ -83,7 +83,7 @@ class Outcome:
 
     def __init__(self, kind: str, puzzles: Puzzles, found: SudokuSolutions, others: Others):
         self.kind, self.puzzles, self.found, self._others = kind, puzzles, found, others
-        # Of a puzzle with several solutions any of them counts.
+        # Any solution counts for a puzzle with several.
         agrees = (found.digits == others.solutions).all(axis=1) | ~others.search
         kept = ((puzzles.puzzles == 0) | (puzzles.puzzles == found.digits)).all(axis=1)
         without_conflict = [not sudoku.conflicts(board) for board in found.digits]
@@ -99,7 +99,7 @@ class Outcome:
         return [self._row(level, chosen) for level, chosen in levels.items()]
 
     def _row(self, level: str, chosen: np.ndarray) -> Row:
-        """The line of the puzzles that are chosen, [count] bool."""
+        """The line of the selected puzzles, [count] bool."""
         found, puzzles = self.found, self.puzzles[chosen]
         solved, steps = self.solved[chosen], found.steps[chosen]
         restarts = found.restarts[chosen]
@@ -130,7 +130,7 @@ def by_line(by_seed: list[list[Row]]) -> list[list[Row]]:
 
 
 def mean_row(rows: list[Row]) -> Row:
-    """One row in the place of those of several seeds; other puzzles may make other counts."""
+    """One row that averages those of several seeds, whose puzzle counts may differ."""
     numbers = [field.name for field in fields(Row) if field.type == "float"]
     means: dict[str, Any] = {
         name: float(np.mean([getattr(row, name) for row in rows])) for name in numbers

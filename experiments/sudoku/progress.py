@@ -1,4 +1,4 @@
-"""How far a command is, said on stderr from its start."""
+"""Progress of a command on stderr."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Counts:
-    """Says how many are done of so many: a bar on a terminal, a line every few seconds elsewhere.
+    """Shows a count of a total: a bar on a terminal, a line every few seconds elsewhere.
 
-    Called with the number that is done so far; the first line is said at once.
+    Call it with the current count; the first line is printed at once.
 
     Args:
-      what: what is being done, such as ``"minimal puzzles"``.
-      total: how many there are.
-      progress: False says nothing.
+      what: name of the counted things, such as ``"minimal puzzles"``.
+      total: total number.
+      progress: if False, nothing is shown.
     """
 
     def __init__(self, what: str, total: int, *, progress: bool = True):
@@ -30,7 +30,7 @@ class Counts:
         self(0)
 
     def __call__(self, done: int) -> None:
-        """Takes note of the number that is done, and says it if it is time to."""
+        """Stores the count, and prints it if enough time has passed."""
         if not self._bar.disable:
             self._bar.update(done - self._bar.n)
             if done == self._total:

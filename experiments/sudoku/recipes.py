@@ -1,8 +1,8 @@
 """One recipe for each network, and a small one for CPUs.
 
-Puzzles in the data are minimal; training gives further cells, so that each drawn puzzle has a
-number of givens between bounds of which the lower one falls: the curriculum. A bound below what a
-minimal puzzle has leaves it as it is.
+Puzzles in the data are minimal. Training adds givens, so that each drawn puzzle has a number of
+givens between two bounds. The lower bound falls during training: the curriculum. A minimal puzzle
+that has more givens than the drawn number is not changed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ class Recipe:
       network: ``CandidateNetwork``, ``EquivariantRelationalNetwork``,
         ``RecurrentRelationalNetwork`` or ``SudokuGNN``.
       features: width of a state.
-      num_steps: of message passing in training, all of which count in the loss but for ``gated``.
+      num_steps: number of message passing steps in training; all of them count in the loss except
+        for ``gated``.
       test_steps: number of steps of message passing in evaluation.
-      warm_up: most steps in front of those of training, without gradients; half of the batches
-        have none, the others any number up to this.
-      dropout: of edges, and in ``gated`` of features.
-      augment: whether puzzles are turned by random symmetries; an equivariant network has them
-        built in.
+      warm_up: largest number of steps before those of training, without gradients; half of the
+        batches have none, the others any number up to this.
+      dropout: dropout of edges, and in ``gated`` also of features.
+      augment: whether puzzles are transformed by random symmetries; an equivariant network has
+        them built in.
       batch_size: number of puzzles in a step.
-      steps: of the optimiser, unless the options name a number of steps or of minutes.
-      learning_rate: the highest, behind the warm-up; it falls to zero along a cosine.
+      steps: number of optimiser steps, unless the options give a number of steps or of minutes.
+      learning_rate: the highest, after the warm-up; it falls to zero along a cosine.
       weight_decay: weight decay of AdamW, on matrices.
-      weight_penalty: of the published network, in the loss.
-      ema_decay: of the average of parameters that is evaluated.
+      weight_penalty: weight penalty in the loss of the published network.
+      ema_decay: decay of the average of parameters that is evaluated.
       puzzles: number of puzzles to train on.
-      hard: exponent with which hard puzzles are drawn more often; 1 draws all equally often.
-      easiest: number of givens with which training begins.
-      fewest: lower bound of the givens that the curriculum ends with.
+      hard: exponent by which hard puzzles are drawn more often; 1 draws all equally often.
+      easiest: number of givens at the start of training.
+      fewest: lower bound of the givens at the end of the curriculum.
       most: upper bound of the givens.
       curriculum: part of the training in which the lower bound falls.
       recompute_every: steps between stored states; None keeps all.
@@ -71,7 +72,7 @@ class Recipe:
 
 
 _RECIPES = {
-    # Two CPU cores, three minutes, puzzles most of which singles solve.
+    # Two CPU cores, three minutes, puzzles that are mostly solved by singles.
     "tiny": Recipe(
         "candidate",
         features=32,
@@ -102,7 +103,7 @@ _RECIPES = {
         weight_decay=0.01,
         hard=1.3,
     ),
-    # To go on from trained weights: the hardest puzzles most often, and the states of long runs.
+    # Continues from trained weights: the hardest puzzles most often, and the states of long runs.
     "harder": Recipe(
         "candidate",
         features=96,
@@ -162,7 +163,7 @@ def recipe(name: Name) -> Recipe:
     """The hyper-parameters of that name.
 
     Raises:
-      ValueError: if there are none.
+      ValueError: if there is no such recipe.
     """
     if name not in _RECIPES:
         raise bad_input("train", "--recipe", f"one of {', '.join(_RECIPES)}", repr(name))

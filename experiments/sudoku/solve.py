@@ -1,4 +1,4 @@
-"""One puzzle, asked of a trained network; and a run's weights as one file."""
+"""Solution of one puzzle by a trained network; export of a run's weights to a file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from jaxgnn.pretrained import SudokuAnswer, SudokuSolver, load_weights, save_wei
 from jaxgnn.training._files import parse_json, read_json
 from jaxgnn.training._log import format_row, read_steps
 
-# The log of the weights that a run began with, in its folder.
+# Name of the log of a run's initial weights, in its folder.
 EARLIER_LOG = "earlier.jsonl"
-# Rows of the exported log between those of evaluations.
+# Interval of rows in the exported log, besides those of evaluations.
 _LOG_EVERY = 100
 
 
 def solve(config: SolveConfig) -> SudokuAnswer:
-    """Prints the network's answer to a puzzle and which network it was, and returns the answer.
+    """Prints the network's answer to a puzzle and the network's name, and returns the answer.
 
     Raises:
-      ValueError: if the puzzle has not exactly one solution, or is none.
+      ValueError: if the puzzle is invalid, or has not exactly one solution.
     """
     effort = config.effort()
     chosen = chosen_network("solve", config.run, config.weights)
@@ -38,8 +38,8 @@ def solve(config: SolveConfig) -> SudokuAnswer:
 def export(config: ExportConfig) -> Path:
     """Writes the weights of a run, and beside them its log as ``<name>_training.jsonl``.
 
-    The log begins with a line of what the run was: its options, versions and devices, and results;
-    and the log of the weights that it began with, if there is one.
+    The log begins with a line about the run: its options, versions and devices, and results.
+    The log of its initial weights follows, if there is one.
 
     Returns:
       The file of weights.
@@ -49,7 +49,7 @@ def export(config: ExportConfig) -> Path:
     if out.suffix != ".npz":
         raise bad_input("export", "--out", "a file with the ending .npz", out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever loads the weights may choose the dtype of the computation.
+    # The dtype of the computation is chosen when the weights are loaded.
     save_weights(out, model, network_options(settings))
     load_weights(out)
     metrics = config.run / "metrics.jsonl"
@@ -71,12 +71,12 @@ def export(config: ExportConfig) -> Path:
 
 
 def log_of(weights: Path) -> Path:
-    """Where the log lies of a file of weights."""
+    """Path of the log of a file of weights."""
     return weights.with_name(f"{weights.stem}_training.jsonl")
 
 
 def _about(run: Path) -> dict[str, Any]:
-    """The small files of a run, by name, as far as they are there."""
+    """Contents of the run's small files, by name, as far as they exist."""
     names = ("config", "budget", "result", "evaluation", "versions")
     files = {name: run / f"{name}.json" for name in names}
     # Versions are a list, one for each start.
@@ -85,7 +85,7 @@ def _about(run: Path) -> dict[str, Any]:
         for name, file in files.items()
         if file.exists()
     }
-    for name in PATHS:  # where it was kept is of no interest
+    for name in PATHS:  # their locations are irrelevant
         found["config"].pop(name, None)
     if (run / EARLIER_LOG).exists():
         lines = (run / EARLIER_LOG).read_text(encoding="utf-8").splitlines()

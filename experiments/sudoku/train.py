@@ -42,7 +42,7 @@ from jaxgnn.pretrained import load_weights
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, phase, plot_curves
 from jaxgnn.training._files import read_json
 
-# What may differ when a run is resumed: where and how, not what.
+# Options that a resumed run may change: they do not change the result.
 _MAY_CHANGE = (
     "run",
     "fresh",
@@ -64,11 +64,11 @@ class Outcome:
 
     Attributes:
       finished: whether all of its steps are done.
-      solved: part of the held-out puzzles of each kind that some step solves at the last
-        evaluation, NaN if its answers were not finite; empty in front of the first.
+      solved: share of the held-out puzzles of each kind that some step solves at the last
+        evaluation, NaN if its answers were not finite; empty before the first.
       parameters: number of trained parameters.
       steps: number of steps done so far.
-      ms_per_step: mean time of a step; None if there were none now.
+      ms_per_step: mean time of a step; None if none ran now.
       history: a row for each step.
       curves: path of the picture.
       report: path of the page.
@@ -85,15 +85,15 @@ class Outcome:
 
 
 def train_seeds(config: TrainConfig) -> list[Outcome]:
-    """Trains a network, or one for each of ``config.seeds`` in a folder of its own.
+    """Trains a network, or one for each of ``config.seeds`` in its own folder.
 
-    Prints mean and deviation of the parts solved, where there are several.
+    Prints mean and deviation of the solved shares if there are several.
 
     Returns:
       The outcomes, one for each seed.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     config.check()
     if not config.seeds:
@@ -116,10 +116,10 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
 
     Args:
       config: the options of the run.
-      data: the puzzles, if they are made already.
+      data: the puzzles, if they already exist.
 
     Raises:
-      ValueError: if an option or a data file is at fault.
+      ValueError: if an option or a data file is invalid.
     """
     config.check()
     settings, seeds = config.settings(), streams(config.seed)
@@ -154,11 +154,11 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
 
 
 def _begin_with(model: nnx.Module, weights: Path) -> None:
-    """Gives a network the parameters of a file.
+    """Sets the parameters of a network to those of a file.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not one of weights, or they are those of another network.
+      ValueError: if it is not a file of weights, or they belong to another network.
     """
     loaded = load_weights(weights)
     found, wanted = (nnx.state(m, nnx.Param) for m in (loaded, model))
@@ -183,10 +183,10 @@ class _Pool:
     """The training puzzles on the device, with the curriculum's bound at each step.
 
     Args:
-      puzzles: all of them.
+      puzzles: all training puzzles.
       settings: the recipe.
-      drawn_by: None, and a step draws its boards from all puzzles; or the seed of the training, and
-        boards are drawn in front of a step, the same ones, which devices can then share.
+      drawn_by: None if a step draws its boards from all puzzles; else the seed of the training.
+        The same boards are then drawn before the step, so that devices can share them.
     """
 
     def __init__(self, puzzles: Puzzles, settings: Recipe, drawn_by: int | None = None):
@@ -202,7 +202,7 @@ class _Pool:
 
 
 def _drawn(settings: Recipe, pool: Pool, seed: int, step: int) -> Drawn:
-    """The boards that ``training_loss`` would draw in a step of a training of this seed."""
+    """The boards that ``training_loss`` would draw in a step of a training with this seed."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return draw(nnx.Rngs(key).batch(), pool, settings)
 
@@ -214,10 +214,10 @@ def _optimizer(settings: Recipe, steps: int) -> optax.GradientTransformation:
 
 
 def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tuple[int, float]:
-    """Steps of the whole run, and about the seconds that one takes; NaN if it is not known.
+    """Steps of the whole run, and approximate seconds of a step; NaN if unknown.
 
-    Where minutes are given, steps are timed once, and the answer stays with the run: its schedule
-    ends with them.
+    With minutes given, steps are timed once. The number is stored with the run, because its
+    schedule ends with it.
     """
     if config.minutes is None:
         return settings.steps, math.nan
@@ -245,7 +245,7 @@ def _loop(
     config: TrainConfig, settings: Recipe, steps: int, seconds: float, seed: int
 ) -> LoopConfig:
     every = max(1, steps // config.evaluations)
-    # Where the time of a step is not known, checkpoints go with evaluations.
+    # If the time of a step is unknown, checkpoints coincide with evaluations.
     minutes = config.checkpoint_minutes
     saving = every if math.isnan(seconds) else max(1, round(60 * minutes / seconds))
     return LoopConfig(
@@ -261,7 +261,7 @@ def _loop(
 
 
 class _Evaluation:
-    """Parts of held-out puzzles solved after some step, and of their cells after the last."""
+    """Shares of held-out puzzles solved after some step, and of their cells after the last."""
 
     def __init__(self, data: Data, count: int, settings: Recipe):
         kinds = held_out(data, settings)
@@ -325,7 +325,7 @@ def _held_out_table(
     solved: dict[str, float],
     data: Data,
 ) -> Table:
-    """What the network solves of held-out puzzles, beside filling in singles and exact search."""
+    """Table of held-out puzzles solved by the network, by singles and by exact search."""
     puzzles = held_out(data, settings)
     rows = []
     for kind, part in solved.items():
