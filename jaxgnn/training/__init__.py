@@ -1,6 +1,6 @@
 """Tools for experiments: the training loop, run folders, checkpoints, metrics and plots.
 
-Generic over Flax NNX modules and pytrees: nothing here knows about graphs.
+Generic over Flax NNX modules and pytrees: nothing here depends on graphs.
 """
 
 from ._checkpoints import load_model as load_model

@@ -15,13 +15,13 @@ from orbax.checkpoint import checkpoint_managers
 from ._step import ModelState, TrainState, averages, merge_model, rounded, split_model
 from ._trees import PyTree, first_difference, is_key, named, types
 
-# One of orbax's items each, so that a model can be loaded without an optimizer.
+# Separate items of orbax, so that a model can be loaded without an optimizer.
 _MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
 _AVERAGE, _REMAINDER = "average", "average_remainder"
 
 
 class Restored(NamedTuple):
-    """The content of a checkpoint. ``best`` is None if no best model had been found yet."""
+    """The content of a checkpoint. ``best`` is None if there was no best model yet."""
 
     state: TrainState
     best: ModelState | None
@@ -31,14 +31,14 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints in one folder; a context manager.
 
-    A save returns when its folder is complete and has been renamed to its step number, so a
-    process killed at any moment leaves the previous checkpoints as they were, and at worst a
-    temporary folder, which the next start removes.
+    A save returns when its folder is complete and renamed to its step number. So a process killed
+    at any moment leaves the previous checkpoints unchanged, and at worst a temporary folder, which
+    the next start removes.
 
     Args:
-      folder: Absolute path, made if missing.
-      keep: How many of the newest checkpoints to keep; None opens the folder for reading alone,
-        which leaves another process that writes there undisturbed.
+      folder: Absolute path, created if missing.
+      keep: Number of newest checkpoints to keep; None opens the folder only for reading, which
+        does not disturb another process that writes there.
     """
 
     def __init__(self, folder: Path, keep: int | None):
@@ -61,13 +61,13 @@ class Checkpoints:
     def save(
         self, step: int, state: TrainState, best: ModelState | None, info: dict[str, Any]
     ) -> None:
-        """Writes a checkpoint and removes those that are too old.
+        """Writes a checkpoint and removes the oldest ones beyond ``keep``.
 
         Args:
           step: Step number of the checkpoint.
           state: Arrays of the training state.
           best: Arrays of the best model so far.
-          info: Anything JSON can hold.
+          info: Any value that JSON supports.
 
         Raises:
           RuntimeError: The checkpoint was not written.
@@ -76,7 +76,7 @@ class Checkpoints:
         items: dict[str, ocp.args.CheckpointArgs] = {
             item: ocp.args.StandardSave(named(tree)) for item, tree in trees.items()
         }
-        # Description of the saved arrays, so that a mismatch can be named before orbax reads.
+        # Description of the saved arrays, to name a mismatch before orbax reads them.
         saved = {item: types(tree) for item, tree in trees.items()}
         items[_INFO] = ocp.args.JsonSave({"types": saved, "info": info})
         if not self._manager.save(step, args=ocp.args.Composite(**items)):
@@ -90,8 +90,8 @@ class Checkpoints:
             first step.
 
         Raises:
-          ValueError: There is none, it cannot be read, or its arrays are not those of ``like``;
-            the message names the folder and the first field.
+          ValueError: There is none, it cannot be read, or its arrays do not match ``like``; the
+            message names the folder and the first field.
         """
         step, saved, info = self._read_info(None)
         best_like = like.model if _BEST in saved else None
@@ -102,7 +102,7 @@ class Checkpoints:
                 "parameters: it was written with another LoopConfig.ema_decay"
             )
         items = _items(like, best_like)
-        if _REMAINDER not in saved:  # as of before there was one: it begins with that of ``like``
+        if _REMAINDER not in saved:  # an old checkpoint without one starts with that of ``like``
             items.pop(_REMAINDER, None)
         found = self._read_arrays(step, items, saved)
         average = found[_AVERAGE].params if _AVERAGE in found else None
@@ -123,7 +123,7 @@ class Checkpoints:
         return ModelState(rounded(params, like.params), other)
 
     def close(self) -> None:
-        """Closes the folder and releases the threads of orbax."""
+        """Closes the folder and the threads of orbax."""
         self._manager.close()
 
     def __enter__(self) -> Self:
@@ -187,15 +187,15 @@ def load_model[M: nnx.Module](
     Args:
       path: The run's folder, ``RunFolder.path``.
       model: A model with the structure of the trained one; it is not changed.
-      which: The model as it was at the checkpoint, the best one found up to there, or the one
-        with the moving average of the parameters, of a run with ``LoopConfig.ema_decay``.
+      which: The model at the checkpoint, the best model up to there, or the model with the
+        moving average of the parameters, for a run with ``LoopConfig.ema_decay``.
       step: Step of the checkpoint; None for the newest.
 
     Returns:
-      A new model. Its arrays lie where those of ``model`` lie.
+      A new model. Its arrays have the placement of those of ``model``.
 
     Raises:
-      ValueError: There is no such checkpoint, or its arrays are not those of ``model``.
+      ValueError: There is no such checkpoint, or its arrays do not match ``model``.
     """
     items = {"last": _MODEL, "best": _BEST, "average": _AVERAGE}
     if which not in items:
@@ -234,10 +234,10 @@ def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
-    """Frees ``array`` from its device if ``like`` is free.
+    """Makes ``array`` uncommitted to a device if ``like`` is.
 
-    Orbax ties every array to a device. JAX moves a free one to where the batch lies; a tied one
-    beside a batch on several devices is an error that would come up only after a resume.
+    Orbax commits every array to a device. JAX moves an uncommitted array to the devices of the
+    batch. A committed one beside a batch on several devices is an error, only after a resume.
     """
     if like.committed:
         return array

@@ -1,9 +1,9 @@
-"""Which colour a line or bar has: one for each implementation, the same in every picture."""
+"""Colours of lines and bars: one for each implementation, the same in every picture."""
 
 import zlib
 from collections.abc import Iterable
 
-# Ten colours that differ in lightness as well as in hue, dark enough to be read on white.
+# Ten colours that differ in lightness as well as in hue, dark enough to read on white.
 PALETTE = (
     "#1f77b4",
     "#ff7f0e",
@@ -20,11 +20,11 @@ PALETTE = (
 _GEOMETRIC = "#7a0f4d"
 
 _IMPLEMENTATIONS = {
-    # Ours.
+    # This library.
     "xla": PALETTE[0],
     "pallas": PALETTE[1],
     "ffi": PALETTE[2],
-    # Of others, in shades that the palette does not have.
+    # Other libraries, in shades that the palette does not have.
     "numpy": "#b0b0b0",
     "scipy": "#5b3a8c",
     "jax": "#0b3c6f",
@@ -43,9 +43,9 @@ def colour(label: str) -> str:
     """The colour of an implementation or a peer, or of any other label.
 
     Args:
-      label: The name, in which upper and lower case are one. What is not known by name has a
-        colour of the palette that depends on its text alone, so that two of them may have the
-        same; ``colours`` tells several apart.
+      label: The name, in upper or lower case. An unknown name gets a colour of the palette that
+        depends only on its text, so that two names may share a colour; ``colours`` gives several
+        labels different ones.
 
     Returns:
       A colour as ``#rrggbb``.
@@ -58,9 +58,9 @@ def colours(labels: Iterable[str]) -> dict[str, str]:
     """A colour for each label of one picture.
 
     Args:
-      labels: The labels in the order in which they are drawn. Those that ``colour`` knows by name
-        have their colour; the others take the palette's in turn, without those that are taken,
-        and again from its beginning after the last one.
+      labels: The labels in the order in which they are drawn. Labels known to ``colour`` have
+        their fixed colour. The others take the unused colours of the palette in order, and start
+        again after the last one.
 
     Returns:
       Label -> colour as ``#rrggbb``.

@@ -1,4 +1,4 @@
-"""Data parallelism: the examples of a batch divided over the devices of a mesh."""
+"""Data parallelism: the examples of a batch are divided over the devices of a mesh."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _EVERYWHERE = PartitionSpec()
 
 @dataclasses.dataclass(frozen=True)
 class DataParallel:
-    """Which devices share the examples of a batch.
+    """Devices that share the examples of a batch.
 
     Attributes:
       mesh: The devices, a mesh of one axis.
 
     Raises:
-      ValueError: The mesh is none, or has several axes.
+      ValueError: The argument is not a mesh, or has several axes.
     """
 
     mesh: Mesh
@@ -70,25 +70,26 @@ class DataParallel:
     ) -> Any:
         """Gradient and values of a whole batch, from those of each device's part.
 
-        All parts have as many examples, so that the mean over them is that of all examples.
+        All parts have the same number of examples, so that the mean over parts is the mean over
+        examples.
 
         Args:
-          gradient_of: From parameters, other state, a batch and a key to
-            ``((loss, (values, other)), gradients)``, as ``jax.value_and_grad`` makes it.
+          gradient_of: Maps parameters, other state, a batch and a key to
+            ``((loss, (values, other)), gradients)``, as ``jax.value_and_grad`` returns it.
           params: Parameters, the same on all devices.
           other: The rest of the model's state.
           *of_batch: The batch, and the random key of the step.
 
         Returns:
-          What ``gradient_of`` does, of the whole batch. Of state that differs between the devices,
-          such as batch statistics, it is the mean.
+          The result of ``gradient_of`` for the whole batch. State that differs between the devices,
+          such as batch statistics, is averaged.
         """
 
         def of_part(params: PyTree, other: PyTree, batch: PyTree, key: jax.Array) -> Any:
             if self.devices > 1:
-                # Each part has dropout of its own.
+                # Each part draws its own dropout.
                 key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))
-            # The gradient is that of the part alone, and its mean is taken once, at the end.
+            # The gradient is that of the part; its mean is taken once, at the end.
             params = jax.lax.pcast(params, self.axis, to="varying")
             return jax.tree.map(self._mean, gradient_of(params, other, batch, key))
 
@@ -102,7 +103,7 @@ class DataParallel:
         return jax.tree.map(lambda leaf: divided if np.ndim(leaf) else _EVERYWHERE, batch)
 
     def _mean(self, leaf: jax.Array) -> jax.Array:
-        """The mean over the devices of what differs between them."""
+        """Averages over the devices a value that differs between them."""
         if self.axis not in jax.typeof(leaf).mat.varying:
             return leaf
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -114,7 +115,7 @@ class DataParallel:
 
 
 def on_one_device[Tree](tree: Tree) -> Tree:
-    """The arrays as they lie on the first device of this process, of those that are on several."""
+    """Takes the first device's copy, in this process, of arrays that are on several devices."""
 
     def first(array: jax.Array) -> jax.Array:
         return array.addressable_data(0) if len(array.sharding.device_set) > 1 else array

@@ -1,4 +1,4 @@
-"""Waiting for arrays on several devices, of which one may fail while the others wait for it."""
+"""Waits for arrays on several devices, of which one may fail while the others wait for it."""
 
 import atexit
 import contextlib
@@ -15,9 +15,9 @@ import jax
 from ._progress import say
 
 LAUNCH_S = 60.0
-"""Seconds after which the launch of a compiled program on several devices is taken for a fault: one
-call launches it on all devices of a process, which takes milliseconds. A launch may wait for the
-work of earlier steps, and so longer steps have longer: ``STEPS_A_LAUNCH`` times their time."""
+"""Seconds after which a launch of a compiled program on several devices counts as failed. One call
+launches it on all devices of a process, which takes milliseconds. A launch may wait for the work of
+earlier steps, so the limit is at least ``STEPS_A_LAUNCH`` times their time."""
 STEPS_A_LAUNCH = 10
 
 THREAD = "jaxgnn launches"
@@ -27,19 +27,19 @@ _INTERVAL_S = 1.0
 def wait_for_devices(values: Any, where: str) -> None:
     """Waits for the results of a program that ran on several devices.
 
-    A device that fails, such as one without memory, never comes to the exchange for which the
-    others wait. Who waits for one of these devices would so wait for ever, or until a time-out that
-    does not know of the error. Here each device of this process is waited for by a thread of its
-    own; of a program on one device alone nothing is waited for.
+    A device that fails, for example out of memory, never reaches the collective for which the
+    others wait. Waiting for one of the others would then never end, or end by a time-out that does
+    not know the error. Here a separate thread waits for each device of this process. For a program
+    on a single device it does not wait.
 
     Args:
-      values: a pytree of arrays that one program has made; one of them is waited for.
-      where: what the program does, in words.
+      values: a pytree of arrays returned by one program; it waits for one of them.
+      where: description of the program.
 
     Raises:
       RuntimeError: naming the device and its error, as soon as one fails. The others may still
-        wait then, and JAX would wait for them when the interpreter ends: so it ends without that,
-        with exit status 1.
+        wait then, and JAX would wait for them at the interpreter's exit. So the interpreter exits
+        without waiting, with status 1.
     """
     shards = _shards(values)
     if not shards or not _others_may_wait(shards):
@@ -69,12 +69,12 @@ def launching(arrays: Any, what: str) -> Iterator[None]:
 
     Args:
       arrays: arguments of the program.
-      what: the program, in words.
+      what: description of the program.
 
     Raises:
-      RuntimeError: if that fails on a device for which others may wait, with the memory that is
-        free on each device of this process. The interpreter then ends without waiting for them, as
-        behind ``wait_for_devices``.
+      RuntimeError: if the launch fails on a device for which others may wait; it lists the free
+        memory of each device of this process. The interpreter then exits without waiting for
+        them, as for ``wait_for_devices``.
     """
     try:
         yield
@@ -89,13 +89,13 @@ def launching(arrays: Any, what: str) -> Iterator[None]:
 
 
 class _Launch(NamedTuple):
-    """A launch that lasts.
+    """A launch in progress.
 
     Attributes:
-      what: the program, in words.
-      since: when it began, by ``time.monotonic``.
+      what: description of the program.
+      since: start time, by ``time.monotonic``.
       thread: the thread that launches.
-      frame: ``id`` of its frame that does. The frame itself would keep its arrays alive.
+      frame: ``id`` of its launching frame. The frame itself would keep its arrays alive.
     """
 
     what: str
@@ -105,19 +105,18 @@ class _Launch(NamedTuple):
 
 
 class LaunchWatch:
-    """Tells of launches on several devices that do not end, and ends the process.
+    """Reports launches on several devices that do not end, and ends the process.
 
     A thread of XLA launches a program on each device, and the call waits for all of them. If one
-    fails, such as for want of memory, the others may wait for it in XLA without a limit, and
-    nothing can be raised in the thread that called. So another thread looks at the time. It
-    prints once what is not launched, and where, when half of ``LAUNCH_S`` is over; and it ends the
-    process with status 1 after the time that ``LAUNCH_S`` tells, or after ``longest_s`` if the
-    program may still be traced or compiled, by this process or another one. On one device it does
-    nothing.
+    fails, for example out of memory, the others may wait for it in XLA without a limit, and no
+    error can be raised in the thread that called. So another thread watches the time. After half
+    of ``LAUNCH_S`` it prints the program that is not launched, and its devices. After the limit
+    described in ``LAUNCH_S`` it ends the process with status 1. The limit is ``longest_s`` if this
+    process or another one may still trace or compile the program. On one device it does nothing.
 
     Args:
-      arrays: a pytree of arrays, the first of which is on all devices that are launched.
-      longest_s: seconds that a launch with its compilation may take.
+      arrays: a pytree of arrays, the first of which is on all devices of the launch.
+      longest_s: longest time of a launch with its compilation, in seconds.
     """
 
     def __init__(self, arrays: Any, longest_s: float):
@@ -141,8 +140,8 @@ class LaunchWatch:
 
     @contextlib.contextmanager
     def launch(self, what: str) -> Iterator[None]:
-        """The launch of a program, in words, by the code in the ``with`` block itself."""
-        # Below this generator is contextlib's ``__enter__`` and then who has the block.
+        """Watches the launch of program ``what`` by the code in the ``with`` block itself."""
+        # This generator is called by contextlib's ``__enter__``, which the block's function calls.
         frame = id(sys._getframe(2))
         self._launch = _Launch(what, time.monotonic(), threading.get_ident(), frame)
         try:
@@ -151,7 +150,7 @@ class LaunchWatch:
             self._launch = None
 
     def steps_took(self, seconds: float) -> None:
-        """Says how long the devices had for some steps."""
+        """Records how long the devices took for some steps."""
         self._longest_steps_s = max(self._longest_steps_s, seconds)
 
     def _look(self) -> None:
@@ -161,8 +160,8 @@ class LaunchWatch:
             if launch is None:
                 continue
             seconds = time.monotonic() - launch.since
-            # A call of what is compiled is C++ alone, so that its caller's frame stays the
-            # innermost one of Python. JAX traces and compiles in frames of its own.
+            # A call of a compiled program is C++ only, so that the caller's frame stays Python's
+            # innermost one. JAX traces and compiles in its own frames.
             compiled = id(sys._current_frames().get(launch.thread)) == launch.frame
             if seconds > LAUNCH_S / 2 and launch is not told:
                 told = launch
@@ -171,8 +170,8 @@ class LaunchWatch:
                 self._end(launch, seconds, compiled)
 
     def _limit(self, compiled: bool) -> float:
-        """Seconds that a launch may take."""
-        # Another process may still compile. That one stands still is found by ``Watch``.
+        """Longest time of a launch, in seconds."""
+        # Another process may still compile; ``Watch`` finds a process that is stuck.
         if not compiled or jax.process_count() > 1:
             return self.longest_s
         return min(self.longest_s, max(LAUNCH_S, STEPS_A_LAUNCH * self._longest_steps_s))
@@ -188,7 +187,7 @@ class LaunchWatch:
         return f"{late}: {why}{free}"
 
     def _end(self, launch: _Launch, seconds: float, compiled: bool) -> None:
-        """Ends the process, if the launch lasts."""
+        """Ends the process if the launch is still in progress."""
         fault = self._fault(launch, seconds, compiled)
         if self._launch is launch:
             say(f"error: fit: {fault}")
@@ -196,12 +195,12 @@ class LaunchWatch:
 
 
 def _others_may_wait(places: list[Any]) -> bool:
-    """Whether what one of these devices or shards has to do is waited for by other devices."""
+    """Whether other devices may wait for work of one of these devices or shards."""
     return len(places) > 1 or jax.process_count() > 1
 
 
 def _free_memory(devices: list[jax.Device]) -> str:
-    """The memory that is left on each device, to be put in brackets; nothing if none counts it."""
+    """Text in brackets with the free memory of each device; empty if no device reports it."""
     counted = {device: _stats(device) for device in devices}
     free = [
         f"{device} {(stats['bytes_limit'] - stats['bytes_in_use']) / 2**30:.2f} GiB"
@@ -212,21 +211,21 @@ def _free_memory(devices: list[jax.Device]) -> str:
 
 
 def _stats(device: jax.Device) -> dict[str, int]:
-    """What a device counts of its memory; CPUs count nothing."""
+    """Memory statistics of a device; empty on a CPU."""
     return device.memory_stats() or {}
 
 
 def _shards(values: Any) -> list[Any]:
-    """The parts that this process has of the first array of a pytree."""
+    """This process's parts of the first array of a pytree."""
     arrays = _arrays(values)
     return list(arrays[0].addressable_shards) if arrays else []
 
 
 def _devices(values: Any) -> list[jax.Device]:
-    """The devices of this process that the first array of a pytree is on.
+    """Devices of this process that hold the first array of a pytree.
 
-    It is not asked for its parts: of one that ``jax.device_put`` has put on the devices of several
-    processes JAX can not tell them before a program has run.
+    It does not ask for the array's parts: for one that ``jax.device_put`` has put on devices of
+    several processes, JAX can not list them before a program has run.
     """
     arrays = _arrays(values)
     devices = arrays[0].sharding.addressable_devices if arrays else ()
@@ -238,7 +237,7 @@ def _arrays(values: Any) -> list[jax.Array]:
 
 
 def _leave() -> None:
-    """Ends the process, without what waits for devices."""
+    """Exits the process without waiting for devices."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

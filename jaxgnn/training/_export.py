@@ -1,4 +1,4 @@
-"""Rows of a run for other programs: as CSV, and as the event files that TensorBoard shows."""
+"""Exports rows of a run for other programs: as CSV, and as event files of TensorBoard."""
 
 import csv
 import io
@@ -11,21 +11,21 @@ from ._files import write_bytes, write_text
 from ._log import Row
 from ._record import Record, read_record
 
-# One name for every export, so that a later one takes the place of an earlier one; TensorBoard
-# would show the rows of two files twice.
+# A fixed name, so that a later export replaces an earlier one; TensorBoard would show the rows of
+# both files.
 _EVENT_FILE = "events.out.tfevents.0.jaxgnn"
 
 
 def export_csv(run: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
-    """Writes the metrics of a run as comma-separated values, in the place of an earlier export.
+    """Writes the metrics of a run as comma-separated values, and replaces an earlier export.
 
     Args:
       run: The folder of the run. Another process may be training in it.
       path: The file to write.
 
     Returns:
-      The path. Its first line names the columns: ``step``, and every metric of any row. A row has
-      nothing where it has no such metric, ``nan`` and ``inf`` where that is the value.
+      The path. Its first line names the columns: ``step``, and every metric of any row. A cell is
+      empty if the row lacks the metric, and ``nan`` or ``inf`` if that is the value.
 
     Raises:
       ValueError: There is no such folder, it has no rows, or a file in it is damaged.
@@ -49,7 +49,7 @@ def export_tensorboard(run: str | os.PathLike[str], folder: str | os.PathLike[st
 
     Args:
       run: The folder of the run. Another process may be training in it.
-      folder: Where to write; it is made if need be. An earlier export there is replaced.
+      folder: The folder to write to, created if missing. An earlier export there is replaced.
 
     Returns:
       The path of the event file.
@@ -73,7 +73,7 @@ def _record_with_rows(where: str, run: str | os.PathLike[str]) -> Record:
 
 def _events(record: Record) -> Iterator[bytes]:
     """The messages of the file: its version, then one for each row."""
-    # Seconds since 1970, where that is recorded.
+    # Seconds since 1970, if recorded.
     time = record.starts[0].time.timestamp() if record.starts else 0.0
     yield _event(time, 0, _bytes_field(3, b"brain.Event:2"))
     for row in record.rows:
@@ -81,7 +81,7 @@ def _events(record: Record) -> Iterator[bytes]:
 
 
 # The messages of TensorFlow's event.proto and summary.proto, in the wire format of protobuf:
-# each field is a key, which is its number and its wire type, and then its value.
+# each field is a key, made of its number and its wire type, and then its value.
 
 
 def _event(time: float, step: int, content: bytes) -> bytes:
@@ -126,7 +126,7 @@ def _framed(message: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and shifted by a constant, as TFRecord files have it."""
+    """CRC-32C, rotated and shifted by a constant, as TFRecord files require."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -136,7 +136,7 @@ def _checksum(data: bytes) -> bytes:
 
 
 def _crc_table() -> list[int]:
-    """What each byte does to a CRC of the Castagnoli polynomial, lowest bit first."""
+    """Table of each byte's effect on a CRC of the Castagnoli polynomial, lowest bit first."""
     table = []
     for byte in range(256):
         crc = byte

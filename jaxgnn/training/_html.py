@@ -1,4 +1,4 @@
-"""HTML pages that need no network: every text is escaped, pictures and styles are inside."""
+"""HTML pages that need no network: all text is escaped, pictures and styles are embedded."""
 
 import base64
 import html
@@ -12,7 +12,8 @@ from jaxgnn._errors import bad_input
 
 from ._table import Confusion, Table
 
-# A larger matrix can not be read, and takes megabytes; what is confused most is told for all.
+# A larger matrix is unreadable, and takes megabytes. The most frequent confusions over all classes
+# are always listed.
 _LARGEST_MATRIX = 64
 _MOST_CONFUSED = 10
 
@@ -51,7 +52,7 @@ img { display: block; max-width: 100%; min-width: 36rem; height: auto; backgroun
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """A whole page.
+    """Builds a whole page.
 
     Args:
       title: Its title, as text.
@@ -66,23 +67,23 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def section(heading: str, parts: Iterable[str]) -> str:
-    """A heading with what is below it; nothing if that is nothing."""
+    """A heading with its content; empty if there is no content."""
     parts = [part for part in parts if part]
     return "\n".join([f"<h2>{html.escape(heading)}</h2>", *parts]) if parts else ""
 
 
 def paragraph(text: str) -> str:
-    """A line of smaller text; nothing for an empty one."""
+    """A line of smaller text; empty for empty text."""
     return f'<p class="quiet">{html.escape(text)}</p>' if text else ""
 
 
 def command(text: str) -> str:
-    """A command line, of which a click selects all."""
+    """A command line; a click selects all of it."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def table(content: Table) -> str:
-    """A table with its title and note, which scrolls where the page is narrow."""
+    """A table with its title and note, which scrolls on narrow pages."""
     kinds = ["number" if numeric else "text" for numeric in content.is_numeric()]
     head = "".join(
         f'<th scope="col" class="{kind}">{html.escape(name)}</th>'
@@ -101,7 +102,7 @@ def _cell(element: str, kind: str, text: str) -> str:
 
 
 def pairs(values: Mapping[str, str]) -> str:
-    """A table of names and values; nothing if there are none."""
+    """A table of names and values; empty if there are none."""
     if not values:
         return ""
     body = "\n".join(
@@ -112,7 +113,7 @@ def pairs(values: Mapping[str, str]) -> str:
 
 
 def confusion(content: Confusion) -> str:
-    """The matrix of a classifier with shaded cells, its scores, and what it confuses most."""
+    """The matrix of a classifier with shaded cells, its scores, and its top confusions."""
     names, matrix = list(content.class_names), content.matrix
     parts = [table(content.table()), table(_most_confused(names, matrix))]
     if len(names) > _LARGEST_MATRIX:
@@ -130,9 +131,9 @@ def confusion(content: Confusion) -> str:
 
 
 def _shaded(index: int, row: np.ndarray) -> str:
-    """The cells of a row: what is right in one colour, what is wrong in another.
+    """The cells of a row: right predictions in one colour, wrong ones in another.
 
-    A shade grows with the root of the cell's part of the row, so that few examples are seen, too.
+    The shade is the square root of the cell's share of the row, so that small counts are visible.
     """
     cells = []
     for place, count in enumerate(row.tolist()):
@@ -164,10 +165,10 @@ def _most_confused(names: list[str], matrix: np.ndarray) -> Table:
 
 
 def picture(path: Path) -> str:
-    """A picture, inside of the page.
+    """A picture, embedded in the page.
 
     Raises:
-      ValueError: There is no such file, or it is not a picture that browsers show.
+      ValueError: There is no such file, or it is not a picture that browsers support.
     """
     kind, _ = mimetypes.guess_type(path.name)
     if kind not in ("image/png", "image/jpeg", "image/gif", "image/svg+xml", "image/webp"):
@@ -181,7 +182,7 @@ def picture(path: Path) -> str:
 
 
 def _scrolling(title: str, kind: str, head: str, body: str) -> str:
-    """A table from its parts in HTML, except for the title, which is text."""
+    """A table built from parts in HTML, except for the title, which is text."""
     caption = f"<figcaption>{html.escape(title)}</figcaption>" if title else ""
     heading = f"<thead><tr>{head}</tr></thead>" if head else ""
     return (

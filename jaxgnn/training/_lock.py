@@ -1,4 +1,4 @@
-"""One process at a time in the folder of a run, and no trace of it when that is killed."""
+"""Locks a run folder so that only one process uses it; the lock ends when the process dies."""
 
 import fcntl
 import json
@@ -13,26 +13,26 @@ from pathlib import Path
 
 _NAME = ".lock"
 
-# The locks that this process holds, by the path of their files: whoever opens a folder once more in
-# the same process shares the lock, which is let go of with the last of them.
+# Locks held by this process, by the path of their files. If a process opens a folder several times,
+# all share a lock, which is released with the last of them.
 _held: weakref.WeakValueDictionary[Path, "FolderLock"] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
-# A process that was killed may have forked a child, which has the lock until it has run its first
-# instructions and let go.
+# A killed process may have forked a child, which holds the lock until its first instructions
+# release it.
 _SECONDS_FOR_CHILDREN = 2.0
 
 
 class FolderLock:
-    """Keeps other processes out of a folder as long as this object lives, and its process.
+    """Keeps other processes out of a folder while this object and its process live.
 
-    The lock is the operating system's (flock), on an open file: a kill at any moment releases it.
-    ``lock_folder`` makes them.
+    It is a lock of the operating system (flock) on an open file, so that a kill at any moment
+    releases it. Use ``lock_folder`` to create one.
 
     Args:
-      file: The file to lock, made if missing.
+      file: The file to lock, created if missing.
 
     Raises:
-      ValueError: Another process has the lock; the message says which.
+      ValueError: Another process has the lock; the message names it.
     """
 
     def __init__(self, file: Path):
@@ -42,19 +42,19 @@ class FolderLock:
         self._identity = _identity(os.fstat(descriptor))
 
     def is_of(self, file: Path) -> bool:
-        """Whether ``file`` is locked by this: not let go of, and none made anew in its place."""
+        """Whether this locks ``file``: the lock is not released, and the file was not replaced."""
         try:
             return self._close.alive and _identity(file.stat()) == self._identity
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Lets go of the lock at once, for all who share it."""
+        """Releases the lock immediately, for all who share it."""
         self._close()
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Locks a folder that exists for this process.
+    """Locks an existing folder for this process.
 
     Raises:
       ValueError: Another process has it.
@@ -68,13 +68,13 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 def _locked(file: Path) -> int:
-    """The descriptor of ``file``, open and locked, with a line of who holds it."""
+    """The descriptor of ``file``, open and locked, with a line about the holder."""
     deadline = time.monotonic() + _SECONDS_FOR_CHILDREN
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who held it before may have removed the folder, and the file, in the meantime.
+            # The previous holder may have removed the folder, and the file, in the meantime.
             if file.exists() and _identity(file.stat()) == _identity(os.fstat(descriptor)):
                 break
         except BlockingIOError as error:
@@ -103,7 +103,7 @@ def _myself() -> dict[str, str | int]:
 
 
 def _is_gone(holder: bytes) -> bool:
-    """Whether the process that said it has the lock was one of this machine and has ended."""
+    """Whether the process that wrote the holder's line ran on this machine and has ended."""
     try:
         who = json.loads(holder)
         if who["host"] != platform.node():
@@ -111,7 +111,7 @@ def _is_gone(holder: bytes) -> bool:
         os.kill(int(who["process"]), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, KeyError, TypeError, OSError):  # unknown, or somebody else's process
+    except (ValueError, KeyError, TypeError, OSError):  # unknown, or another user's process
         return False
     return False
 
@@ -123,7 +123,7 @@ def _described(holder: bytes) -> str:
             f"process {who['process']} on {who['host']} since {who['since']}: a run is for one "
             "process at a time"
         )
-    except (ValueError, KeyError, TypeError):  # it has the lock, and has not yet said who it is
+    except (ValueError, KeyError, TypeError):  # it has the lock, but has not yet written its line
         return "another process: a run is for one process at a time"
 
 
@@ -132,7 +132,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _let_go_in_child() -> None:
-    # A child has the descriptors of its parent, and would keep the lock when that is killed.
+    # A child inherits its parent's descriptors, and would keep the lock if the parent is killed.
     for held in list(_held.values()):
         held.release()
 

@@ -1,4 +1,4 @@
-"""JSON lines: one object a row, append only, readable after a kill in the middle of a write."""
+"""JSON lines: one object a row, append-only, readable after a kill during a write."""
 
 import json
 import math
@@ -18,8 +18,8 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
       path: The file. A missing file has no rows.
 
     Returns:
-      One dict a row, in order. ``null`` comes back as NaN, ``1e999`` as infinity. A last line
-      without its newline was being written when the process died, and is left out.
+      One dict a row, in order. ``null`` is read as NaN, ``1e999`` as infinity. A last line without
+      a newline is ignored: the process died while it wrote the line.
 
     Raises:
       ValueError: A complete line is not a JSON object.
@@ -27,16 +27,16 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     path = Path(path)
     if not path.exists():
         return []
-    # What follows the last newline is empty, or the half-written line.
+    # The text after the last newline is empty, or an incomplete line.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
 def read_steps(path: str | os.PathLike[str]) -> list[Row]:
-    """Reads the rows of a run: ``read_rows``, each of which has a step, and numbers alone.
+    """Reads the rows of a run with ``read_rows``; each must have a step, and only numbers.
 
     Raises:
-      ValueError: A row is not so.
+      ValueError: A row has no step, or a value that is not a number.
     """
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
@@ -48,12 +48,12 @@ class RowLog:
     """An append-only list of rows, kept in memory and, if it has a path, in a JSONL file.
 
     Args:
-      path: The file, or None to keep the rows in memory alone. Rows already there are read.
-      writes: Whether what is done to the rows is done to the file; not in a process that trains
+      path: The file, or None to keep the rows only in memory. Existing rows are read.
+      writes: Whether changes are written to the file; False in a process that trains together
         with another one, which writes it.
 
     Raises:
-      ValueError: A row that is there has no step, or something else than numbers.
+      ValueError: An existing row has no step, or a value that is not a number.
     """
 
     def __init__(self, path: Path | None, *, writes: bool = True):
@@ -62,7 +62,7 @@ class RowLog:
         self.rows: list[Row] = [] if path is None else read_steps(path)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Adds rows and hands them to the operating system, so that a kill loses none of them."""
+        """Adds rows and writes them to the operating system, so that a kill loses none of them."""
         rows = list(rows)
         self.rows += rows
         if self._file is not None and rows:
@@ -70,20 +70,20 @@ class RowLog:
                 file.write("".join(map(format_row, rows)))
 
     def truncate(self, last_step: int) -> None:
-        """Drops the rows after ``last_step``, and any half-written line, in one atomic step."""
+        """Drops the rows after ``last_step``, and any incomplete line, in one atomic step."""
         self.rows = [row for row in self.rows if row["step"] <= last_step]
         if self._file is not None and self._file.exists():
             write_text(self._file, "".join(map(format_row, self.rows)))
 
 
 def format_row(row: Mapping[str, float]) -> str:
-    """The line of a row."""
+    """Formats a row as a line."""
     members = (f"{json.dumps(name)}: {_number(value)}" for name, value in row.items())
     return "{" + ", ".join(members) + "}\n"
 
 
 def _number(value: float) -> str:
-    # JSON has no NaN or infinity, but numbers so large that readers round them to infinity.
+    # JSON has no NaN or infinity, but readers round too large numbers to infinity.
     if math.isnan(value):
         return "null"
     if math.isinf(value):
@@ -97,7 +97,7 @@ def _parse(path: Path, number: int, line: str) -> Row:
 
 
 def _check(path: Path, number: int, row: Mapping[str, object]) -> None:
-    """Raises unless a row has numbers alone, and a step among them."""
+    """Raises unless a row has only numbers, and a step among them."""
     where = f"{path}, line {number}: expected"
     for name, value in row.items():
         if not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""The training loop: deterministic, resumable, and quiet towards the device."""
+"""The training loop: deterministic, resumable, with few reads of the device."""
 
 import dataclasses
 import math
@@ -36,27 +36,27 @@ class LoopConfig:
     """Length of training and intervals of its actions. Steps count from 1.
 
     Attributes:
-      steps: Updates in the whole run, those before a resume included.
-      eval_every: Steps between evaluations; 0 evaluates after the last step alone.
-      checkpoint_every: Steps between checkpoints; 0 saves after the last step alone.
-      log_every: Steps between reads of the device. Every step has its row in the log all the
-        same; a small value stalls the device, a large one delays progress and errors.
-      keep_checkpoints: How many of the newest checkpoints stay on disk.
-      seed: Of the random numbers that ``loss_fn`` gets.
-      select: The evaluation metric that finds the best model; None keeps no best model.
-      select_mode: Whether the best is the largest or the smallest value. The first of equals
-        wins, and what is NaN or infinite never does.
-      ema_decay: Of a moving average of the parameters, which ``evaluate``, the best model and
-        ``FitResult.averaged_model`` then have in the place of the parameters; None for none. It
-        takes as much memory as two copies of them, so that nothing is lost with a decay near 1.
-      max_seconds: When to stop early: behind the first read of the device after this many seconds
-        of a call of ``fit``, with a checkpoint. The same call then goes on. None never stops.
-      longest_wait_s: Of several processes: how many seconds one may be at one place of the
-        training, such as a compilation, an evaluation or a checkpoint, before it ends with an error
-        that names the place and, where it can, the process that it has waited for. Where a process
-        only hands steps to its devices, the others wait for it for 40 seconds. Of one process with
-        several devices: how many seconds the launch of a step with its compilation may take.
-      examples_per_step: For the progress report, which then shows how many a second.
+      steps: Number of updates of the whole run, including those before a resume.
+      eval_every: Steps between evaluations; 0 evaluates only after the last step.
+      checkpoint_every: Steps between checkpoints; 0 saves only after the last step.
+      log_every: Steps between reads of the device. Every step still has its row in the log. A
+        small value stalls the device, a large one delays progress and errors.
+      keep_checkpoints: Number of newest checkpoints to keep.
+      seed: Seed of the random numbers passed to ``loss_fn``.
+      select: The evaluation metric that selects the best model; None keeps no best model.
+      select_mode: Whether the best is the largest or the smallest value. The first of equal values
+        wins. NaN and infinite values are never selected.
+      ema_decay: Decay of a moving average of the parameters; None for no average. ``evaluate``, the
+        best model and ``FitResult.averaged_model`` then use the average instead of the parameters.
+        It takes the memory of two copies of them, which keeps it accurate with a decay near 1.
+      max_seconds: Seconds of a call of ``fit`` after which it stops early, with a checkpoint, at
+        the next read of the device. The same call then resumes. None never stops.
+      longest_wait_s: With several processes: longest time in seconds that one may spend at one
+        place of the training, such as a compilation, an evaluation or a checkpoint. It then ends
+        with an error that names the place and, if known, the process that it has waited for. Where
+        a process only submits steps to its devices, the others wait for it for 40 seconds. With one
+        process and several devices: longest time of the launch of a step with its compilation.
+      examples_per_step: For the progress report, which then shows examples per second.
       examples: Name of the examples in the progress report.
     """
 
@@ -113,18 +113,18 @@ class FitResult[M: nnx.Module]:
 
     Attributes:
       model: The model after the last step.
-      averaged_model: The same with the average of its parameters; None without
+      averaged_model: The model with the average of its parameters; None without
         ``LoopConfig.ema_decay``.
-      best_model: The model at the best evaluation; None without ``LoopConfig.select``, or if no
-        evaluation had a finite value for it.
+      best_model: The model at the best evaluation; None without ``LoopConfig.select``, or if the
+        metric was never finite.
       best: The best evaluation; None if ``best_model`` is None.
       history: One row a step: ``step``, ``loss``, the metrics of ``loss_fn``, and at evaluations
         those of ``evaluate``. Equal to the run's ``metrics.jsonl``.
       compile_seconds: Time of the first step and of each first step with a new static value,
         in this call of ``fit``.
-      ms_per_step: Mean milliseconds of the other steps, batches included, evaluations and
-        checkpoints not; None if there were none.
-      finished: Whether all steps are done, and not only those up to ``LoopConfig.max_seconds``.
+      ms_per_step: Mean milliseconds of the other steps, including batches, but not evaluations and
+        checkpoints; None if there were none.
+      finished: Whether all steps are done; False after a stop by ``LoopConfig.max_seconds``.
     """
 
     model: M
@@ -154,61 +154,61 @@ def fit[M: nnx.Module](
 ) -> FitResult[M]:
     """Trains a model.
 
-    A run is a function of its arguments: random numbers come from ``config.seed`` and the step,
-    batches from the step. So a process killed at any moment and started again in the same folder
-    goes on from its last checkpoint, and ends with the same parameters, bit for bit, and the same
-    ``metrics.jsonl`` as one that was left alone, if the device's arithmetic is deterministic.
+    A run is a function of its arguments: random numbers depend on ``config.seed`` and the step,
+    batches on the step. So a process killed at any moment and started again in the same folder
+    continues from its last checkpoint. It ends with the same parameters, bit for bit, and the same
+    ``metrics.jsonl`` as an uninterrupted run, if the device's arithmetic is deterministic.
 
     Args:
       model: The model, in the mode to train in. It is not changed. All its ``nnx.Param`` are
-        trained; its other state (batch statistics, random streams) is carried along.
+        trained; its other state (batch statistics, random streams) is updated too.
       optimizer: Any optax transformation of the parameters, as nested dicts.
       loss_fn: ``loss_fn(model, batch, rngs) -> (loss, metrics)``: a scalar, and a dict of scalars
-        for the log. ``rngs`` is an ``nnx.Rngs`` of this step alone, for
-        ``nnx.Dropout.__call__(..., rngs=rngs)``. It is traced: arrays it needs belong in the
-        batch, since those it captures are compiled in as constants.
-      batches: The batch of a step, a pytree of arrays. NumPy arrays are copied, so that they may
-        be refilled for the next step. Where it is always the same, return the same arrays on
-        the device, and nothing is copied. New shapes compile anew.
+        for the log. ``rngs`` is an ``nnx.Rngs`` of this step, for
+        ``nnx.Dropout.__call__(..., rngs=rngs)``. It is traced: pass arrays it needs in the batch,
+        because captured arrays are compiled in as constants.
+      batches: Returns the batch of a step, a pytree of arrays. NumPy arrays are copied, so that
+        they may be refilled for the next step. If the batch is always the same, return the same
+        arrays on the device, which are not copied. New shapes are compiled again.
       config: Lengths and intervals.
       evaluate: ``evaluate(model) -> {name: value}``; the model is in evaluation mode
-        (``model.eval()``), and its arrays are gone after the next step. ``jit_apply`` compiles
-        what it calls.
-      static: A hashable value for a step, such as a scheduled ``k``. ``loss_fn`` and ``evaluate``
-        then get it as one more argument; ``loss_fn`` is compiled once for each value, and may
-        set static attributes of its model from it, for that call alone.
+        (``model.eval()``), and its arrays are deleted after the next step. Use ``jit_apply`` to
+        compile the functions it calls.
+      static: Returns a hashable value for a step, such as a scheduled ``k``. ``loss_fn`` and
+        ``evaluate`` then get it as a further argument; ``loss_fn`` is compiled once for each value,
+        and may set static attributes of its model from it, for that call only.
       run: The folder for checkpoints and logs; None writes nothing.
-      resume: Whether to go on from what ``run`` holds. False refuses a folder that holds a run.
+      resume: Whether to resume the run in ``run``. If False, a folder with a run is an error.
       progress: Whether to report on stderr.
-      on_row: Is called with a copy of each row of the log, in the order of the steps, once it is
+      on_row: Called with a copy of each row of the log, in the order of the steps, after it is
         written: ``step``, ``loss``, the metrics of ``loss_fn``, and where the model was evaluated
-        those of ``evaluate``. Rows come when the device is read, up to ``config.log_every`` at
-        once. A resumed run begins with the step after its checkpoint, so that those between the
-        checkpoint and a kill come again. What it raises ends the training.
-      mesh: Devices that share each batch, a mesh of one axis: every array of the batch has the
-        examples along its leading axis, and each device gets as many of them; scalars go to all.
-        ``loss_fn`` runs on each device with its part. The loss, the metrics and changed state are
-        the means over the devices, which are those of the whole batch if they are means over the
-        examples; each part draws random numbers of its own. A run may go on with another mesh.
+        those of ``evaluate``. Rows arrive when the device is read, up to ``config.log_every`` at
+        once. A resumed run begins with the step after its checkpoint, so that rows between the
+        checkpoint and a kill are repeated. An exception in it ends the training.
+      mesh: Devices that share each batch, a mesh of one axis. Every array of the batch has the
+        examples along its leading axis, and each device gets an equal number of them; scalars go
+        to all. ``loss_fn`` runs on each device with its part. The loss, the metrics and changed
+        state are means over the devices; they equal those of the whole batch if they are means
+        over the examples. Each part draws its own random numbers. A run may be resumed with
+        another mesh. ``evaluate`` and the result have the model on one device.
         ``evaluate`` and the result have the model on one device.
 
     Returns:
-      The trained model, the best one, and the history.
+      The trained model, the best model, and the history.
 
     Raises:
       ValueError: The run's checkpoint does not fit the model, the optimizer or ``config.steps``;
-        there is something to resume but ``resume`` is False; ``config.select`` is not among the
+        there is a run to resume but ``resume`` is False; ``config.select`` is not among the
         metrics; names clash; ``loss_fn`` changes the shape of the model's state; or the mesh has
         several axes, or the examples of a batch cannot be divided over it.
-      FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
-        model's, is NaN or infinite. The message names the step and the last checkpoint.
-      RuntimeError: One of several devices fails, such as one without memory; the message names it,
-        or the free memory of each if that is not known. The others may wait for it, so that the
-        interpreter then ends without waiting for them. Where they wait in the launch of a step,
-        nothing can be raised: a line on stderr tells of it after half a minute, with the memory,
-        and after a minute, or ten times the longest time between two reads of the device, or
-        ``config.longest_wait_s`` if the step may still be compiled, the process ends with
-        status 1.
+      FloatingPointError: A loss, or a parameter about to be saved or kept as the best model's, is
+        NaN or infinite. The message names the step and the last checkpoint.
+      RuntimeError: One of several devices fails, for example out of memory. The message names it,
+        or the free memory of each if it is unknown. Others may wait for it, so the interpreter then
+        exits without waiting for them. If they wait in the launch of a step, no error can be
+        raised. After half a minute a line on stderr reports this, with the free memory. The process
+        then exits with status 1 after a minute, or ten times the longest time between two reads of
+        the device, or ``config.longest_wait_s`` if the step may still be compiled.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
@@ -267,7 +267,7 @@ def fit[M: nnx.Module](
 
 @dataclasses.dataclass
 class _Session:
-    """One call of ``fit``: what it was given, and what changes from step to step."""
+    """One call of ``fit``: its arguments, and the state that changes from step to step."""
 
     config: LoopConfig
     graphdef: nnx.GraphDef
@@ -286,7 +286,7 @@ class _Session:
     timing: RowLog
     best: Best | None = None
     best_arrays: ModelState | None = None
-    # Steps whose values are still on the device, and when the first of them began.
+    # Steps whose values are still on the device, and the start time of the first of them.
     pending: list[tuple[int, dict[str, jax.Array]]] = dataclasses.field(default_factory=list)
     started: float = 0.0
     compiled: set[tuple[Hashable, ...]] = dataclasses.field(default_factory=set)
@@ -298,7 +298,7 @@ class _Session:
     evaluated: bool = False
 
     def restore(self, resume: bool) -> int:
-        """Goes back to the last checkpoint, if there is one; returns the steps done."""
+        """Restores the last checkpoint, if there is one; returns the number of steps done."""
         if self.checkpoints is None:
             return 0
         done = self.checkpoints.latest_step or 0
@@ -316,7 +316,7 @@ class _Session:
             self.state, self.best_arrays, info = self.checkpoints.restore(self.state)
             self.best = None if info["best"] is None else Best(**info["best"])
         self.log.truncate(done)
-        # All of its rows, but no half-written one, behind which another could not be read.
+        # Keeps all rows, but not an incomplete one, which would make later rows unreadable.
         self.timing.truncate(self.config.steps)
         if len(self.log.rows) != done:
             raise ValueError(
@@ -326,7 +326,7 @@ class _Session:
         return done
 
     def advance(self, step: int, bar: Progress) -> None:
-        """Does one step, and what is due after it."""
+        """Does one step, and the actions that are due after it."""
         static = () if self.static is None else (self.static(step),)
         compiling = static not in self.compiled
         if compiling and self.pending:
@@ -352,7 +352,7 @@ class _Session:
         if not (compiling or evaluating or saving or reading):
             return
         rows = self.collect(compiling=compiling)
-        # An evaluation may take long or fail: what came before it is written first.
+        # An evaluation may take long or fail, so earlier rows are written first.
         self.write(rows[:-1])
         if evaluating:
             if not self.evaluated:
@@ -368,18 +368,18 @@ class _Session:
         bar.update(step, rows[-1], self.ms_per_step)
 
     def write(self, rows: list[Row]) -> None:
-        """Adds rows to the log, and hands them to ``on_row``."""
+        """Adds rows to the log, and passes them to ``on_row``."""
         self.log.append(rows)
         if self.on_row is not None:
             for row in rows:
                 self.on_row(dict(row))
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether something done every so many steps, and at the end, is due after ``step``."""
+        """Whether an action of every ``every`` steps, and of the end, is due after ``step``."""
         return step == self.config.steps or (every > 0 and step % every == 0)
 
     def collect(self, *, compiling: bool = False) -> list[Row]:
-        """Waits for the pending steps and returns their rows; keeps the time."""
+        """Waits for the pending steps and returns their rows; measures the time."""
         steps = [step for step, _ in self.pending]
         waiting = f"the losses up to step {steps[-1]}"
         self.watch.at(waiting, takes_long=compiling)
@@ -405,7 +405,7 @@ class _Session:
         return rows
 
     def check_losses(self, rows: list[Row]) -> None:
-        """Raises at the first loss that is not finite, after logging the rows before it."""
+        """Raises at the first non-finite loss, after logging the rows before it."""
         for index, row in enumerate(rows):
             if not math.isfinite(row["loss"]):
                 self.write(rows[:index])
@@ -427,7 +427,7 @@ class _Session:
         row |= metrics
         if self.config.select is not None and self.is_best(metrics):
             step, arrays = int(row["step"]), self.state.averaged_model
-            # A metric may well be finite where the model is not: the largest of NaNs is the first.
+            # A metric may be finite where the model is not: the largest of NaNs is the first.
             self.check_parameters(step, arrays.params)
             self.best, self.best_arrays = Best(step, metrics), copy_arrays(arrays)
 
@@ -448,19 +448,19 @@ class _Session:
         """Writes a checkpoint, unless the parameters are broken."""
         assert self.checkpoints is not None
         self.watch.at(f"the checkpoint of step {step}", takes_long=True)
-        # The loss of a step is computed before its update, and cannot vouch for the result.
+        # The loss of a step is computed before its update, and does not check the result.
         self.check_parameters(step, self.state.model.params)
         best = None if self.best is None else dataclasses.asdict(self.best)
         self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
         self.summarize()
 
     def summarize(self) -> None:
-        """Writes what reports say of the run so far besides its rows."""
+        """Writes the summary of the run for reports, besides its rows."""
         if self.run is None:
             return
         best = None
         if self.best is not None:
-            # JSON has no NaN, which metrics other than the selected one may be.
+            # JSON has no NaN, which unselected metrics may be.
             metrics = {n: v if math.isfinite(v) else None for n, v in self.best.metrics.items()}
             best = {"step": self.best.step, "metrics": metrics}
         self.run.write_summary({"select": self.config.select, "best": best})
@@ -473,14 +473,14 @@ class _Session:
             )
 
     def merged(self, arrays: ModelState) -> Any:
-        """The model of some arrays; on one device, if several share the batches."""
+        """The model with the given arrays; on one device, if several share the batches."""
         if self.parallel is not None:
             arrays = on_one_device(arrays)
         return merge_model(self.graphdef, arrays)
 
     @property
     def last_checkpoint(self) -> str:
-        """Where one can go back to, in words."""
+        """Description of the last checkpoint, for errors."""
         if self.checkpoints is None or self.checkpoints.latest_step is None:
             return "there is no checkpoint"
         return f"last checkpoint: {self.checkpoints.folder / str(self.checkpoints.latest_step)}"
@@ -507,5 +507,5 @@ class _Session:
 
 
 def _loss_first(name: str) -> tuple[bool, str]:
-    """Sort key for the names in a row, which come out of jit in alphabetical order."""
+    """Sort key for the names in a row, which jit returns in alphabetical order."""
     return name != "loss", name

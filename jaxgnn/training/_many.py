@@ -1,4 +1,4 @@
-"""Trains models of one structure side by side in one program, a run for each seed."""
+"""Trains models of one structure in one program, a run for each seed."""
 
 import dataclasses
 import math
@@ -29,15 +29,15 @@ from ._trees import PyTree, owned
 
 @dataclasses.dataclass(frozen=True)
 class ManyResult:
-    """The result of one of the runs of ``fit_many``.
+    """The result of one run of ``fit_many``.
 
     Attributes:
       history: One row a step: ``step``, ``loss``, the metrics of ``loss_fn``, and at evaluations
         those of ``score``.
-      best: The best evaluation by ``LoopConfig.select``; None without it, or if no evaluation had
-        a finite value for it.
-      ms_per_step: Mean milliseconds of a step of this run without the first, evaluations
-        included: the time of all runs over their number. None if there was only one step.
+      best: The best evaluation by ``LoopConfig.select``; None without it, or if the metric was
+        never finite.
+      ms_per_step: Mean milliseconds of a step of this run without the first, including
+        evaluations: the time of all runs divided by their number. None if there was only one step.
     """
 
     history: list[Row]
@@ -58,25 +58,23 @@ def fit_many(
     score: Callable[[int, np.ndarray], Mapping[str, float]],
     progress: bool = True,
 ) -> list[ManyResult]:
-    """Trains several models at once, vectorised by ``jax.vmap``: one compilation for all.
+    """Trains several models at once, vectorised by ``jax.vmap``, with a single compilation.
 
-    For small models and repeated experiments: the same data at every step, all of it at once. Each
-    run has its own parameters, random numbers and part of the data, and is the run that ``fit``
-    with the same seed makes, up to the rounding of sums. Nothing is written and nothing can be
-    resumed.
+    Intended for small models and repeated experiments. Every step uses the same data, all of it.
+    Each run has its own parameters, random numbers and part of the data, and equals the run of
+    ``fit`` with the same seed, up to the rounding of sums. Nothing is written or can be resumed.
 
     Args:
       models: A model for each run, in the mode to train in, all of the same structure.
       optimizer: Any optax transformation.
       loss_fn: ``loss_fn(model, (shared, own), rngs) -> (loss, metrics)`` of one run.
       shared: Pytree of arrays that all runs read, such as the graph and its features.
-      own: Pytree of arrays [runs, ...], of which each run reads its own, such as the nodes that
-        train.
+      own: Pytree of arrays [runs, ...]; each run reads its own entry, such as its training nodes.
       seeds: Seed of the random numbers of each run.
       config: Steps, ``eval_every``, ``log_every``, ``select`` and ``select_mode`` are read.
       predict: ``predict(model, shared)`` of one model in evaluation mode, compiled: an array.
-      score: ``score(run, predictions) -> {name: value}`` from the predictions of the run with
-        that index, on the host.
+      score: ``score(run, predictions) -> {name: value}`` for the run with that index, on the
+        host.
       progress: Whether to report on stderr.
 
     Returns:
@@ -129,7 +127,7 @@ def _start(
     own: PyTree,
     seeds: Sequence[int],
 ) -> tuple[nnx.GraphDef, list[TrainState]]:
-    """The common structure of the models, and the state of each before the first step."""
+    """The common structure of the models, and the initial state of each."""
     counts = {len(models), len(seeds), *(len(leaf) for leaf in jax.tree.leaves(own))}
     if len(counts) != 1 or not models:
         raise ValueError(
@@ -166,11 +164,11 @@ class _Records:
         self._timed = 0
 
     def add(self, step: int, values: dict[str, jax.Array], predictions: jax.Array | None) -> None:
-        """Keeps what a step returned, without waiting for it."""
+        """Stores the result of a step, without waiting for it."""
         self._pending.append((step, values, predictions))
 
     def read(self) -> None:
-        """Waits for the steps that were added, and makes their rows."""
+        """Waits for the added steps, and computes their rows."""
         for step, values, predictions in self._pending:
             values, predictions = jax.device_get((values, predictions))
             for run, history in enumerate(self._histories):
@@ -207,7 +205,7 @@ class _Records:
 
     @property
     def ms_per_step(self) -> float | None:
-        """Mean milliseconds of a step of one run, the first step left out."""
+        """Mean milliseconds of a step of one run, without the first step."""
         if not self._timed:
             return None
         return 1e3 * self._seconds / self._timed / len(self._seeds)

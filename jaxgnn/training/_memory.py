@@ -1,4 +1,4 @@
-"""How much memory a process has needed at most, on the host and on its devices."""
+"""Peak memory of a process, on the host and on its devices."""
 
 import resource
 import sys
@@ -14,9 +14,9 @@ def peak_memory() -> dict[str, int | None]:
     """The peak of this process so far, in bytes.
 
     Returns:
-      ``peak_host_bytes``: the largest resident set, with all that the process did besides training.
-      ``peak_device_bytes``: the most that was allocated on one device; None where the devices do
-      not count, as CPUs do not.
+      ``peak_host_bytes``: the largest resident set, including everything besides training.
+      ``peak_device_bytes``: the peak allocation on one device; None if the devices do not report
+      it, such as CPUs.
     """
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     counted = [device.memory_stats() or {} for device in jax.local_devices()]
@@ -29,7 +29,7 @@ def peak_memory() -> dict[str, int | None]:
 
 
 def largest(before: Mapping[str, Any], now: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The larger of two peaks each, of which either may be unknown."""
+    """The larger of each pair of peaks, of which either may be unknown."""
     pairs = {name: (before.get(name), value) for name, value in now.items()}
     return {
         name: max((value for value in pair if isinstance(value, int)), default=None)

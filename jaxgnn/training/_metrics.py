@@ -1,10 +1,10 @@
 """Scores of classifiers, in NumPy, on the host. Arguments may be JAX or NumPy arrays.
 
-All of them have one meaning of what can not be scored:
+All of them treat values that can not be scored in the same way:
 
-- A label below zero, or NaN, says that there is none: it is left out of the count.
-- A label that is no class, beyond the last one or a fraction, can not be right: the score is NaN.
-- A prediction that is counted and is not finite makes the score NaN. In ``accuracy`` that is the
+- A label below zero, or NaN, is missing: it is ignored.
+- A label that is not a class, beyond the last one or a fraction, makes the score NaN.
+- A counted prediction that is not finite makes the score NaN. In ``accuracy`` this means the
   largest logit of a row, so that classes may be ruled out by minus infinity.
 """
 
@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 
 Values = jax.Array | np.ndarray
 
-# Of a task: it is right, or it is not.
+# A task is true or not.
 _TASK_CLASSES = 2
 
 
@@ -30,11 +30,11 @@ def accuracy(
 
     Args:
       logits: Scores of the classes; minus infinity rules a class out.
-      labels: The right classes; below zero or NaN where there is none, and the row not counted.
+      labels: The right classes; rows with a label below zero or NaN are ignored.
       mask: Rows to count; all of them if None.
 
     Returns:
-      A number in [0, 1]; NaN if a label that counts is no class, or the largest logit of its row
+      A number in [0, 1]; NaN if a counted label is not a class, or the largest logit of its row
       is NaN or infinite.
 
     Raises:
@@ -49,7 +49,7 @@ def accuracy(
     logits, labels = _masked("accuracy", logits, labels, mask)
     labelled = _labelled("accuracy", labels)
     logits, labels = logits[labelled], labels[labelled]
-    # The largest of anything with a NaN is NaN.
+    # The maximum of values with a NaN is NaN.
     if not (_are_classes(labels, logits.shape[1]) and np.isfinite(logits.max(axis=1)).all()):
         return math.nan
     return float(np.mean(logits.argmax(axis=1) == labels))
@@ -64,13 +64,13 @@ def micro_f1(
 
     Args:
       logits: A task is predicted where its logit is above 0.
-      labels: 1 where the task is right, else 0; below zero or NaN where that is not known, and
-        the pair not counted.
+      labels: 1 where the task is true, else 0; pairs with a label below zero or NaN are
+        ignored.
       mask: Rows to count; all of them if None.
 
     Returns:
-      A number in [0, 1]; 0 where nothing is predicted and nothing is right; NaN if a label that
-      counts is neither 0 nor 1, or its logit is NaN or infinite.
+      A number in [0, 1]; 0 if no prediction and no label is positive; NaN if a counted label is
+      neither 0 nor 1, or its logit is NaN or infinite.
 
     Raises:
       ValueError: The shapes do not match, or no pair is left to count.
@@ -94,17 +94,17 @@ def roc_auc(
 ) -> float:
     """Area under the ROC curve, averaged over tasks, as the Open Graph Benchmark defines it.
 
-    The area is the chance that a positive scores above a negative, a tie counting one half. A
-    task whose rows are all positive or all negative has no area and is left out of the mean.
+    The area is the probability that a positive scores above a negative, with ties counting one
+    half. A task whose rows are all positive or all negative has no area and is ignored in the mean.
 
     Args:
-      scores: Larger means more likely positive. Only their order counts.
-      labels: 1 positive, 0 negative; below zero or NaN unlabelled: that row does not count in
-        that task.
+      scores: Larger means more likely positive. Only their order matters.
+      labels: 1 positive, 0 negative. A row with a label below zero or NaN is ignored in that
+        task.
       mask: Rows to count; all of them if None.
 
     Returns:
-      A number in [0, 1]; NaN if a label is none of these, or a score that counts is NaN or
+      A number in [0, 1]; NaN if a label has another value, or a counted score is NaN or
       infinite.
 
     Raises:
@@ -122,7 +122,7 @@ def roc_auc(
 
 
 def _task_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
-    """The area of one task; None if it has one class alone, NaN if a score is not finite."""
+    """The area of one task; None if it has only one class, NaN if a score is not finite."""
     labelled = labels >= 0
     scores, positive = scores[labelled].astype(np.float64), labels[labelled] > 0
     positives = np.count_nonzero(positive)
@@ -131,26 +131,26 @@ def _task_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
         return None
     if not np.isfinite(scores).all():
         return math.nan
-    # Mann and Whitney: the positives' ranks, less the ranks they hold among themselves, count
-    # the (positive, negative) pairs in the right order.
+    # Mann and Whitney: the positives' ranks, minus their ranks among themselves, count the
+    # (positive, negative) pairs in the right order.
     rank_sum = rankdata(scores)[positive].sum()
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
 def _labelled(name: str, labels: np.ndarray) -> np.ndarray:
-    """Where there is a label, [*labels] bool.
+    """Mask of the known labels, [*labels] bool.
 
     Raises:
-      ValueError: There is none.
+      ValueError: No label is known.
     """
-    labelled = labels >= 0  # which a NaN is not
+    labelled = labels >= 0  # false for NaN
     if not labelled.any():
         raise ValueError(f"{name}: no rows to count: all of them are unlabelled")
     return labelled
 
 
 def _are_classes(labels: np.ndarray, classes: int) -> bool:
-    """Whether each of labels that are not below zero is one of so many classes."""
+    """Whether all labels that are not below zero are among ``classes`` classes."""
     return bool(np.all((labels < classes) & (np.floor(labels) == labels)))
 
 

@@ -1,4 +1,4 @@
-"""Curves of one run, or of several beside each other, each with one seed or more."""
+"""Curves of one run, or of several for comparison, each with one seed or more."""
 
 import itertools
 import math
@@ -24,13 +24,13 @@ History = Sequence[Row]
 _Style = Literal["-", "--", ":", "-."]
 _LINE_STYLES: tuple[_Style, ...] = ("-", "--", ":", "-.")
 _MOST_COLUMNS = 3
-# Widths of lines, from the first label's to the last's: a line below another one stays in sight.
+# Widths of lines, from the first label to the last, so that covered lines stay visible.
 _WIDEST, _THINNEST = 2.2, 1.3
 # Legends above a panel have two columns if no text in them is longer.
 _LETTERS_OF_A_COLUMN = 28
-# How many letters fit below a panel, and how many the line beside a label and the gap take.
+# Numbers of letters that fit below a panel, and that the line beside a label and the gap take.
 _LETTERS_OF_A_PANEL, _LETTERS_OF_A_KEY = 60, 8
-# A curve of fewer points shows them: a single one has no line.
+# A curve with fewer points shows them: a single point has no line.
 _FEW_POINTS = 20
 
 
@@ -47,30 +47,28 @@ def plot_curves(
 
     Fields whose names end in the same word share a panel: ``validation accuracy`` and
     ``test accuracy``. A label keeps its colour in all panels, a field its line style; with a single
-    label, each field has a colour. Implementations have the colours that they have in all
-    pictures. What is not finite is a gap in the curve, and counted in the legend. A panel of losses
-    has a logarithmic axis if all of them are positive and the largest is more than ten times the
-    smallest.
+    label, each field has a colour. Implementations have their fixed colours. Values that are not
+    finite are gaps in the curve, and counted in the legend. A panel of losses has a logarithmic
+    axis if all of them are positive and the largest is more than ten times the smallest.
 
     Args:
       histories: Rows by label; each row is a dict of ``step`` and other numbers, such as
-        ``FitResult.history``. A row without a field is left out of that curve. A label may also
-        have several histories, one for each seed: then its curve is the mean of those that have
+        ``FitResult.history``. Rows without a field are ignored in its curve. A label may also
+        have several histories, one for each seed. Its curve is then the mean of those that have
         a finite value at a step, in a band of one standard deviation (of the sample) to each side.
       path: The PNG file.
-      fields: What to draw; everything but ``step`` if None.
-      title: Of the picture: data set, model, number of seeds.
+      fields: Fields to draw; None for all except ``step``.
+      title: Title of the picture: data set, model, number of seeds.
       best: By label, the step of its best evaluation, or one for each of its seeds; marked by dots
         on the curves of the label that have a value there.
-      axis_labels: What is written at the axes, by the last word of the fields of a panel and by
-        ``step``, such as ``{"step": "epoch", "loss": "loss (nats)"}``; that word itself where
-        there is none.
+      axis_labels: Labels of the axes, by the last word of the fields of a panel and by ``step``,
+        such as ``{"step": "epoch", "loss": "loss (nats)"}``; by default that word itself.
 
     Raises:
       ValueError: There is nothing to draw, a field occurs in no history, a row has no step, or
         ``best`` has a label without a history, or not one step for each of its histories.
     """
-    # Half a second of start-up that a run without a picture need not pay.
+    # Takes half a second, which a run without a picture avoids.
     from matplotlib.figure import Figure
 
     seeds = {label: _seeds(history) for label, history in histories.items()}
@@ -109,16 +107,16 @@ class _Look:
 
 @dataclass(frozen=True, eq=False)
 class _Curve:
-    """What a label has of one field.
+    """The values of one field for a label.
 
     Attributes:
-      label: Of its histories.
+      label: Label of its histories.
       field: Its name, whose last word is its panel.
-      look: Of the line.
+      look: Look of the line.
       steps: [points] int64, where any of the seeds has the field.
       values: [seeds, points] float64; NaN where a seed has none.
-      gaps: How many values have no place in the picture, which else would look like none at all;
-        empty if all have one.
+      gaps: Text with the number of values that can not be drawn, to distinguish them from missing
+        ones; empty if all can.
     """
 
     label: str
@@ -129,7 +127,7 @@ class _Curve:
     gaps: str
 
     def mean_and_deviation(self) -> tuple[np.ndarray, np.ndarray]:
-        """[points] each, over the seeds that have a value; the deviation of a single one is 0."""
+        """[points] each, over the seeds that have a value; the deviation of a single seed is 0."""
         finite = np.isfinite(self.values)
         count = finite.sum(0)
         values = np.where(finite, self.values, 0.0)
@@ -174,7 +172,7 @@ def _panels(
 def _best_steps(
     seeds: Mapping[str, Sequence[History]], best: Mapping[str, int | Sequence[int]]
 ) -> dict[str, list[int]]:
-    """By label, the best step of each of its histories; those that are not to be marked lack."""
+    """By label, the best step of each of its histories; labels without marks are missing."""
     found = {}
     for label, steps in best.items():
         if label not in seeds:
@@ -188,7 +186,7 @@ def _best_steps(
 
 
 def _curves(seeds: Mapping[str, Sequence[History]], fields: Sequence[str]) -> list[_Curve]:
-    """The curves of a panel: of each label, those of the fields that it has."""
+    """The curves of a panel: for each label, those of the fields that it has."""
     return [
         _curve(label, field, look, seeds[label])
         for (label, field), look in _looks(list(seeds), fields).items()
@@ -197,7 +195,7 @@ def _curves(seeds: Mapping[str, Sequence[History]], fields: Sequence[str]) -> li
 
 
 def _looks(labels: Sequence[str], fields: Sequence[str]) -> dict[tuple[str, str], _Look]:
-    """By label and field. A label has a colour and a width, a field a style; or else a colour."""
+    """Looks by label and field: labels have colours and widths, fields styles, or else colours."""
     if len(labels) == 1:
         shades = itertools.cycle(PALETTE)
         return {(labels[0], field): _Look(next(shades), "-", 1.4) for field in fields}
@@ -225,7 +223,7 @@ def _curve(label: str, field: str, look: _Look, histories: Sequence[History]) ->
 
 
 def _is_logarithmic(field: str, finite: np.ndarray) -> bool:
-    """Whether a panel of this field is one of losses that are positive and span a factor of ten."""
+    """Whether a panel of this field has losses that are positive and span a factor of ten."""
     if field.split()[-1] != "loss" or finite.size == 0:
         return False
     return bool(0 < 10 * finite.min() < finite.max())
@@ -235,7 +233,7 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
     finite = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
     if _is_logarithmic(curves[0].field, finite):
         axes.set_yscale("log")
-    # Below zero there is no logarithm: there a band ends at the smallest value of the panel.
+    # Zero and below have no logarithm: the band ends at the smallest value of the panel.
     lowest = finite.min() if axes.get_yscale() == "log" else -math.inf
     for curve in curves:
         _draw_curve(axes, curve, dots.get(curve.label, ()), lowest)
@@ -244,7 +242,7 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
 
 
 def _draw_curve(axes: "Axes", curve: _Curve, dots: Sequence[int], lowest: float) -> None:
-    """The line of the mean, the band around it, which ends at ``lowest``, and the dots on it."""
+    """Draws the line of the mean, its dots, and the band around it, which ends at ``lowest``."""
     shade, (mean, deviation) = curve.look.colour, curve.mean_and_deviation()
     axes.plot(
         curve.steps,
@@ -287,7 +285,7 @@ def _add_legend(axes: "Axes", entries: Sequence["Line2D"]) -> None:
 
 
 def _of_one_label(curves: Sequence[_Curve]) -> list["Line2D"]:
-    """The fields, each with its colour."""
+    """Legend entries of the fields, each with its colour."""
     return [
         _key(_of_seeds(c.field, len(c.values)) + c.gaps, c.look.colour, c.look.style)
         for c in curves
@@ -295,7 +293,7 @@ def _of_one_label(curves: Sequence[_Curve]) -> list["Line2D"]:
 
 
 def _of_several_labels(curves: Sequence[_Curve]) -> list["Line2D"]:
-    """The styles of the fields, in grey: the legend of the picture tells whose each colour is."""
+    """Legend entries of the line styles, in grey; the picture's legend explains the colours."""
     styles = {curve.field: curve.look.style for curve in curves}
     fields = [_key(field, "0.4", style) for field, style in styles.items()]
     gaps = [
@@ -309,7 +307,7 @@ def _of_several_labels(curves: Sequence[_Curve]) -> list["Line2D"]:
 def _of_dots(
     curves: Sequence[_Curve], dots: Mapping[str, Sequence[int]], step: str
 ) -> list["Line2D"]:
-    """Says what the dots are, and where, if all are at one step; nothing if none is drawn."""
+    """Legend entry of the dots, with their step if it is common to all; empty if none is drawn."""
     drawn = {place for c in curves for place in dots.get(c.label, ()) if place in c.steps}
     if not drawn:
         return []
@@ -326,12 +324,12 @@ def _key(label: str, colour: str, style: _Style) -> "Line2D":
 
 
 def _of_seeds(name: str, seeds: int) -> str:
-    """Says what a line of several seeds is, and the band around it."""
+    """Text that explains a line of several seeds, and its band."""
     return name if seeds == 1 else f"{name} (mean ± std of {seeds} seeds)"
 
 
 def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]], letters: int) -> None:
-    """Says below the panels, in lines of so many letters, whose each colour is."""
+    """Adds a legend of the labels' colours below the panels, in lines of ``letters`` letters."""
     keys = [
         _key(_of_seeds(label, len(seeds[label])), shade, "-")
         for label, shade in colours(seeds).items()

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, now and then a line elsewhere, and phases before it."""
+"""Progress on stderr: a bar on a terminal, occasional lines elsewhere, and phases before it."""
 
 import sys
 import time
@@ -12,24 +12,24 @@ from tqdm import tqdm
 from ._log import Row
 
 _SECONDS_BETWEEN_LINES = 30.0
-# A phase that took no longer needs no second line.
+# A shorter phase needs no second line.
 _WORTH_TELLING_SECONDS = 1.0
 
 
 @contextmanager
 def phase(what: str, *, progress: bool = True) -> Iterator[None]:
-    """Says on stderr what begins now and, if it took more than a second, how long it took.
+    """Prints on stderr that work begins and, if it took more than a second, its duration.
 
-    For what happens before and after training, so that nobody waits without knowing for what::
+    Use it before and after training, so that nobody waits without an explanation::
 
         with phase("reading Reddit", progress=config.progress):
             dataset = load(config)
 
-    Lines go above a progress bar that is shown at the same time.
+    Lines are printed above a progress bar that is shown at the same time.
 
     Args:
-      what: What is being done, such as ``"reading Reddit"``.
-      progress: False says nothing.
+      what: Name of the work, such as ``"reading Reddit"``.
+      progress: False prints nothing.
     """
     say(f"{what} …", progress=progress)
     started = time.monotonic()
@@ -40,7 +40,7 @@ def phase(what: str, *, progress: bool = True) -> Iterator[None]:
 
 
 def say(text: str, *, progress: bool = True) -> None:
-    """Writes a line to stderr at once, above any progress bar; nothing if not ``progress``."""
+    """Prints a line to stderr at once, above any progress bar; nothing if not ``progress``."""
     if progress:
         tqdm.write(text, file=sys.stderr)
         sys.stderr.flush()
@@ -52,7 +52,7 @@ class Progress:
     Args:
       done: Steps done before this start.
       total: Steps of the whole run.
-      examples_per_step: To show examples a second in the place of milliseconds a step, or None.
+      examples_per_step: To show examples per second instead of milliseconds a step, or None.
       examples: Name of the examples.
       enabled: False shows nothing.
     """
@@ -75,7 +75,7 @@ class Progress:
         self._last_line = 0.0
 
     def begin(self, what: str) -> None:
-        """Says what is done now that may take long: in the bar, or in a line."""
+        """Shows work that begins now and may take long, in the bar or in a line."""
         if not self._bar.disable:
             self._bar.set_postfix_str(what)
         say(f"{what} …", progress=self._lines)

@@ -1,4 +1,4 @@
-"""What a run folder tells to those who only read it."""
+"""Reads the record of a run from its folder."""
 
 import dataclasses
 import math
@@ -22,11 +22,11 @@ class Start:
     """One start of a run, from ``versions.json``.
 
     Attributes:
-      time: When it was.
-      python: Its version.
-      packages: Name -> version; None where a package is used from a checkout.
-      devices: The kind of each.
-      commit: Of the checkout it was started in; None outside of one.
+      time: Date and time of the start.
+      python: Version of Python.
+      packages: Name -> version; None if a package is used from a checkout.
+      devices: The kind of each device.
+      commit: Commit of the checkout it was started in; None outside of one.
       changed: Whether the checkout had changes.
     """
 
@@ -40,16 +40,16 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The files of a run; what the folder lacks is empty.
+    """The files of a run; missing files are empty.
 
     Attributes:
       folder: The folder.
       config: Dotted names of ``config.json`` and their values.
       starts: Each start of the run, from ``versions.json``.
-      rows: Of ``metrics.jsonl``.
-      timing: Of ``timing.jsonl``.
-      summary: Of ``summary.json``.
-      result: Of ``result.json``, which experiments write.
+      rows: Rows of ``metrics.jsonl``.
+      timing: Rows of ``timing.jsonl``.
+      summary: Content of ``summary.json``.
+      result: Content of ``result.json``, which experiments write.
     """
 
     folder: Path
@@ -75,7 +75,7 @@ class Record:
     def step_ms(self) -> np.ndarray:
         """[steps] float64: milliseconds of each step without compilation.
 
-        Steps that were waited for together have their mean each.
+        Steps that were waited for together each have their mean.
         """
         times: list[float] = []
         last = 0
@@ -91,7 +91,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     """Reads a run folder, which another process may be writing to.
 
     Raises:
-      ValueError: There is no such folder, or a file is not what it should be; the message names it.
+      ValueError: There is no such folder, or a file is invalid; the message names it.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -151,7 +151,7 @@ def metrics_table(record: Record) -> Table:
 
 
 def costs(record: Record) -> dict[str, str]:
-    """Time and memory of a run, in words; what was not recorded is left out."""
+    """Time and memory of a run, as text; values that were not recorded are omitted."""
     found = {}
     if record.first_step_seconds is not None:
         found["first step, with compilation"] = f"{record.first_step_seconds:.2f} s"

@@ -1,4 +1,4 @@
-"""A page about a run: what it reached, what was run and on what, and what it took."""
+"""A page about a run: its results, configuration, devices and cost."""
 
 import json
 import os
@@ -28,23 +28,24 @@ def write_report(
 
     The page has the command, the tables, the curves and pictures, the confusion matrix with the
     scores of each class, the metrics, time and memory, the configuration, and the versions and
-    devices of each start. What the folder lacks is left out of the page.
+    devices of each start. Parts that the folder lacks are omitted.
 
     Args:
       folder: The folder of the run, or another one to which the tables and pictures belong. Its
         ``config.json``, ``versions.json``, ``metrics.jsonl``, ``timing.jsonl``, ``summary.json``
         and ``curves.png`` are read.
-      title: What was trained on what, the title of the page.
+      title: Title of the page: the model and its data.
       command: The command line that repeats the run.
-      tables: Results, above all beside baselines, in the order in which they are to be read.
-      pictures: PNG, JPEG, GIF, SVG or WebP files, which are copied into the page.
-      confusion: The predictions of the model that the results are of.
+      tables: Results, with baselines, in reading order.
+      pictures: PNG, JPEG, GIF, SVG or WebP files, which are embedded in the page.
+      confusion: The predictions of the model whose results are shown.
 
     Returns:
       The path of the page.
 
     Raises:
-      ValueError: There is no such folder, a file of it is damaged, or a picture is missing or none.
+      ValueError: There is no such folder, a file of it is damaged, or a picture is missing or
+        invalid.
     """
     record = read_record(folder)
     drawn = [Path(picture) for picture in pictures]
@@ -68,7 +69,7 @@ def write_report(
 
 
 def _starts_table(record: Record) -> Table:
-    """When each start of a run was, with which versions, on which devices, from which commit."""
+    """Table of the starts of a run: time, versions, devices and commit."""
     packages = list({name: None for start in record.starts for name in start.packages})
     return Table(
         title="Starts of the run",
@@ -103,7 +104,7 @@ def _commit(start: Start) -> str:
 
 
 def _where_and_when(record: Record) -> str:
-    """One line below the title: when, on what, from which commit."""
+    """One line below the title: time, devices and commit."""
     if not record.starts:
         return ""
     first = record.starts[0]
@@ -123,9 +124,9 @@ def configuration(config: Mapping[str, Any]) -> list[str]:
 
 
 def option_text(value: Any) -> str:
-    """The value of an option as a person writes it: a text without quotes, a list without brackets.
+    """Text of an option's value: text without quotes, a list without brackets.
 
-    Nothing at all is a dash.
+    None and empty values are a dash.
     """
     if isinstance(value, list):
         return " ".join(map(option_text, value)) or "–"

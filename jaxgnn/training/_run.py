@@ -1,4 +1,4 @@
-"""The folder of one run: its configuration, what it ran on, its metrics and checkpoints."""
+"""The folder of one run: its configuration, versions and devices, metrics and checkpoints."""
 
 import dataclasses
 import enum
@@ -25,24 +25,24 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jax
 
 
 class RunFolder:
-    """Opens the folder of a run, and makes it if it is new.
+    """Opens the folder of a run, and creates it if it is new.
 
     | file | content |
     |---|---|
-    | ``config.json`` | the configuration the run was first started with, or last changed to |
+    | ``config.json`` | the configuration at the first start, or after its last permitted change |
     | ``versions.json`` | a list: versions, devices, git commit and time of each start |
     | ``metrics.jsonl`` | a row for each training step; does not depend on where the run stopped |
-    | ``timing.jsonl`` | milliseconds a step and compile seconds, as they came |
-    | ``summary.json`` | the best evaluation, and the most memory that a start needed, in bytes |
+    | ``timing.jsonl`` | milliseconds a step and compile seconds, in order of time |
+    | ``summary.json`` | the best evaluation, and the peak memory of all starts, in bytes |
     | ``checkpoints/`` | one folder a checkpoint |
-    | ``.lock`` | which process has the folder open |
+    | ``.lock`` | the process that has the folder open |
 
-    One process at a time has a folder open, as long as an object of this class lives there, or
-    until ``close``. A killed one has it no longer. ``load_model`` and ``read_rows``, which only
-    read what a run has written, do without.
+    One process at a time can open a folder. It is open until ``close``, or until the object is
+    deleted or the process dies. ``load_model`` and ``read_rows``, which only read the files of a
+    run, do not need to open it.
 
-    In a program of several processes all open the folder, on a file system that they share. Process
-    0 has the lock and writes; the others read checkpoints and rows.
+    If a program has several processes, all of them open the folder, on a shared file system.
+    Process 0 has the lock and writes; the others read checkpoints and rows.
 
     Attributes:
       path: The folder.
@@ -57,20 +57,20 @@ class RunFolder:
 
     Raises:
       ValueError: The folder belongs to a run with another configuration; the message names the
-        fields. Or it holds checkpoints but no configuration, or a file that is not what it
-        should be. Or another process has it open; the message says which.
-      TypeError: ``config`` is no dataclass, or has a field that JSON cannot hold.
+        fields. Or it holds checkpoints but no configuration, or an invalid file. Or another
+        process has it open; the message names it.
+      TypeError: ``config`` is not a dataclass, or has a field that JSON does not support.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], config: Any, *, may_change: Iterable[str] = ()
     ):
-        # Orbax wants absolute paths.
+        # Orbax requires absolute paths.
         self.path = Path(path).absolute()
         self.metrics_path = self.path / "metrics.jsonl"
         self.timing_path = self.path / "timing.jsonl"
         self.checkpoints_path = self.path / "checkpoints"
-        self.processes_path = self.path / "processes"  # where each one is, of several
+        self.processes_path = self.path / "processes"  # the place of each of several processes
         values = _config_to_json(config)
         self.writes = writes_files()
         self._lock: FolderLock | None = None
@@ -85,13 +85,13 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         """Writes ``value`` as JSON to the file ``name`` of this folder, in one atomic step.
 
-        Only if ``writes``, which of several processes one does.
+        Does nothing unless ``writes``, which is true in one process.
         """
         if self.writes:
             write_json(self.path / name, value)
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
-        """Writes ``summary.json``: the values, and the most memory that any start needed so far."""
+        """Writes ``summary.json``: the values, and the peak memory of all starts so far."""
         if not self.writes:
             return
         file = self.path / "summary.json"
@@ -102,12 +102,12 @@ class RunFolder:
         """The rows of ``metrics.jsonl`` so far.
 
         Raises:
-          ValueError: A row is not one of a step; the message names it.
+          ValueError: A row is not a row of a step; the message names it.
         """
         return read_steps(self.metrics_path)
 
     def close(self) -> None:
-        """Lets other processes open the folder; nothing more is to be written there by this one."""
+        """Lets other processes open the folder; this one must not write there afterwards."""
         if self._lock is not None:
             self._lock.release()
 
@@ -143,8 +143,8 @@ def _config_to_json(config: Any) -> dict[str, Any]:
 
 
 def _to_json(value: Any, name: str) -> Any:
-    """Turns ``value`` into what the json module writes; ``name`` is its place, for the error."""
-    # Before the plain types: an enum may also be a string or an integer.
+    """Converts ``value`` for the json module; ``name`` is its place, for errors."""
+    # Before the plain types, because an enum may also be a string or an integer.
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, str | bool | int | float):
@@ -161,7 +161,7 @@ def _to_json(value: Any, name: str) -> Any:
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """Dotted name -> leaf of what ``config.json`` holds.
+    """Leaves of the content of ``config.json``, by dotted name.
 
     A list is a leaf: its length is part of its value.
     """
@@ -194,7 +194,7 @@ def _describe_start() -> dict[str, Any]:
 
 
 def _package_version(name: str) -> str | None:
-    """The installed version; None where the package is used from a checkout, uninstalled."""
+    """The installed version; None if the package is used from a checkout, uninstalled."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -202,7 +202,7 @@ def _package_version(name: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit and cleanliness of the checkout that the process was started in, if it is one."""
+    """Commit and cleanliness of the checkout of the working directory; None outside of one."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return None
@@ -212,7 +212,7 @@ def _git_state() -> dict[str, Any] | None:
 def _git(*arguments: str) -> str | None:
     if shutil.which("git") is None:
         return None
-    # Without the option, ``git status`` takes a lock that gets in the way of the user's own git.
+    # Without the option, ``git status`` takes a lock that disturbs the user's own git.
     command = ["git", "--no-optional-locks", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None

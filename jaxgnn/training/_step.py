@@ -17,10 +17,10 @@ LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
 class ModelState(NamedTuple):
-    """The arrays of a model, as nested dicts: what is trained, and the rest.
+    """The arrays of a model, as nested dicts: the trained ones, and the rest.
 
-    Plain dicts and not ``nnx.State``: JAX flattens them without calling Python, which small models
-    notice at every step, and a checkpoint of them does not depend on Flax's classes.
+    They are plain dicts instead of ``nnx.State``. JAX flattens dicts without calling Python, which
+    saves time at every step of small models, and their checkpoints do not depend on Flax's classes.
     """
 
     params: PyTree
@@ -34,9 +34,9 @@ class TrainState(NamedTuple):
       model: Arrays of the model that is trained.
       optimizer: State of the optimizer.
       step: int32 [], number of updates done.
-      average: A moving average of the parameters, in float32 where theirs is shorter; or None.
-      remainder: The rounding error of the average, which is too small for its dtype and is added
-        to it; None without an average.
+      average: A moving average of the parameters, in float32 where their dtype is shorter; or None.
+      remainder: The rounding error of the average, too small for its dtype, which is added to it;
+        None without an average.
     """
 
     model: ModelState
@@ -47,7 +47,7 @@ class TrainState(NamedTuple):
 
     @property
     def averaged_model(self) -> ModelState:
-        """The model to evaluate: with the average, if there is one, for its parameters."""
+        """The model to evaluate, with the average of its parameters if there is one."""
         if self.average is None:
             return self.model
         return ModelState(rounded(self.average, self.model.params), self.model.other)
@@ -67,9 +67,9 @@ def merge_model[M: nnx.Module](graphdef: nnx.GraphDef[M], state: ModelState) -> 
 def start_state(
     model: ModelState, optimizer: optax.GradientTransformation, *, averaged: bool = False
 ) -> TrainState:
-    """The state before the first step, on copies of the arrays: steps donate what they get."""
+    """The state before the first step, on copies of the arrays, as steps donate their input."""
     model = jax.tree.map(_strong_copy, owned(model))
-    # Some optimizers keep the initial parameters as they are: an array may not be donated twice.
+    # Some optimizers keep the initial parameters, and an array may not be donated twice.
     optimizer_state = jax.tree.map(_strong_copy, owned(optimizer.init(model.params)))
     average = jax.tree.map(jnp.copy, averages(model.params)) if averaged else None
     remainder = jax.tree.map(jnp.zeros_like, average)
@@ -78,9 +78,9 @@ def start_state(
 
 
 def _on_one_mesh(state: TrainState) -> TrainState:
-    """Puts the other arrays on all devices of the parameters, where a step would put them too.
+    """Puts the other arrays on all devices of the parameters, as a step does.
 
-    Otherwise the second step would compile again, for arrays in other places.
+    Otherwise the second step would be compiled again for the new placement.
     """
     shardings = [leaf.sharding for leaf in jax.tree.leaves(state.model.params)]
     meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
@@ -94,7 +94,7 @@ def _on_one_mesh(state: TrainState) -> TrainState:
 
 
 def averages(params: PyTree) -> PyTree:
-    """``params`` in the dtypes of their average: a short one would round away what a step adds."""
+    """``params`` in the dtypes of their average; a short dtype would round away small updates."""
     return jax.tree.map(lambda p: p.astype(p.dtype if p.dtype.itemsize >= 4 else "float32"), params)
 
 
@@ -113,10 +113,10 @@ def make_step(
 ) -> jax.stages.Wrapped:
     """Compiles ``step(state, batch, static) -> (state, values)``, which donates ``state``.
 
-    ``static`` is a tuple of hashable values, handed on to ``loss_fn``; each new one retraces.
+    ``static`` is a tuple of hashable values, passed to ``loss_fn``; each new one retraces.
     ``values`` are the loss and the metrics of ``loss_fn``, computed before the update.
-    ``ema_decay`` is that of the state's average, if it has one; ``parallel`` has the devices that
-    share the batch.
+    ``ema_decay`` is the decay of the state's average, if it has one; ``parallel`` has the devices
+    that share the batch.
     """
     update = make_update(graphdef, optimizer, loss_fn, ema_decay, parallel)
 
@@ -137,7 +137,7 @@ def make_update(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns ``update(state, batch, key, static) -> (state, values)``, not compiled.
 
-    ``key`` is the random key of the whole run, from which each step has one of its own.
+    ``key`` is the random key of the whole run, from which the key of each step is derived.
     """
 
     def update(
@@ -181,12 +181,12 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
     Args:
       fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
         values (by keyword, static). It must not capture large arrays: pass them. NumPy arrays
-        are copied at each call; what is used again and again had better lie on the device.
+        are copied at each call; put arrays that are used repeatedly on the device.
 
     Returns:
       A function with the same arguments. It retraces when the model's structure changes
-      (``model.eval()`` counts), when a shape or dtype changes, or with a new static value. What
-      ``fn`` changes in the model is dropped.
+      (``model.eval()`` counts), when a shape or dtype changes, or with a new static value. Changes
+      of the model by ``fn`` are dropped.
 
     Example:
       >>> predict = jit_apply(lambda model, x: model(x).argmax(-1))
@@ -215,12 +215,12 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
 def _moved_average(
     average: PyTree, remainder: PyTree, params: PyTree, number: jax.Array, decay: float
 ) -> tuple[PyTree, PyTree]:
-    """The average behind update ``number``, counted from 1, and its remainder.
+    """The average after update ``number``, counted from 1, and its remainder.
 
-    It begins as the mean of all parameters so far, so that the initial ones leave no trace.
+    At first it is the mean of all parameters so far, so that the initial ones have no influence.
 
-    With a decay near 1, what an update adds is soon less than the last digit of the average, which
-    then would stop moving, or accumulate a rounding error at each step. So the average is the sum
+    With a decay near 1, an update soon adds less than the last digit of the average. The average
+    would then stop moving, or accumulate a rounding error at each step. So the average is the sum
     of two numbers, of which the second holds the rounding error of the first.
     """
     share = jnp.maximum(1.0 - decay, 1.0 / number.astype(jnp.float32))
@@ -229,7 +229,7 @@ def _moved_average(
         return share.astype(a.dtype) * ((p - a) - r) + r
 
     def not_added(a, added, total):
-        # Of a + added; exact, whichever is the larger one (Knuth's two-sum).
+        # The error of a + added; exact, whichever is larger (Knuth's two-sum).
         back = total - a
         return (a - (total - back)) + (added - back)
 
@@ -239,7 +239,7 @@ def _moved_average(
 
 
 def _strong_copy(array: jax.Array) -> jax.Array:
-    # Weakly typed parameters (``jnp.full((3,), 0.5)``) turn strong in the first update, and the
+    # Weakly typed parameters (``jnp.full((3,), 0.5)``) become strong in the first update, and the
     # second step would be traced again.
     return jnp.copy(strong(jnp.asarray(array)))
 

@@ -1,4 +1,4 @@
-"""Tables for the terminal and for reports, and what a classifier confuses."""
+"""Tables for the terminal and for reports, and confusion matrices of classifiers."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from jaxgnn._errors import bad_input
 
 Cell = str | int | float
 
-# Texts that stand flush right as numbers do: "81.5", "+0.3 [-0.2, +0.8]", "± 1.2", a dash.
+# Texts that are right-aligned as numbers are: "81.5", "+0.3 [-0.2, +0.8]", "± 1.2", a dash.
 _NUMERIC = re.compile(r"[-+±−]?\d|[-–—]?$")
 
 
@@ -21,15 +21,14 @@ class Table:
     """A table of a report, which ``text`` aligns for a terminal.
 
     Attributes:
-      title: What the table shows.
+      title: Title of the table.
       columns: The headings.
       rows: The cells of each row, one for each column. Integers are shown in full, other numbers
-        with four significant digits, and what is not a number as a dash; give a text to
-        have it in any other way.
-      note: What a reader must know besides, below the table.
+        with four significant digits, and NaN as a dash; pass text for any other format.
+      note: Further information, shown below the table.
 
     Raises:
-      ValueError: A row has not as many cells as there are columns.
+      ValueError: The number of cells of a row is not that of the columns.
     """
 
     title: str
@@ -54,7 +53,7 @@ class Table:
     def is_numeric(self) -> list[bool]:
         """For each column, whether its cells are numbers, or texts that begin with one.
 
-        Texts of the first column are names, such as those of classes, and never numbers.
+        Texts of the first column are names, such as names of classes, and never numbers.
         """
         return [
             bool(self.rows) and all(_is_numeric(row[place], named=place == 0) for row in self.rows)
@@ -62,7 +61,7 @@ class Table:
         ]
 
     def text(self) -> str:
-        """The table in lines of text: the title, the headings, the rows, and the note."""
+        """The table as lines of text: the title, the headings, the rows, and the note."""
         lines = [list(self.columns), *self.cells()]
         widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
         aligned = [
@@ -79,17 +78,17 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Confusion:
-    """How often each class was taken for each other one, and the scores of the classes.
+    """Confusion matrix of a classifier: counts of pairs of classes, and scores of the classes.
 
     Attributes:
-      labels: [n] integers, the classes of the examples. A label below zero means that there is
-        none; that example is not counted.
+      labels: [n] integers, the classes of the examples. Examples with a label below zero are
+        ignored.
       predictions: [n] integers, the classes that were predicted.
       class_names: A name for each class, in the order of the classes.
 
     Raises:
-      ValueError: The shapes differ, something is not an integer, a counted label or prediction is
-        none of the classes, or there is nothing to count.
+      ValueError: The shapes differ, a value is not an integer, a counted label or prediction is
+        not a class, or no example is counted.
     """
 
     labels: ArrayLike
@@ -119,7 +118,7 @@ class Confusion:
 
     @functools.cached_property
     def matrix(self) -> np.ndarray:
-        """[classes, classes] int64: how many examples of the row's class got the column's."""
+        """[classes, classes] int64: examples of the row's class predicted as the column's."""
         labels, predictions = np.asarray(self.labels), np.asarray(self.predictions)
         classes, counted = len(self.class_names), labels >= 0
         pairs = labels[counted].astype(np.int64) * classes + predictions[counted]
@@ -132,17 +131,17 @@ class Confusion:
 
     @property
     def precision(self) -> np.ndarray:
-        """[classes] float64: of those predicted as a class, the fraction that are; NaN of none."""
+        """[classes] float64: share of predictions of the class that are right; NaN without any."""
         return _ratio(np.diag(self.matrix), self.matrix.sum(0))
 
     @property
     def recall(self) -> np.ndarray:
-        """[classes] float64: of those of a class, the fraction predicted as it; NaN of none."""
+        """[classes] float64: share of examples of the class predicted as it; NaN if it has none."""
         return _ratio(np.diag(self.matrix), self.matrix.sum(1))
 
     @property
     def f1(self) -> np.ndarray:
-        """[classes] float64: the harmonic mean of both; NaN of a class that never occurs."""
+        """[classes] float64: the harmonic mean of both; NaN for a class that never occurs."""
         return _ratio(2 * np.diag(self.matrix), self.matrix.sum(0) + self.matrix.sum(1))
 
     def table(self) -> Table:
@@ -153,7 +152,7 @@ class Confusion:
             (name, *map(_percent, row), int(count))
             for name, row, count in zip(self.class_names, scores, support, strict=True)
         ]
-        # Classes of which a score is not defined are no part of its mean.
+        # Classes with an undefined score are ignored in its mean.
         means = [float(column[~np.isnan(column)].mean()) for column in scores.T]
         return Table(
             title="Scores of each class, %",

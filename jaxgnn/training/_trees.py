@@ -28,7 +28,7 @@ def types(tree: PyTree) -> dict[str, str]:
 def first_difference(
     found: dict[str, str], expected: dict[str, str]
 ) -> tuple[str, str, str] | None:
-    """Compares two answers of ``types``; returns name, found and expected type, or None."""
+    """Compares two results of ``types``; returns name, found and expected type, or None."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             return name, found.get(name, "absent"), expected.get(name, "absent")
@@ -49,11 +49,11 @@ def copy_arrays[T](tree: T) -> T:
 
 
 def owned(tree: PyTree) -> PyTree:
-    """``tree`` with copies of its NumPy arrays: what is handed to a program that runs behind us.
+    """``tree`` with copies of its NumPy arrays, safe to pass to an asynchronous program.
 
-    JAX on a CPU reads an aligned NumPy array where it lies, and a call returns before its program
-    has run: who then refills the array, as many readers of data do, would change the arguments of
-    a call long made. JAX's own arrays do not change, and are not copied.
+    JAX on a CPU reads an aligned NumPy array in place, and a call returns before its program has
+    run. Refilling the array, as many data readers do, would change the arguments of an earlier
+    call. JAX's own arrays do not change, and are not copied.
     """
     leaves, structure = jax.tree.flatten(tree)
     if not any(isinstance(leaf, np.ndarray) for leaf in leaves):

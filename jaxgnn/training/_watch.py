@@ -1,4 +1,4 @@
-"""Finding out that a process of a training stands still, and which one."""
+"""Detects a stuck process of a training, and names it."""
 
 import contextlib
 import json
@@ -14,18 +14,18 @@ import jax
 
 from ._processes import wait_for_all
 
-# So long a process may stand at a place where it only hands work to its devices. One whose whole
-# process stands still is found by JAX, after as many seconds as ``distributed.initialize`` says.
+# Longest time a process may spend submitting work before it counts as stuck. JAX detects a process
+# that has stopped entirely, after the number of seconds given to ``distributed.initialize``.
 _PATIENCE_S = 40.0
 _INTERVAL_S = 1.0
 
 
 class Place(NamedTuple):
-    """Where a process is in the training.
+    """Position of a process in the training.
 
     Attributes:
-      number: how many places it was at before: all processes come by the same ones in turn.
-      name: what is done there.
+      number: number of previous places; all processes pass the same places in the same order.
+      name: name of the work there.
       takes_long: whether it may take long, such as a compilation.
     """
 
@@ -35,17 +35,17 @@ class Place(NamedTuple):
 
 
 class Watch:
-    """Tells the other processes where this one is, and ends it if another one stands still.
+    """Publishes this process's place to the others, and ends it if another process is stuck.
 
-    All processes come by the same places in the same order. One that waits for others at a
-    collective operation cannot go on, and cannot raise an error either: so a thread looks
-    whether a process is behind and has not moved. It prints which one and where, and exits
-    with status 1, upon which JAX ends the others. Of one process it does nothing.
+    All processes pass the same places in the same order. A process that waits for others at a
+    collective operation can not continue, and can not raise an error either. So a thread checks
+    whether another process is behind and has not moved. It prints which one and where, and exits
+    with status 1; JAX then ends the others. With a single process it does nothing.
 
     Args:
       folder: a folder that all processes share, in which each writes its place; None if there is
-        none, so that only ``longest_s`` counts.
-      longest_s: seconds that any place may take.
+        none, so that only ``longest_s`` is checked.
+      longest_s: longest time at any place, in seconds.
       patience_s: seconds that a process may be behind at a place that does not take long.
     """
 
@@ -74,13 +74,13 @@ class Watch:
             self._thread.join()
 
     def at(self, name: str, *, takes_long: bool = False) -> None:
-        """Says that this process has come to a place."""
+        """Records that this process has reached a place."""
         self.place = Place(self.place.number + 1, name, takes_long)
         self._since = time.monotonic()
 
     @contextlib.contextmanager
     def limited(self, what: str) -> Iterator[None]:
-        """Ends this process if what is waited for inside does not come within ``longest_s``."""
+        """Ends this process if the ``with`` block takes longer than ``longest_s``."""
         waited = f"process {jax.process_index()} has waited {self.longest_s:.0f} s for {what}"
         timer = threading.Timer(self.longest_s, _end, [waited])
         timer.daemon = True
@@ -102,11 +102,11 @@ class Watch:
                 _end(fault)
 
     def fault(self, place: Place, seconds: float) -> str | None:
-        """What is wrong if this process has been at a place for so many seconds; None if nothing.
+        """Describes the fault if this process has waited too long at a place; else None.
 
         Args:
-          place: where this process is.
-          seconds: for how long.
+          place: place of this process.
+          seconds: seconds since it reached the place.
         """
         here = f"process {jax.process_index()} has waited {seconds:.0f} s at {place.name}"
         for process in range(jax.process_count() if self.folder is not None else 0):
@@ -140,7 +140,7 @@ class Watch:
 
 
 def _read(path: Path) -> Place | None:
-    """The place that a process has written; None if there is none that can be read."""
+    """The place that a process has written; None if it is missing or unreadable."""
     try:
         number, name, takes_long = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
