@@ -1,4 +1,4 @@
-"""Activation functions, and the names by which the ops know some of them."""
+"""Activation functions, and the names under which the ops know some of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from jaxgnn.ops._core.activations import ACTIVATIONS
 
 Function = Callable[[Array], Array]
 
-# Functions that ops know by name and fuse with the computation around them. Names can be pickled;
-# JAX's functions cannot.
+# Functions that the ops fuse and know by name. Names can be pickled; JAX's functions cannot.
 _NAMED: tuple[tuple[Function, ops.Activation], ...] = (
     (jax.nn.gelu, "gelu"),
     (jax.nn.relu, "relu"),
@@ -23,7 +22,7 @@ _NAMED: tuple[tuple[Function, ops.Activation], ...] = (
 
 
 def name_of(activation: Function | ops.Activation | None) -> Function | ops.Activation | None:
-    """Returns the name by which the ops know an activation, or the function if it has none."""
+    """Returns the name under which the ops know an activation, or the function if it has none."""
     return next((name for function, name in _NAMED if function is activation), activation)
 
 

@@ -1,4 +1,4 @@
-"""What layers of attention over neighbours share: heads, self loops, features of edges, results."""
+"""Shared parts of attention layers: heads, self loops, features of edges, results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Heads(NamedTuple):
 
     Attributes:
       count: number of heads.
-      features: width of each.
+      features: width of each head.
       concat: whether the result concatenates them; False for their mean.
     """
 
@@ -65,10 +65,10 @@ class Heads(NamedTuple):
 
 
 class EdgeOptions(NamedTuple):
-    """What a layer does with edges.
+    """Options of a layer for edges.
 
     Attributes:
-      add_self_loops: whether each node gets one self loop in the place of those that it has.
+      add_self_loops: whether each node gets one self loop instead of those that it has.
       dim: width of the features of edges, or None if there are none.
       fill_value: features of the self loops.
     """
@@ -79,7 +79,7 @@ class EdgeOptions(NamedTuple):
 
 
 def _fill_value(value: Any) -> str | None:
-    """Checks for a way to make features of self loops, a number, or numbers."""
+    """Checks for a way to compute features of self loops, a number, or numbers."""
     names = get_args(LoopReduce)
     value = _numbers(value)
     if isinstance(value, str):
@@ -92,7 +92,7 @@ def _fill_value(value: Any) -> str | None:
 
 
 def _numbers(value: Any) -> FillValue:
-    """An array as numbers of Python, or in lists if it has axes; anything else as it is."""
+    """Converts an array to Python numbers, in lists if it has axes; other values unchanged."""
     is_array = isinstance(value, np.ndarray | jax.Array)
     return np.asarray(value).tolist() if is_array and is_concrete(value) else value
 
@@ -112,8 +112,8 @@ checked = checked_options(
 class AttentionLayer(GraphLayer):
     """Base class of layers that attend to neighbours with several heads.
 
-    A layer says by ``_attend`` which op it calls with what, and by ``_result`` what becomes of the
-    attended sums.
+    A subclass defines ``_attend``, which calls its op, and ``_result``, which computes the layer's
+    result from the attended sums.
     """
 
     edge_linear: FusedLinear | None = None
@@ -153,11 +153,11 @@ class AttentionLayer(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, in the graph's order; with the leading axes of
-            ``x`` or without.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
+          edge_features: features of the edge slots, in the graph's order, with or without the
+            leading axes of ``x``.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          return_attention_weights: whether to return the weights too, dropout included.
+          return_attention_weights: whether to also return the weights, including dropout.
 
         Returns:
           Features of the receivers; with ``return_attention_weights`` the pair of these and
@@ -182,7 +182,7 @@ class AttentionLayer(GraphLayer):
     def _attend(
         self, graph: CSRGraph, ends: Ends[Array], edge_features: Array | None, options: Any
     ) -> Any:
-        """Calls the op of attention with ``options``, and returns what it does."""
+        """Calls the op of attention with ``options``, and returns its result."""
         raise NotImplementedError
 
     def _result(
@@ -194,7 +194,7 @@ class AttentionLayer(GraphLayer):
     # -- parameters --------------------------------------------------------------------------
 
     def _glorot_linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
-        """A linear layer, without bias unless ``options`` say otherwise."""
+        """A linear layer, by default without bias."""
         options = {"use_bias": False, "kernel_init": _glorot} | options
         return self._linear(in_features, out_features, **options)
 
@@ -223,7 +223,7 @@ class AttentionLayer(GraphLayer):
     def _with_loops(
         self, graph: CSRGraph, edge_features: Array | None, ends: Ends[Array]
     ) -> tuple[CSRGraph, Array | None]:
-        """The graph to attend over, and the features of its edges, which are numbers in padding.
+        """The graph to attend over, and the features of its edges, which are finite in padding.
 
         Raises:
           ValueError: if ``edge_features`` do not fit the graph or the layer.
@@ -243,7 +243,7 @@ class AttentionLayer(GraphLayer):
         return self._split(self._apply(linear, x))
 
     def _edge_kernel(self, dtype: DTypeLike) -> Float[Array, "edge_dim heads features"] | None:
-        """The linear map of the features of edges by heads, in the accumulation dtype."""
+        """The linear map of the features of edges, by heads, in the accumulation dtype."""
         if self.edge_linear is None:
             return None
         return self._split(self.edge_linear.kernel[...]).astype(accumulation_dtype(dtype))
@@ -251,14 +251,14 @@ class AttentionLayer(GraphLayer):
     def _scores(
         self, linear: FusedLinear, vectors: nnx.Param, x: Array
     ) -> Float[Array, "*batch nodes heads"]:
-        """``⟨a_h, W_h x⟩`` for each head, by a matrix that has multiplied a and W already."""
+        """``⟨a_h, W_h x⟩`` for each head, by one matrix, the product of a and W."""
         wide = accumulation_dtype(x.dtype)
         kernel = self._split(linear.kernel[...]).astype(wide)
         folded = jnp.sum(kernel * vectors[...].astype(wide), axis=-1)
         return jnp.matmul(x, folded.astype(x.dtype), preferred_element_type=wide)
 
     def _joined(self, y: Float[Array, "*batch rows heads dim"]) -> Float[Array, "*batch rows out"]:
-        """The heads of each node side by side, or their mean."""
+        """Concatenates the heads of each node, or takes their mean."""
         if not self.heads.concat:
             return jnp.mean(y, axis=-2)
         return y.reshape(*y.shape[:-2], self.heads.width)

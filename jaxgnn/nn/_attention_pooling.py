@@ -1,4 +1,4 @@
-"""Readouts whose weights are learnt: attention over nodes, and Set2Set."""
+"""Readouts with learnt weights: attention over nodes, and Set2Set."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class AttentionPooling(nnx.Module):
     Args:
       gate: function or module from the features of nodes to their logits, [nodes, 1], or to one
         for each feature, [nodes, out].
-      value: function or module from the features to what is summed, [nodes, out]; None for the
+      value: function or module from the features to the summed values, [nodes, out]; None for the
         features themselves.
 
     Raises:
-      ValueError: if ``gate`` or ``value`` is no function.
+      ValueError: if ``gate`` or ``value`` is not a function.
 
     Example:
       >>> import jax.numpy as jnp
@@ -64,7 +64,7 @@ class AttentionPooling(nnx.Module):
           [graphs, out] in the dtype of the values, zeros for padding graphs.
 
         Raises:
-          ValueError: if ``x`` has not a row for each node slot of the batch, or the gate has
+          ValueError: if ``x`` does not have a row for each node slot of the batch, or the gate has
             neither one logit for each node nor one for each feature of the values.
         """
         check_batch("AttentionPooling", x, batch)
@@ -79,11 +79,11 @@ class AttentionPooling(nnx.Module):
 
 
 class Set2Set(nnx.Module):
-    """Reads the nodes of each graph several times, each time asking for something else.
+    """Reads the nodes of each graph several times, each time with another query.
 
-    A query comes from an LSTM of what was read so far, ``q_t = LSTM(q*_{t-1})``; nodes answer with
-    ``r_t = Σ_i softmax_g(x_i · q_t) x_i``, and ``q*_t = [q_t, r_t]``; the last one is the result.
-    See https://arxiv.org/abs/1511.06391. The order of the nodes makes no difference.
+    A query is the output of an LSTM on the previous reading, ``q_t = LSTM(q*_{t-1})``. The reading
+    is ``r_t = Σ_i softmax_g(x_i · q_t) x_i``, and ``q*_t = [q_t, r_t]``; the last one is the
+    result. See https://arxiv.org/abs/1511.06391. The order of the nodes does not matter.
 
     Args:
       in_features: width of the node features.
@@ -136,7 +136,8 @@ class Set2Set(nnx.Module):
           [graphs, 2 · features] in the dtype of ``x``, zeros for padding graphs.
 
         Raises:
-          ValueError: if ``x`` has not a row for each node slot of the batch, or another width.
+          ValueError: if ``x`` does not have a row for each node slot of the batch, or another
+            width.
         """
         check_batch("Set2Set", x, batch)
         check_features("Set2Set", x, self.in_features)

@@ -1,4 +1,4 @@
-"""The functions that Flax's recurrent cells are given here, so that layers of them are pickled."""
+"""Functions passed to Flax's recurrent cells, so that layers with these cells can be pickled."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ CELL_FUNCTIONS: dict[str, Any] = {
     "gate_fn": _sigmoid,
     "activation_fn": _tanh,
 }
-"""The options of a cell. They are Flax's defaults, whose own functions JAX has compiled: such are
-found by no name, and so cannot be pickled."""
+"""Options of a cell, equal to Flax's defaults. Flax's own functions are compiled by JAX, cannot be
+found by name, and so cannot be pickled."""

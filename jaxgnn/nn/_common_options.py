@@ -1,7 +1,7 @@
-"""The options that every layer on graphs and hypergraphs has, and what their users read of them.
+"""Common options of all layers on graphs and hypergraphs, and their lines in docstrings.
 
-A layer takes them as ``**common: Unpack[CommonOptions]`` and hands them to ``Layer``. Here they get
-their places in its signature, and their lines in its docstring.
+A layer takes them as ``**common: Unpack[CommonOptions]`` and passes them to ``Layer``. This module
+inserts them into its signature, and their lines into its docstring.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxgnn import ops
 
 
 class CommonOptions(TypedDict, total=False):
-    """The options that every layer on graphs and hypergraphs has; all may be left out."""
+    """Optional options of every layer on graphs and hypergraphs."""
 
     implementation: ops.Name | None
     dtype: DTypeLike | None
@@ -48,10 +48,10 @@ _RAISES = """Raises:
 
 
 def with_common_options(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of an ``__init__`` with the common options in the place of ``**common``.
+    """Replaces ``**common`` in the signature of an ``__init__`` by the common options.
 
-    Other options by keyword, such as ``**kwargs`` of a class of a user, stay as they are, and an
-    option that the ``__init__`` names itself stays in its place.
+    Other keyword options, such as ``**kwargs`` of a user's class, are unchanged, and an option that
+    the ``__init__`` names itself keeps its place.
     """
     parameters = list(signature.parameters.values())
     others = [p for p in parameters if not _are_common(p)]
@@ -81,11 +81,11 @@ def _are_common(parameter: inspect.Parameter) -> bool:
 
 
 def with_common_lines(docstring: str, options: Iterable[str]) -> str:
-    """The docstring of a layer with the lines of the options that are everywhere the same.
+    """Adds the lines of the common options to the docstring of a layer.
 
     Args:
-      docstring: what the layer says, in which these lines are left out of the section ``Args:``.
-        Nothing becomes of a docstring without such a section.
+      docstring: docstring of the layer, without these lines in its section ``Args:``. A docstring
+        without this section is returned unchanged.
       options: names of the options of the layer.
     """
     text = inspect.cleandoc(docstring)

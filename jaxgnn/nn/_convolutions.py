@@ -1,4 +1,4 @@
-"""Graph convolutions, each with a MaxK or ReLU activation in front of the aggregation."""
+"""Graph convolutions, each with a MaxK or ReLU activation before the aggregation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _checked = checked_options()
 
 
 class _Convolution(GraphLayer):
-    """Base class of the convolutions that activate their input, or what they aggregate."""
+    """Base class of the convolutions that activate their input, or the values they aggregate."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class _Convolution(GraphLayer):
     def _at_ends(
         self, graph: CSRGraph, x: Any, widths: Ends[int], activated: Callable[[Array], Features]
     ) -> Ends[Any]:
-        """``activated`` of the checked features of both ends, once where they are the same."""
+        """``activated`` of the checked features of both ends, once if they are the same."""
         ends = self._checked_ends(graph, x, widths)
         if ends.are_one:
             one = activated(ends.dst)
@@ -103,19 +103,19 @@ class _Convolution(GraphLayer):
 class SAGEConv(_Convolution):
     """GraphSAGE: ``y_i = W_self h_i + b + W_neigh mean_j h_j``, ``h = act(x)``.
 
-    See https://arxiv.org/abs/1706.02216. With ``activation="maxk"`` the activated features exist
-    only compressed between MaxK and aggregation, if that is a mean or a sum.
+    See https://arxiv.org/abs/1706.02216. With ``activation="maxk"`` and a mean or a sum, activated
+    features are only stored in compressed form.
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
       out_features: width of the output.
-      reduce: reduction of the neighbours in the place of the mean, one of those of
+      reduce: reduction of the neighbours instead of the mean, one of those of
         ``ops.neighbour_reduce``. The mean is weighted by the weights of the graph, the sum by its
-        weights and scales, and the others ignore both.
+        weights and scales; the others ignore both.
       activation: ``"maxk"``, ``"relu"`` or None, applied to the input.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+      kernel_mode: ``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
 
     Example:
@@ -166,9 +166,9 @@ class SAGEConv(_Convolution):
             node, weighted if the graph has weights. A graph that is already normalised is used
             unchanged.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: number of kept entries in the place of the layer's ``k``, for schedules; None keeps the
+          k: number of kept entries instead of the layer's ``k``, for schedules; None for the
             layer's.
 
         Raises:
@@ -200,12 +200,11 @@ class GCNConv(_Convolution):
     node ``i``, self loops included; an unweighted graph has the weight one everywhere. Without an
     ``activation`` the layer computes what PyTorch Geometric's ``GCNConv`` does, on directed and on
     weighted graphs too: nodes without a self loop get one of weight one, and existing ones keep
-    their weight. (Of several loops of one node each counts here, and the last one there.)
+    their weight. (Of several loops of one node all count here, and only the last one there.)
 
-    A graph that is normalised already is used unchanged: prepare it once for all layers, by
-    ``graph.with_self_loops().normalized("gcn")``, when it is an argument of a jitted function. The
-    coefficients of other graphs are computed in every call if they are traced, and once if they
-    are concrete.
+    A normalised graph is used unchanged. If the graph is an argument of a jitted function, prepare
+    it once for all layers, by ``graph.with_self_loops().normalized("gcn")``. The coefficients of
+    other graphs are computed in every call if they are traced, and once if they are concrete.
 
     Args:
       in_features: width of the input.
@@ -215,15 +214,15 @@ class GCNConv(_Convolution):
       dropout: probability of zeroing an activated entry in training.
       add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
         of ``normalize``.
-      normalize: whether to divide by ``√(d_i d_j)``. Without it no self loops are added either, and
-        the sum is weighted by the weights of the graph alone.
+      normalize: whether to divide by ``√(d_i d_j)``. Without it no self loops are added, and the
+        sum is weighted only by the weights of the graph.
       use_linear_bias: whether to add a bias before the activation as well, which MaxK-GNN does.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+      kernel_mode: ``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
 
     Raises:
-      ValueError: if an option has a type or value other than described above, or self loops are to
-        be added without ``normalize``.
+      ValueError: if an option has a type or value other than described above, or self loops are
+        requested without ``normalize``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -278,11 +277,11 @@ class GCNConv(_Convolution):
             other numbers of senders and receivers.
           x: node features.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
+          k: number of kept entries instead of the layer's ``k``; None keeps the layer's.
 
         Warns:
-          UserWarning: once, if self loops should be added to a graph that is already normalised,
-            and that is concrete and lacks some.
+          UserWarning: once, if self loops are requested for a graph that is already normalised and
+            concrete, and lacks some.
         """
         self._check(graph, x, self.linear.in_features)
         h = self._apply_and_activate(graph, self.linear, x, rngs, k)
@@ -298,19 +297,19 @@ class GINConv(_Convolution):
     """Graph isomorphism convolution: ``y_i = mlp((1 + ε) h_i + Σ_j h_j)``, ``h = act(W x + b)``.
 
     See https://arxiv.org/abs/1810.00826. ε is learnt, from zero. The published layer, which PyTorch
-    Geometric has too, has neither W nor an activation in front of the sum: ``linear=False``.
+    Geometric also has, has neither W nor an activation before the sum: ``linear=False``.
 
     Args:
       in_features: width of the input, of both ends.
-      out_features: width of what is summed up: without an ``mlp`` that of the output.
-      activation: ``"maxk"``, ``"relu"`` or None, applied in front of the aggregation.
+      out_features: width of the sum; without an ``mlp``, width of the output.
+      activation: ``"maxk"``, ``"relu"`` or None, applied before the aggregation.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      linear: whether the linear layer stands in front of the activation; without it
-        ``h = act(x)``, and ``out_features`` equals ``in_features``.
-      mlp: module applied to the sum, which the paper describes; None returns the sum itself, which
-        MaxK-GNN does.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+      linear: whether a linear layer precedes the activation; without it ``h = act(x)``, and
+        ``out_features`` equals ``in_features``.
+      mlp: module applied to the sum, as in the paper; None returns the sum itself, as in
+        MaxK-GNN.
+      kernel_mode: ``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
 
     Example:
@@ -367,9 +366,9 @@ class GINConv(_Convolution):
           graph: rows are receivers, columns are senders; one that is already normalised is used
             unchanged.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders, of one width.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features, of one width.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
+          k: number of kept entries instead of the layer's ``k``; None keeps the layer's.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.

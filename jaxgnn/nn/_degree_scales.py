@@ -1,4 +1,4 @@
-"""Factors of the rows of a graph by their degrees, which ``PNAConv`` scales by."""
+"""Scale factors of rows by their degrees, for ``PNAConv``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
-"""Ways to scale what a node has aggregated by its degree."""
+"""Scales by degree of the aggregated values of a node."""
 
 
 class DegreeAverages(NamedTuple):
-    """Averages over the nodes of a training set, by which ``PNAConv`` scales.
+    """Averages over the nodes of a training set, used as scales by ``PNAConv``.
 
     Attributes:
       linear: mean of the degree d.
@@ -34,8 +34,8 @@ class DegreeAverages(NamedTuple):
     def of(cls, *graphs: CSRGraph) -> DegreeAverages:
         """The averages over the nodes of graphs, such as all of a training set.
 
-        All rows are counted, those that pad a batch as well, as nodes of degree 0: give it the
-        graphs themselves and not padded batches of them.
+        All rows are counted, also padding of a batch, as nodes of degree 0: pass the graphs
+        themselves and not padded batches of them.
 
         Args:
           *graphs: concrete graphs; the degree of a row is the number of its edges.
@@ -65,8 +65,8 @@ class DegreeAverages(NamedTuple):
           counts: whole numbers, [largest degree + 1].
 
         Raises:
-          ValueError: if the counts are not one axis of numbers that are not negative, or no node
-            has an edge.
+          ValueError: if the counts are not a one-dimensional array of non-negative numbers, or no
+            node has an edge.
 
         Example:
           >>> DegreeAverages.of_histogram([1, 1, 1]).linear
@@ -88,7 +88,7 @@ class DegreeAverages(NamedTuple):
 
 
 def averages_or_graph(value: Any) -> str | None:
-    """Checks for averages, or a graph that has them."""
+    """Checks for averages, or a graph to compute them from."""
     is_good = isinstance(value, DegreeAverages) and all(
         isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value
     )
@@ -106,7 +106,7 @@ def averages_or_graph(value: Any) -> str | None:
 def degree_scales(
     graph: CSRGraph, averages: DegreeAverages, scalers: Sequence[Scaler], dtype: DTypeLike
 ) -> Float[Array, "rows scalers"]:
-    """The factor of each row and scale; 1 stands for a degree of 0 where it would divide."""
+    """The factor of each row and scale; a degree of 0 counts as 1 where it would divide."""
     degrees = graph.degrees().astype(dtype)
     at_least_one = jnp.maximum(degrees, 1)
     mean, log = averages

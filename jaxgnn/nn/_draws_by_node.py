@@ -1,8 +1,8 @@
 """Random masks of nodes and edges that do not depend on how a graph is spread over devices.
 
-``jax.random`` numbers the entries of an array, and hashes these numbers with the key. So each
-device can draw for its own nodes and edges what ``jax.random.bernoulli`` would draw for them in an
-array of all, from their numbers in the whole graph.
+``jax.random`` hashes the position of each entry of an array with the key. So each device can draw
+for its own nodes and edges the same values as ``jax.random.bernoulli`` draws for them in an array
+of all, from their positions in the whole graph.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from jaxgnn.graph import CSRGraph, Halo, LocalGraph
 from jaxgnn.graph._edge_numbers import Words
 from jaxgnn.graph._local_graph import LocalMatrix
 
-# Of the hash Threefry-2x32, which mixes for 20 rounds: the rotations of four rounds, in turns, and
-# a constant of its key schedule.
+# Constants of the hash Threefry-2x32, which mixes for 20 rounds: the rotations of four rounds, in
+# turns, and a constant of its key schedule.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
@@ -34,13 +34,13 @@ def bernoulli_of_rows(
     shape: tuple[int, ...],
     axis: int,
 ) -> Bool[Array, "*shape"]:
-    """Draws a mask of nodes, the same however many devices the graph is spread over.
+    """Draws a mask of nodes, the same for any number of devices of the graph.
 
     Args:
       where: name of the layer in error messages.
-      key: a random key, the same on all devices; of threefry if the graph is spread over some.
-      probability: of True.
-      graph: the graph of the nodes; None if it is not known, and on one device.
+      key: a random key, the same on all devices; it must be threefry if the graph is spread.
+      probability: probability of True.
+      graph: the graph of the nodes; None if it is unknown, and on one device.
       shape: shape of the mask.
       axis: the axis of the nodes, not negative.
 
@@ -63,12 +63,12 @@ def bernoulli_of_edges(
     shape: tuple[int, ...],
     axis: int,
 ) -> Bool[Array, "*shape"]:
-    """Draws a mask of edge slots, the same however many devices the graph is spread over.
+    """Draws a mask of edge slots, the same for any number of devices of the graph.
 
     Args:
       where: name of the layer in error messages.
-      key: a random key, the same on all devices; of threefry if the graph is spread over some.
-      probability: of True.
+      key: a random key, the same on all devices; it must be threefry if the graph is spread.
+      probability: probability of True.
       graph: the graph of the edges, or a sparse matrix of the stored entries.
       shape: shape of the mask.
       axis: the axis of the edge slots, not negative.
@@ -83,11 +83,11 @@ def bernoulli_of_edges(
 
 
 def bits_of_edges(where: str, key: jax.Array, graph: CSRGraph) -> UInt32[Array, " edges"]:
-    """Draws 32 random bits for each edge slot, the same however many devices have the graph.
+    """Draws 32 random bits for each edge slot, the same for any number of devices of the graph.
 
     Args:
       where: name of the layer in error messages.
-      key: a random key, the same on all devices; of threefry if the graph is spread over some.
+      key: a random key, the same on all devices; it must be threefry if the graph is spread.
       graph: the graph of the edges.
 
     Raises:
@@ -102,18 +102,18 @@ def bits_of_edges(where: str, key: jax.Array, graph: CSRGraph) -> UInt32[Array, 
 def bernoulli_of_nodes(
     where: str, key: jax.Array, probability: float, halo: Halo, shape: tuple[int, ...], axis: int
 ) -> Bool[Array, "*shape"]:
-    """Draws for the own nodes of a device what one device would draw for the whole graph.
+    """Draws for a device's own nodes the values that one device draws for the whole graph.
 
     Args:
       where: name of the layer in error messages.
       key: a threefry key, the same on all devices.
-      probability: of True.
-      halo: whose ``ids`` are the numbers of the own nodes.
+      probability: probability of True.
+      halo: the halo whose ``ids`` are the numbers of the own nodes.
       shape: shape of the mask.
       axis: the axis of the nodes, not negative.
 
     Raises:
-      ValueError: if the key is of another generator, or the axes behind that of the nodes have more
+      ValueError: if the key is of another generator, or the axes after that of the nodes have more
         than 2^16 entries.
     """
     ids = halo.ids.astype(jnp.uint32)
@@ -122,10 +122,10 @@ def bernoulli_of_nodes(
 
 
 class _Entries(NamedTuple):
-    """Entries of an array, of which a device has some along one axis.
+    """Entries of an array, of which a device holds some along one axis.
 
     Attributes:
-      numbers: number of each place along the axis, among those of all devices.
+      numbers: number of each place along the axis, counted over all devices.
       total: number of places of all devices.
       shape: shape of the device's part.
       axis: the axis.
@@ -153,12 +153,12 @@ class _Entries(NamedTuple):
 def _bernoulli(
     where: str, key: jax.Array, probability: float, drawn: _Entries
 ) -> Bool[Array, "*shape"]:
-    """What ``jax.random.bernoulli`` draws for these entries of an array of all places."""
+    """Draws as ``jax.random.bernoulli`` does for these entries of an array of all places."""
     _require_threefry(where, key)
     if drawn.width > 1 << 16:
         raise bad_input(where, "x", "of at most 2^16 features a node", drawn.width)
     bits = _threefry(jax.random.key_data(key), drawn.counters())
-    # A float of [1, 2) whose fraction is random, as jax.random.uniform makes it.
+    # A float in [1, 2) with a random fraction, as jax.random.uniform computes it.
     fraction = bits >> np.uint32(9) | np.uint32(0x3F800000)
     uniform = jax.lax.bitcast_convert_type(fraction, jnp.float32) - 1
     return (uniform < np.float32(probability)).reshape(drawn.shape)
@@ -176,7 +176,7 @@ def _threefry(key: UInt32[Array, "2"], counters: Words) -> UInt32[Array, "*shape
     """Both words of the hash of each counter, combined as ``jax.random.bits`` does.
 
     From "Parallel Random Numbers: As Easy as 1, 2, 3" (https://doi.org/10.1145/2063384.2063405).
-    It is element-wise, so that XLA makes no array of the counters.
+    It is element-wise, so that XLA allocates no array of the counters.
     """
     schedule = key[0], key[1], key[0] ^ key[1] ^ _PARITY
     first = jnp.asarray(counters.high) + schedule[0]

@@ -18,22 +18,22 @@ from jaxgnn.nn._options import checked_options, flag, rate
 
 
 class DropEdge(nnx.Module):
-    """Leaves out some edges of a graph in training, others in each call.
+    """Drops some edges of a graph in training, others in each call.
 
-    Each edge stays with probability ``1 - rate``. What stays is not scaled up: normalise the graph
-    behind it, as convolutions do with a graph that is not normalised yet. See
+    Each edge is kept with probability ``1 - rate``. Kept edges are not scaled up: normalise the
+    graph after this layer, as convolutions do for a graph that is not normalised yet. See
     https://arxiv.org/abs/1907.10903.
 
-    The new graph has as many edge slots as the old one, those of the edges that are left out behind
-    all others, so that nothing compiles anew.
+    The new graph has the same number of edge slots as the old one, with dropped edges at the end,
+    so that nothing is compiled again.
 
     Args:
-      rate: probability of leaving out an edge.
-      undirected: whether the two directions of a pair, and all of its repeats, stay together.
+      rate: probability of dropping an edge.
+      undirected: whether both directions of a pair, and all of its repeats, are dropped together.
 
     Attributes:
-      deterministic: None to leave out edges when a call has ``rngs``; False, which ``train()``
-        sets, to require them; True, which ``eval()`` sets, to leave out none.
+      deterministic: None to drop edges when a call has ``rngs``; False, which ``train()`` sets,
+        to require them; True, which ``eval()`` sets, to drop none.
 
     Raises:
       ValueError: if an option has a type or value other than described above.
@@ -58,7 +58,7 @@ class DropEdge(nnx.Module):
     def __call__(
         self, graph: CSRGraph, edge_data: PyTree = None, *, rngs: nnx.Rngs | None = None
     ) -> Any:
-        """Leaves out some edges.
+        """Drops some edges.
 
         Args:
           graph: a graph that is not normalised.
@@ -69,7 +69,7 @@ class DropEdge(nnx.Module):
           The graph; with ``edge_data`` a pair of the graph and the data in its order.
 
         Raises:
-          ValueError: if ``graph`` is none or is normalised, or ``rngs`` lack the stream.
+          ValueError: if ``graph`` is not a graph or is normalised, or ``rngs`` lack the stream.
         """
         if not isinstance(graph, CSRGraph):
             raise bad_input("DropEdge", "graph", "a jaxgnn.CSRGraph", type(graph).__name__)
@@ -89,7 +89,7 @@ class DropEdge(nnx.Module):
         return made, jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], edge_data)
 
     def _stays(self, graph: CSRGraph, key: Array) -> Bool[Array, " edges"]:
-        """Which edge slots stay; False for padding."""
+        """Mask of the kept edge slots; False for padding."""
         receivers = jnp.asarray(graph.receivers())
         if not self.undirected:
             draws = bits_of_edges("DropEdge", key, graph)
@@ -104,15 +104,15 @@ class DropEdge(nnx.Module):
 class DropNode(nnx.Module):
     """Zeroes all features of some nodes in training, and scales up those of the others.
 
-    ``y_i = z_i x_i / (1 - rate)``, where ``z_i`` is zero with probability ``rate`` and else one. A
-    node that is left out still receives from its neighbours. See https://arxiv.org/abs/2005.11079.
+    ``y_i = z_i x_i / (1 - rate)``, where ``z_i`` is zero with probability ``rate``, otherwise one.
+    A dropped node still receives from its neighbours. See https://arxiv.org/abs/2005.11079.
 
     Args:
-      rate: probability of leaving out a node.
+      rate: probability of dropping a node.
 
     Attributes:
-      deterministic: None to leave out nodes when a call has ``rngs``; False, which ``train()``
-        sets, to require them; True, which ``eval()`` sets, to leave out none.
+      deterministic: None to drop nodes when a call has ``rngs``; False, which ``train()`` sets,
+        to require them; True, which ``eval()`` sets, to drop none.
 
     Raises:
       ValueError: if ``rate`` is not in [0, 1).
@@ -141,8 +141,8 @@ class DropNode(nnx.Module):
 
         Args:
           x: features of the nodes.
-          graph: the graph of the nodes, which is needed where it is spread over devices: then the
-            same nodes are left out on any number of them.
+          graph: the graph of the nodes, required if it is spread over devices, so that the same
+            nodes are dropped on any number of them.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
@@ -161,11 +161,11 @@ class DropNode(nnx.Module):
 
 
 def _with_edges(graph: CSRGraph, stays: Bool[Array, " edges"]) -> tuple[CSRGraph, Array]:
-    """The graph of the edges that stay, and the old slot of each new one."""
+    """The graph of the kept edges, and the old slot of each new one."""
     indptr = jnp.asarray(graph.indptr)
     before = jnp.pad(jnp.cumsum(stays, dtype=indptr.dtype), (1, 0))
     slots, total = jnp.arange(stays.shape[0], dtype=indptr.dtype), before[-1]
-    # The new slot of each old one: edges that stay in their order, and the others behind them.
+    # The new slot of each old one: kept edges in their order, and the others after them.
     places = jnp.where(stays, before[:-1], total + slots - before[:-1])
     order = jnp.zeros_like(slots).at[places].set(slots, unique_indices=True)
     made = CSRGraph(
@@ -179,15 +179,15 @@ def _with_edges(graph: CSRGraph, stays: Bool[Array, " edges"]) -> tuple[CSRGraph
 
 
 def _threshold(rate: float) -> UInt32[Array, ""]:
-    """The number below which a random number of 32 bits is with probability ``rate``."""
+    """The bound below which a random number of 32 bits is with probability ``rate``."""
     return jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def _of_pairs(senders: Array, receivers: Array, key: Array) -> UInt32[Array, " edges"]:
     """A random number for each pair of nodes, the same for both directions and all repeats.
 
-    The numbers of the nodes are mixed with two random ones by multiplications and shifts, those at
-    the end of MurmurHash3, behind which each bit hangs on all bits.
+    The numbers of the nodes are mixed with two random ones by multiplications and shifts, those of
+    MurmurHash3's finalizer, after which each bit depends on all bits.
     """
     seeds = jax.random.bits(key, (2,), jnp.uint32)
     low, high = jnp.minimum(senders, receivers), jnp.maximum(senders, receivers)

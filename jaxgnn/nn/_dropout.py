@@ -18,7 +18,7 @@ Features = Float[Array, "*batch nodes dim"] | CBSR
 
 
 class Dropout(nnx.Module):
-    """Dropout inside of a larger module.
+    """Dropout inside a larger module.
 
     Other layers with dropout have an attribute ``deterministic`` of the same meaning.
 
@@ -50,7 +50,7 @@ class Dropout(nnx.Module):
         Args:
           x: features.
           rngs: random streams, or None.
-          graph: the graph whose nodes the rows of ``x`` are; None if they are no nodes.
+          graph: the graph of which the rows of ``x`` are nodes; None if they are not nodes.
         """
         drawn_from = training_rngs(self.where, self.deterministic, self.rate, rngs)
         return dropout(x, self.rate, drawn_from, graph)
@@ -86,7 +86,8 @@ def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.
     """Returns ``rngs`` after checking that a layer can draw dropout from them.
 
     Raises:
-      ValueError: if ``rngs`` is no ``nnx.Rngs``, or has no stream for a dropout that draws from it.
+      ValueError: if ``rngs`` is not an ``nnx.Rngs``, or lacks a stream for dropout that draws from
+        it.
     """
     if not isinstance(rngs, nnx.Rngs):
         expected = "None or an nnx.Rngs with a dropout stream, such as nnx.Rngs(dropout=key)"
@@ -110,8 +111,8 @@ def dropout(x: CSRGraph, rate: float, rngs: nnx.Rngs | None) -> CSRGraph: ...
 def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Any:
     """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
 
-    On compressed rows it works on the kept entries, so a row keeps at most ``k``; on a sparse
-    matrix on its stored entries, since the others are zero anyway.
+    In compressed rows it drops kept entries, so a row keeps at most ``k``; in a sparse matrix it
+    drops stored entries, because the others are zero anyway.
 
     If the rows of ``x`` are the nodes of a ``graph`` that is spread over devices, the draws are
     those of the whole graph on one device.

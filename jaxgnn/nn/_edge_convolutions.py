@@ -28,12 +28,12 @@ class GINEConv(GraphLayer):
     """Isomorphism convolution: ``y_i = mlp((1 + ε) x_i + Σ_j relu(x_j + W_e e_ij + b))``.
 
     See https://arxiv.org/abs/1905.12265. ε is learnt, from zero. Without ``edge_dim`` the features
-    of edges are as wide as those of nodes, and are added as they are. It computes what PyTorch
+    of edges are as wide as those of nodes, and are added unchanged. It computes what PyTorch
     Geometric's ``GINEConv`` does. Weights and scales of the graph are ignored.
 
     Args:
       in_features: width of the features of nodes, of both ends.
-      edge_dim: width of the features of edges; None if they are ``in_features`` wide, for no W_e
+      edge_dim: width of the features of edges; None if it is ``in_features``, without W_e
         and b.
       mlp: module applied to the sum; None returns the sum itself.
 
@@ -80,9 +80,9 @@ class GINEConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, in the graph's order; with the leading axes of
-            ``x`` or without.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
+          edge_features: features of the edge slots, in the graph's order, with or without the
+            leading axes of ``x``.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.
@@ -105,10 +105,11 @@ class EdgeConv(GraphLayer):
     scales of the graph are ignored.
 
     An ``nn.FusedMLP``, and an ``nn.FusedLinear`` without activation, is not evaluated on all edges
-    if the reduction is a sum, mean or maximum: with the rows ``W = [A ; B]`` of its first kernel,
+    if the reduction is a sum, mean or maximum. With the rows ``W = [A ; B]`` of its first kernel,
     ``[x_i ; x_j - x_i] W = x_i (A - B) + x_j B``, so that this layer is one product a node, and
-    ``ops.edge_mlp_aggregate`` does the rest without an array of all edges. In half precision the
-    two products are rounded before they are added. Any other function is evaluated edge by edge.
+    ``ops.edge_mlp_aggregate`` computes the rest without an array of all edges. In half precision
+    the two products are rounded before they are added. Any other function is evaluated edge by
+    edge.
 
     Args:
       mlp: module or function of ``[x_i ; x_j - x_i]``, [..., edges, 2 · in], evaluated on the last
@@ -116,7 +117,7 @@ class EdgeConv(GraphLayer):
       reduce: reduction of the messages, one of those of ``ops.aggregate``.
       implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
-      dtype: dtype of the features that ``mlp`` is given; None for that of ``x``.
+      dtype: dtype of the features passed to ``mlp``; None for that of ``x``.
 
     Raises:
       ValueError: if an option has a type or value other than described above.
@@ -151,7 +152,7 @@ class EdgeConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders, of one width.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features, of one width.
 
         Raises:
           ValueError: if an argument does not fit the others.
@@ -167,7 +168,7 @@ class EdgeConv(GraphLayer):
         return self._aggregate_edges(graph, messages, self.reduce)
 
     def _splits(self) -> bool:
-        """Whether ``ops.edge_mlp_aggregate`` can evaluate the MLP: it has no C++ kernels."""
+        """Whether ``ops.edge_mlp_aggregate`` can evaluate the MLP; it has no C++ kernels."""
         mlp = self.mlp
         is_mlp = type(mlp) is FusedMLP
         is_linear = type(mlp) is FusedLinear and mlp.activation is None
@@ -273,9 +274,9 @@ class ResGatedGraphConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, in the graph's order; with the leading axes of
-            ``x`` or without.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
+          edge_features: features of the edge slots, in the graph's order, with or without the
+            leading axes of ``x``.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.

@@ -24,7 +24,7 @@ from jaxgnn.nn._options import any_activation, at_least, checked_options
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
-"""Which experts share a hyperedge: every two, every three, all of them, or none."""
+"""Hyperedges of experts: every pair, every triple, all experts together, or none."""
 
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
@@ -67,8 +67,8 @@ class ExpertCoupler(_Coupler):
 
     with its own learnt, positive weights W. The combiner then reduces h to ``[..., features]``: the
     mean over the experts, a linear map, gelu and LayerNorm. Without activation and residual
-    connection the layers would be one linear map of a fixed mean of the experts, and with equal
-    weights the same for every strategy.
+    connection the layers would be one linear map of a fixed mean of the experts. With equal weights
+    they would be the same for every strategy.
 
     Tokens do not read each other, so a coupler keeps a causal model causal.
 
@@ -77,15 +77,15 @@ class ExpertCoupler(_Coupler):
       num_experts: number of experts.
       strategy: the hyperedges: ``"all_pairs"``, ``"all_triples"``, ``"all"`` for a single hyperedge
         of all experts, ``"alone"`` for a hyperedge of each single expert, which couples nothing; or
-        sets of experts, or a ``jaxgnn.Incidence``. Experts without a hyperedge are not coupled;
-        neither is any expert where the strategy needs more experts than there are.
+        sets of experts, or a ``jaxgnn.Incidence``. Experts without a hyperedge are not coupled, and
+        no expert is coupled if the strategy needs more experts than there are.
       layers: number of hypergraph convolutions.
       activation: activation of each convolution: a function, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       residual: whether to add the input of a layer to its output.
       combiner: maps ``[..., experts, features]`` to ``[..., features]``; None for the combiner
         described above.
-      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, as in torch-geometric.
       normalization: ``"mean"`` for the formula above, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``.
       dtype: dtype of the computation; None for the promoted dtype of input and parameters.
       param_dtype: dtype of the parameters.
@@ -317,8 +317,8 @@ def _recomputed_forward(function, *inputs):
 
 
 def _recomputed_backward(function, inputs, dy):
-    # The barrier keeps XLA from storing results that both passes compute. (That of jax.checkpoint
-    # would have the incoming gradient stored as well.)
+    # The barrier keeps XLA from storing results that both passes compute. (The barrier of
+    # jax.checkpoint would also store the incoming gradient.)
     x, *constants = inputs
     return jax.vjp(function, jax.lax.optimization_barrier(x), *constants)[1](dy)
 
@@ -354,7 +354,7 @@ def expert_hyperedges(
 
 @functools.lru_cache(maxsize=64)
 def _incidence(hyperedges: tuple[tuple[int, ...], ...], num_experts: int) -> Incidence:
-    """Builds the hypergraph from tuples: modules store these as static, and arrays as state."""
+    """Builds the hypergraph from tuples, which modules store as static, unlike arrays."""
     return Incidence.from_hyperedges(hyperedges, num_experts)
 
 

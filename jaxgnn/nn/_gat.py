@@ -19,7 +19,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
 class _GraphAttention(AttentionLayer):
-    """What GAT and GATv2 share: how a result is made of the attended sums."""
+    """Shared part of GAT and GATv2: the result from the attended sums."""
 
     residual_linear: FusedLinear | None
     bias: nnx.Param | None
@@ -39,18 +39,18 @@ class GATConv(_GraphAttention):
     Geometric's ``GATConv`` does with the same weights. Weights and scales of the graph are ignored.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. Of a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside, as ``jaxgnn.graph.with_one_loop_each`` does, for ``add_self_loops=False``.
+    done once. For a graph that is an argument of a jitted function it is done in every call:
+    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
 
     Args:
       in_features: width of the input; or a pair of the widths of receivers and of senders, which
-        then have matrices W of their own.
+        then have separate matrices W.
       out_features: width of the output of each head.
       heads: number of attention heads.
       concat: whether to concatenate the heads; False for their mean.
       negative_slope: slope of the leaky ReLU of the scores below zero.
-      dropout: probability of leaving an edge out for a head in training, after the softmax.
-      add_self_loops: whether each node gets one self loop in the place of those that it has. In a
+      dropout: probability of dropping an edge for a head in training, after the softmax.
+      add_self_loops: whether each node gets one self loop instead of those that it has. In a
         bipartite graph node ``i`` of the receivers and of the senders count as one; where they are
         nodes of different kinds, it should be False.
       edge_dim: width of the features of edges; None if there are none.
@@ -135,13 +135,13 @@ class GATv2Conv(_GraphAttention):
     """Dynamic graph attention: ``y_i = Σ_j p_ij W_src x_j + b``, ``p_i = softmax_j(s_ij)``.
 
     ``s_ij = ⟨a, leaky_relu(W_dst x_i + W_src x_j + W_e e_ij)⟩`` for each head, without the last
-    term if edges have no features. Unlike in GAT, which neighbour scores highest depends on the
+    term if edges have no features. Unlike in GAT, the ranking of the neighbours depends on the
     receiver. See https://arxiv.org/abs/2105.14491. It computes what PyTorch Geometric's
     ``GATv2Conv`` does with the same weights. Weights and scales of the graph are ignored.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. Of a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside, as ``jaxgnn.graph.with_one_loop_each`` does, for ``add_self_loops=False``.
+    done once. For a graph that is an argument of a jitted function it is done in every call:
+    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
@@ -149,8 +149,8 @@ class GATv2Conv(_GraphAttention):
       heads: number of attention heads.
       concat: whether to concatenate the heads; False for their mean.
       negative_slope: slope of the leaky ReLU below zero.
-      dropout: probability of leaving an edge out for a head in training, after the softmax.
-      add_self_loops: whether each node gets one self loop in the place of those that it has. In a
+      dropout: probability of dropping an edge for a head in training, after the softmax.
+      add_self_loops: whether each node gets one self loop instead of those that it has. In a
         bipartite graph node ``i`` of the receivers and of the senders count as one; where they are
         nodes of different kinds, it should be False.
       edge_dim: width of the features of edges; None if there are none.
@@ -158,11 +158,11 @@ class GATv2Conv(_GraphAttention):
         of those of the edges that enter the node; a number; or one number for each feature.
       share_weights: whether the matrices and biases of receivers and senders are the same.
       residual: whether to add a linear map of the receiver's own features.
-      use_bias: whether to add the bias b, and others to the linear maps of receivers and senders.
+      use_bias: whether to add the bias b, and biases in the linear maps of receivers and senders.
 
     Raises:
-      ValueError: if an option has a type or value other than described above, or weights are to be
-        shared by ends of different widths.
+      ValueError: if an option has a type or value other than described above, or ends of different
+        widths should share weights.
 
     Example:
       >>> import jax.numpy as jnp

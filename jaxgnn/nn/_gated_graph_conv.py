@@ -1,4 +1,4 @@
-"""Gated graph convolution: messages that a gated recurrent unit reads, in several steps."""
+"""Gated graph convolution: several steps of messages and a gated recurrent unit."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class GatedGraphConv(GraphLayer):
         r = σ(U_r m + V_r h),  z = σ(U_z m + V_z h),  n = tanh(U_n m + r ⊙ (V_n h))
         GRU(m, h) = (1 - z) ⊙ n + z ⊙ h
 
-    with a bias in each product but that with ``W_t``. The first h is x, with zeros behind it where
-    it is narrower than the output. See https://arxiv.org/abs/1511.05493. It computes what PyTorch
-    Geometric's ``GatedGraphConv`` does. Each step has a matrix ``W_t`` of its own, and all steps
-    share the unit; ``nn.MessagePassing`` with an ``nn.GRUUpdate`` shares all parameters.
+    with a bias in each product except that with ``W_t``. The first h is x, padded with zeros if it
+    is narrower than the output. See https://arxiv.org/abs/1511.05493. It computes what PyTorch
+    Geometric's ``GatedGraphConv`` does. Each step has its own matrix ``W_t``, and all steps share
+    the unit; ``nn.MessagePassing`` with an ``nn.GRUUpdate`` shares all parameters.
 
     Args:
       out_features: width of the output, at least that of the input.
       num_layers: number of steps.
       reduce: reduction of the messages, one of those of ``ops.neighbour_reduce``. Weights and
-        scales of the graph count for ``"sum"`` and ``"mean"``.
+        scales of the graph are used for ``"sum"`` and ``"mean"``.
       use_bias: whether the unit has biases.
 
     Example:

@@ -1,4 +1,4 @@
-"""The sum over neighbours and the node itself that graph convolutional networks multiply by."""
+"""Weighted sum over neighbours and the node itself, used by graph convolutional networks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
 class GCNSum(NamedTuple):
-    """The product with ``P``, whose entries are ``w_ij / √(d_i d_j)`` of edges and self loops.
+    """Product with ``P``, whose entries are ``w_ij / √(d_i d_j)`` for edges and self loops.
 
     Attributes:
       graph: the edges, normalised.
@@ -40,13 +40,13 @@ class GCNSum(NamedTuple):
         """Adds the nodes' own terms to the sums over their neighbours."""
         if self.loops is None:
             return aggregated
-        # Of half precision the sum is rounded once more, but not the product.
+        # In half precision the sum is rounded once more, but not the product.
         wide = accumulation_dtype(aggregated.dtype)
         own = self.loops.astype(wide)[:, None] * x.astype(wide)
         return (aggregated.astype(wide) + own).astype(aggregated.dtype)
 
     def dropped(self, rate: float, key: Array) -> GCNSum:
-        """Leaves out each entry of ``P`` with a probability, and scales up the others."""
+        """Drops each entry of ``P`` with a probability, and scales up the others."""
         of_edges, of_loops = jax.random.split(key)
         given, graph = self.graph.weights, self.graph
         weights = jnp.ones(graph.num_edges) if given is None else jnp.asarray(given)
@@ -59,7 +59,7 @@ class GCNSum(NamedTuple):
 
 
 def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: bool) -> GCNSum:
-    """Normalises a graph, unless it is normalised already: such a graph is used unchanged.
+    """Normalises a graph, unless it is already normalised: such a graph is used unchanged.
 
     Args:
       where: name of the layer in errors and warnings.
@@ -71,8 +71,8 @@ def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: boo
       ValueError: if the graph is not square and not normalised.
 
     Warns:
-      UserWarning: once, if self loops should be added to a graph that is already normalised, and
-        that is concrete and lacks some.
+      UserWarning: once, if self loops are requested for a graph that is already normalised and
+        concrete, and lacks some.
     """
     if graph.is_normalized or not normalize:
         if add_self_loops:
@@ -89,7 +89,7 @@ def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: boo
 
 
 def _warn_of_missing_loops(where: str, graph: CSRGraph) -> None:
-    """Warns, once in a process, of a concrete graph that was normalised without all self loops."""
+    """Warns once in a process about a concrete graph that was normalised without all self loops."""
     if (
         graph.is_square
         and is_concrete(graph.indptr, graph.indices)
@@ -104,5 +104,5 @@ def _warn_of_missing_loops(where: str, graph: CSRGraph) -> None:
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Warns, once in a process."""
+    """Warns once in a process."""
     warnings.warn(message, stacklevel=2)

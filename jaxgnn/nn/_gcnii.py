@@ -18,9 +18,9 @@ from jaxgnn.nn._options import at_least, checked_options, flag, fraction, positi
 
 
 def identity_share(strength: float, place: int) -> float:
-    """The share β of the linear map in the layer at a place from 1: ``log(strength / place + 1)``.
+    """The share β of the linear map in layer ``place``, from 1: ``log(strength / place + 1)``.
 
-    The rest is the identity, so that deep layers change little.
+    The rest is the identity, so that deep layers change their input little.
     """
     return math.log(strength / place + 1)
 
@@ -30,7 +30,7 @@ def near_identity(
     mapped: Float[Array, "*batch nodes d"],
     beta: float | Array,
 ) -> Float[Array, "*batch nodes d"]:
-    """``(1 - β) s + β s W`` of the sums ``s`` of a layer and of what its matrix makes of them."""
+    """``(1 - β) s + β s W`` from the sums ``s`` of a layer and their product with its matrix."""
     return (1 - beta) * support + beta * mapped
 
 
@@ -39,13 +39,13 @@ class GCNIIConv(GraphLayer):
 
     See https://arxiv.org/abs/2007.02133. ``P`` is the normalised adjacency of ``nn.GCNConv``, with
     self loops, and ``β = log(strength / place + 1)`` falls with the place of the layer. It computes
-    what PyTorch Geometric's ``GCN2Conv`` does. ``models.GCNII`` is the whole network, whose layers
-    are run by one scan.
+    what PyTorch Geometric's ``GCN2Conv`` does. ``models.GCNII`` is the whole network, which runs
+    its layers by one scan.
 
     Args:
       features: width of input and output.
       alpha: share of the initial features, in [0, 1].
-      strength: how far the layers are from the identity, λ in the paper and θ in PyTorch Geometric;
+      strength: distance of the layers from the identity, λ in the paper and θ in PyTorch Geometric;
         None for β = 1.
       place: the place of the layer in the network, from 1.
       share_weights: whether one matrix multiplies both terms of ``s``; False for two.
@@ -107,7 +107,7 @@ class GCNIIConv(GraphLayer):
 
         Args:
           graph: square graph; one that is already normalised is used unchanged.
-          x: features of the nodes, the output of the layer before.
+          x: features of the nodes, the output of the previous layer.
           initial: ``x_0``, the input of the first layer, of the shape of ``x``.
 
         Raises:

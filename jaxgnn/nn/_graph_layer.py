@@ -1,4 +1,4 @@
-"""What layers on graphs share: widths, checks of graph and features, arrays of edges."""
+"""Shared parts of layers on graphs: widths, checks of graph and features, arrays of edges."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Nodes = (
 
 
 class Ends[T](NamedTuple):
-    """Something of both ends of edges.
+    """A pair of values for both ends of edges.
 
     Attributes:
-      dst: of the receivers, which are the rows of the graph.
-      src: of the senders, which are the columns.
+      dst: value for the receivers, which are the rows of the graph.
+      src: value for the senders, which are the columns.
     """
 
     dst: T
@@ -45,7 +45,7 @@ class GraphLayer(Layer):
     """Base class of layers that are called with a graph and the features of its nodes."""
 
     def _linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
-        """A linear layer of the dtypes of this one."""
+        """A linear layer with the dtypes of this one."""
         return FusedLinear(in_features, out_features, **self._dtypes, **options)
 
     def _apply(self, linear: FusedLinear, x: Any) -> Array:
@@ -54,7 +54,7 @@ class GraphLayer(Layer):
     def _check(self, graph: CSRGraph, x: Array, in_features: int | None) -> None:
         """Raises ValueError unless graph and features of the senders fit each other and the layer.
 
-        Any width fits a layer whose ``in_features`` are None.
+        A layer whose ``in_features`` are None accepts any width.
         """
         self._check_graph(graph)
         self._check_nodes("x", x, graph.num_cols, in_features, "nodes")
@@ -99,7 +99,7 @@ class GraphLayer(Layer):
         return Ends(*self._as_floats(*ends))
 
     def _checked_ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Any]:
-        """The features of both ends as they came; ValueError unless all fit each other."""
+        """The features of both ends unchanged; raises ValueError unless all fit each other."""
         self._check_graph(graph)
         names = ("x[0]", "x[1]")
         if not isinstance(x, tuple | list):
@@ -125,7 +125,7 @@ class GraphLayer(Layer):
 
         Args:
           graph: the graph.
-          given: what the caller passed.
+          given: argument of the caller.
           dim: their width, or None for a layer that takes none.
           x: features of nodes, whose leading axes they may have.
 
@@ -152,11 +152,11 @@ class GraphLayer(Layer):
         return without_padding(graph, features.astype(x.dtype))
 
     def _at_receivers(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
-        """The features of each edge's receiver, with a gradient that is a sum by row."""
+        """The features of each edge's receiver; the gradient is a sum by row."""
         return at_ends("receivers", graph, x, implementation=self.implementation)
 
     def _at_senders(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
-        """The features of each edge's sender, with a gradient that is a sum by column."""
+        """The features of each edge's sender; the gradient is a sum by column."""
         return at_ends("senders", graph, x, implementation=self.implementation)
 
     def _aggregate_edges(
@@ -169,7 +169,7 @@ class GraphLayer(Layer):
         return apply_mlp(mlp, x, self.implementation)
 
     def _as_floats(self, *arrays: Array) -> list[Array]:
-        """Arrays in the dtype of the computation, as a linear layer would have them."""
+        """Arrays in the dtype of the computation, chosen as by a linear layer."""
         floats = [
             x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(self.param_dtype)
             for x in map(jnp.asarray, arrays)
@@ -179,7 +179,7 @@ class GraphLayer(Layer):
 
 
 def widths_of_ends(where: str, in_features: Any) -> Ends[int]:
-    """Reads one width for both ends, or a pair of those of the receivers and of the senders.
+    """Reads one width for both ends, or a pair of widths of the receivers and of the senders.
 
     Raises:
       ValueError: unless they are positive.
@@ -196,5 +196,5 @@ def widths_of_ends(where: str, in_features: Any) -> Ends[int]:
 def without_padding(
     graph: CSRGraph, of_edges: Float[Array, "*batch edges dim"]
 ) -> Float[Array, "*batch edges dim"]:
-    """Arrays of edges with zeros in padding slots, whose contents may be anything."""
+    """Arrays of edges with zeros in padding slots, whose contents are arbitrary."""
     return jnp.where((graph.receivers() < graph.num_rows)[:, None], of_edges, 0)

@@ -1,4 +1,4 @@
-"""Norms over the nodes of a batch of graphs, in which padding has no part."""
+"""Norms over the nodes of a batch of graphs, which ignore padding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
 class _Norm(nnx.Module):
-    """Base class of norms with a scale and a shift of each feature."""
+    """Base class of norms with a scale and a shift for each feature."""
 
     def __init__(self, features: int, epsilon: float, use_affine: bool, param_dtype: jnp.dtype):
         check_widths(type(self).__name__, features)
@@ -56,11 +56,11 @@ class _Norm(nnx.Module):
         return (made if mask is None else rows_where(mask, made)).astype(x.dtype)
 
     def _mean(self, of_graphs: _Mean) -> _Mean:
-        """What the norm takes means over, from the means over the nodes of each graph."""
+        """The means that the norm subtracts, from the means over the nodes of each graph."""
         return of_graphs
 
     def _centred(self, x: Array, mean: _Mean) -> Array:
-        """The features with their mean taken away."""
+        """The features minus their mean."""
         return x - mean(x)
 
 
@@ -105,12 +105,12 @@ class LayerNorm(_Norm):
     """Normalises over the features of each node, or over all features and nodes of each graph.
 
     ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1607.06450. PyTorch Geometric
-    normalises whole graphs, which it calls ``mode="graph"``, and has ``ε`` beside the standard
-    deviation there: ``(x - μ) / (√var + ε)``.
+    normalises whole graphs by default (``mode="graph"``), and adds ``ε`` to the standard deviation
+    there: ``(x - μ) / (√var + ε)``.
 
     Args:
       features: width of the node features.
-      mode: ``"node"`` or ``"graph"``: over what mean and variance are taken.
+      mode: ``"node"`` or ``"graph"``: the set over which mean and variance are taken.
       epsilon: ``ε``.
       use_affine: whether there are ``γ`` and ``β``.
       param_dtype: dtype of the parameters.
@@ -199,7 +199,7 @@ class PairNorm(nnx.Module):
         centred = wide - mean(wide)
         squares = jnp.sum(jnp.square(centred), axis=-1, keepdims=True)
         if self.individually:
-            # The root has no gradient at zero, where the node is its graph's mean.
+            # The root has no gradient at zero, where the node equals its graph's mean.
             lengths = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
             made = self.scale * centred / (self.epsilon + lengths)
         else:
@@ -208,20 +208,20 @@ class PairNorm(nnx.Module):
 
 
 class BatchNorm(nnx.Module):
-    """Normalises each feature over all nodes of a batch but its padding.
+    """Normalises each feature over all nodes of a batch except its padding.
 
     ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1502.03167. In training, which
-    ``train()`` sets, mean and variance are those of the batch, and running averages of them are
-    kept, which are used in evaluation, which ``eval()`` sets. This is ``nnx.BatchNorm`` with the
-    mask of the batch.
+    ``train()`` sets, it uses the mean and variance of the batch, and updates running averages of
+    them. In evaluation, which ``eval()`` sets, it uses the running averages. This is
+    ``nnx.BatchNorm`` with the mask of the batch.
 
     Args:
       features: width of the node features.
-      momentum: what is kept of the running averages in a step; PyTorch counts the other part.
+      momentum: share of the running averages that is kept in a step; PyTorch's is one minus this.
       epsilon: ``ε``.
       dtype: dtype of the computation; None for the promoted dtype of input and parameters.
       param_dtype: dtype of the parameters.
-      rngs: random streams, from which nothing is drawn; layers of Flax have them.
+      rngs: random streams, unused; layers of Flax have them.
 
     Raises:
       ValueError: if an option has a type or value other than described above.
@@ -257,7 +257,7 @@ class BatchNorm(nnx.Module):
             epsilon=epsilon,
             dtype=dtype,
             param_dtype=param_dtype,
-            # The variance as the mean of squares of differences, which loses no digits.
+            # The variance as the mean of squared differences, which loses no digits.
             use_fast_variance=False,
             rngs=rngs,
         )
@@ -306,16 +306,16 @@ class BatchNorm(nnx.Module):
 
 
 type _Mean = Callable[[Array], Array]
-"""From values of the nodes to the mean of each node's graph, which broadcasts against them."""
+"""Function from values of the nodes to means of the nodes' graphs, which broadcast with them."""
 
 
 def _real_nodes(
     where: str, x: Array, batch: GraphBatch | LocalGraph | None
 ) -> Bool[Array, " nodes"] | None:
-    """Which rows of ``x`` are nodes and no padding; None where all are.
+    """Mask of the rows of ``x`` that are not padding; None if all are nodes.
 
     Raises:
-      ValueError: if ``x`` has not a row for each of them.
+      ValueError: if ``x`` does not have a row for each of them.
     """
     if batch is None:
         return None
@@ -328,7 +328,7 @@ def _real_nodes(
 
 
 def _mean_of_graphs(batch: GraphBatch | LocalGraph | None) -> _Mean:
-    """The mean over each graph of a batch, or over all nodes where there is no batch."""
+    """The mean over each graph of a batch, or over all nodes if there is no batch."""
     if batch is None:
         return lambda values: jnp.mean(values, axis=0, keepdims=True)
     if isinstance(batch, LocalGraph):

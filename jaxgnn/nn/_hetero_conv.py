@@ -1,4 +1,4 @@
-"""A layer for each relation of a heterogeneous graph, and what nodes make of their results."""
+"""A layer for each relation of a heterogeneous graph, and the reduction of their results."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ _REDUCTIONS: dict[str, Callable[[list[Array]], Array]] = {
 
 
 class HeteroConv(nnx.Module):
-    """A layer of its own for each relation; receivers join what they get from several relations.
+    """A separate layer for each relation; receivers combine the results of several relations.
 
-    A layer is called as ``layer(graph, x)`` with the graph of its relation: for a relation within
-    one type of nodes with their features ``x``, and for one between two types with the pair
-    ``(x_dst, x_src)`` of those of the receivers and those of the senders, which layers such as
-    ``nn.TransformerConv`` and ``nn.LEConv`` take. Relations of the graph that have no layer are
-    left out. The layers may be of any kind, so each runs by itself; ``nn.RGCNConv`` and
+    A layer is called as ``layer(graph, x)`` with the graph of its relation. For a relation within
+    one type of nodes, ``x`` are their features. For one between two types it is the pair
+    ``(x_dst, x_src)`` of receivers' and senders' features, which layers such as
+    ``nn.TransformerConv`` and ``nn.LEConv`` support. Relations of the graph without a layer are
+    ignored. The layers may be of any kind, so each runs separately; ``nn.RGCNConv`` and
     ``nn.HGTConv`` read all relations at once.
 
     Args:
       layers: a layer for each relation.
-      reduce: how the results of several relations for one type of nodes are joined: ``"sum"``,
-        ``"mean"``, ``"max"``, ``"min"``, or ``"cat"``, side by side in the order of the layers.
+      reduce: reduction of the results of several relations for one type of nodes: ``"sum"``,
+        ``"mean"``, ``"max"``, ``"min"``, or ``"cat"``, which concatenates in the order of the
+        layers.
 
     Raises:
       ValueError: if an option has a type or value other than described above.
@@ -89,20 +90,20 @@ class HeteroConv(nnx.Module):
         """Applies the layers.
 
         Args:
-          graph: the relations, with all those that there are layers for.
-          x: features of each type of nodes that has a part in these.
-          edge_features: features of the edges of relations, each for its layer as the argument
-            behind ``x``; None if no layer takes any.
+          graph: the relations, including all that there are layers for.
+          x: features of each type of nodes in these relations.
+          edge_features: features of the edges of relations, each passed to its layer as the
+            argument after ``x``; None if no layer takes any.
           rngs: random streams with one named ``dropout`` in training, for the layers that take
             some; None in evaluation.
 
         Returns:
-          Features of the types of nodes that receive in some relation with a layer. Other types are
-          absent, as in PyTorch Geometric.
+          Features of the types of nodes that are receivers in a relation with a layer. Other types
+          are missing, as in PyTorch Geometric.
 
         Raises:
           ValueError: if the graph lacks a relation, ``x`` lacks a type or has another number of its
-            nodes, or ``edge_features`` are of a relation without a layer.
+            nodes, or ``edge_features`` belong to a relation without a layer.
         """
         check_is_hetero("HeteroConv", graph)
         missing = [e for e in self.edge_types if e not in graph]

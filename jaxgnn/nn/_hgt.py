@@ -33,12 +33,12 @@ class HGTConv(GraphLayer):
         y_i = σ(s_τ) W_τ gelu(m_i) + (1 - σ(s_τ)) x_i
 
     where the softmax is over the edges of all relations that enter node i, and d is the width of a
-    head. The second term is there for types whose input is as wide as the output; others have
+    head. The second term applies to types whose input is as wide as the output; others have
     ``y_i = W_τ gelu(m_i)``. It computes what PyTorch Geometric's ``HGTConv`` does. All relations
     are read by one launch of ``ops.dot_attention``. Weights of the graphs are ignored.
 
     Args:
-      in_features: width of the input, or a dictionary of those of each type of nodes.
+      in_features: width of the input, or a dictionary with the width of each type of nodes.
       out_features: width of the output, all heads together.
       metadata: the types of nodes and the relations: ``graph.metadata``.
       heads: number of attention heads, which divides ``out_features``.
@@ -101,7 +101,7 @@ class HGTConv(GraphLayer):
           x: features of each type of nodes; leading axes share the graph.
 
         Returns:
-          Features of each type of nodes that receives in some relation.
+          Features of each type of nodes that is a receiver in some relation.
 
         Raises:
           ValueError: if graph and features do not fit each other or the layer.
@@ -124,7 +124,7 @@ class HGTConv(GraphLayer):
         }
 
     def _checked_floats(self, graph: Any, x: Any) -> dict[str, Array]:
-        """The features in one dtype; ValueError unless graph, features and layer fit."""
+        """The features in one dtype; raises ValueError unless graph, features and layer fit."""
         check_is_hetero(self._name, graph)
         if graph.metadata != (self.node_types, self.edge_types):
             expected = f"of the relations {list(self.edge_types)}"
@@ -148,7 +148,7 @@ class HGTConv(GraphLayer):
     def _of_relations(
         self, x: Mapping[str, Array], kernel: nnx.Param, factors: Array | None
     ) -> Float[Array, "*batch senders heads dim"]:
-        """What each relation makes of its senders, one relation behind the other."""
+        """Each relation's keys or values of its senders, concatenated over the relations."""
         shape = len(self.edge_types), self.heads, *kernel.shape[1:]
         matrices = kernel[...].reshape(shape)
         if factors is not None:

@@ -52,8 +52,8 @@ class HyperConnection(nnx.Module):
         mHC-lite (https://arxiv.org/abs/2601.05732), with n! logits, n up to 6.
       dynamic: whether coefficients depend on the token; False for learnt ones that are the same for
         every token.
-      layer_index: None to begin with equal weights for all streams; a number to begin by reading
-        mostly stream ``layer_index % n``, so that successive layers begin with different streams.
+      layer_index: None to start with equal weights for all streams; a number to start by reading
+        mostly stream ``layer_index % n``, so that successive layers start with different streams.
       identity: initial value on the diagonal of the mixing matrix, between 1/n and 1.
       alpha_init: initial gain of the part of the coefficients that depends on the token.
       use_scale: whether to learn a scale ``gamma`` of the normalised streams.
@@ -119,7 +119,7 @@ class HyperConnection(nnx.Module):
             stream=None if layer_index is None else layer_index % num_streams,
             identity=identity,
         )
-        if not dynamic:  # the noise that a dynamic part begins with: equal streams never part
+        if not dynamic:  # without noise, equal streams would stay equal
             bias = bias + alpha_init * _normal(rngs, *bias.shape)
         self.bias = nnx.Param(bias)
         width = num_streams * features
@@ -133,7 +133,7 @@ class HyperConnection(nnx.Module):
         """The new streams.
 
         Args:
-          *args: arguments of the layer, with the streams ``x [..., n, features]`` in the place of
+          *args: arguments of the layer, with the streams ``x [..., n, features]`` instead of
             the features.
           **kwargs: keyword arguments of the layer.
         """
@@ -158,7 +158,7 @@ class HyperConnection(nnx.Module):
         """Returns the streams from the arguments of a call.
 
         Raises:
-          ValueError: if they are missing or do not have the shape that the layer was made for.
+          ValueError: if they are missing or do not have the shape of the layer.
         """
         name, at = type(self).__name__, self.features_argument
         if len(args) <= at:
@@ -233,7 +233,7 @@ class HyperConnection(nnx.Module):
         if self.mixing == "sinkhorn":
             options = self.convention.sinkhorn | {"gradient": self.gradient}
             return ops.sinkhorn(logits, **options, implementation=self.implementation)
-        if self.num_streams == 1:  # 1! = 1²: the one logit comes as a matrix
+        if self.num_streams == 1:  # 1! = 1²: the one logit arrives as a matrix
             logits = logits[..., 0]
         return ops.permutation_mixture(logits, implementation=self.implementation)
 
@@ -250,8 +250,8 @@ class HyperHead(nnx.Module):
         ``ops.MHCConvention``.
       alpha_init: initial gain of the part of the coefficients that depends on the token.
       use_scale: whether to learn a scale ``gamma`` of the normalised streams.
-      implementation: ``"xla"`` for plain JAX. The op has no other kernels, so other names choose
-        the fastest way as None does.
+      implementation: ``"xla"`` for plain JAX. The op has no other kernels, so other names select
+        the fastest implementation as None does.
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:

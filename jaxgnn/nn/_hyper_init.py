@@ -26,7 +26,7 @@ def initial_bias(
       n: number of streams.
       post_scale: factor of the sigmoid in the output weights, from the convention.
       permutations: whether the part res holds logits of the n! permutations, or an [n, n] matrix.
-      stream: the stream that is mostly read; None to read all with equal weights.
+      stream: the stream that is read most; None to read all with equal weights.
       identity: value on the diagonal of the mixing matrix.
     """
     share = _SHARE if n > 1 else 1.0

@@ -1,4 +1,4 @@
-"""Successive hyper-connections: fused boundaries, and x stored only every few layers."""
+"""Successive hyper-connections: fused boundaries, and streams stored only every few layers."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def _run(layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], k
 def _run_and_forget(
     layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], kwargs, keep_outputs: bool
 ) -> Array:
-    """Runs layers and stores only ``x``, and maybe the layers' outputs, for the backward pass.
+    """Runs layers and stores for the backward pass only ``x``, and optionally the layers' outputs.
 
-    Modules and random streams among the arguments have state, so they go in and out with that of
-    the layers. Anything else may not be an array, and is closed over. Only what has changed is
-    written back: modules whose state does not change may belong to an outer trace.
+    Modules and random streams among the arguments have state, so their state is passed in and out
+    with that of the layers. Other arguments may not be arrays, and are closed over. Only changed
+    state is written back: modules whose state does not change may belong to an outer trace.
     """
     of_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
     of_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}

@@ -13,13 +13,12 @@ class HyperGCNConv(HypergraphConvolution):
     """A graph convolution on the hypergraph's cliques: ``D̃^-½ (A + I) D̃^-½ x Θ + b``.
 
     In A every hyperedge joins all pairs of its nodes, each with a weight of
-    ``2 / (|e| (|e| - 1))``, so that the weights add up to one. D̃ are the row sums of ``A + I``. Up
-    to three nodes that is what HyperGCN with mediators (https://arxiv.org/abs/1809.02589) makes of
-    a hyperedge; from larger ones it picks two nodes by their features, to join them with the
-    others, which this form does not. A node that is repeatedly in a hyperedge is joined with
-    itself.
+    ``2 / (|e| (|e| - 1))``, so that the weights sum to one. D̃ are the row sums of ``A + I``. For
+    up to three nodes this equals HyperGCN with mediators (https://arxiv.org/abs/1809.02589). For a
+    larger hyperedge, HyperGCN selects two nodes by their features and joins them with the others;
+    this form does not. A node that occurs repeatedly in a hyperedge is joined with itself.
 
-    A itself, which has an entry for each pair, is never formed: the product with it is computed by
+    A itself, which has an entry for each pair, is never built: the product with it is computed by
     two sums over the incidences.
 
     Args:

@@ -1,4 +1,4 @@
-"""What layers on hypergraphs share: checks, positive weights, means and sums."""
+"""Shared parts of layers on hypergraphs: checks, positive weights, means and sums."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from jaxgnn.ops._hypergraph.checks import check_incidence
 class HyperedgeWeights(nnx.Module):
     """Learnt weights of hyperedges, positive: the softplus of a parameter.
 
-    Layers divide by degrees, which are sums of weights; with weights of both signs degrees could
-    come close to zero.
+    Layers divide by degrees, which are sums of weights. With weights of both signs, degrees could
+    be close to zero.
 
     Args:
       num_hyperedges: number of hyperedges.
       initial: initial weight of each hyperedge, positive.
-      param_dtype: of the parameter.
+      param_dtype: dtype of the parameter.
 
     Raises:
       ValueError: if a number is not as above.
@@ -62,12 +62,12 @@ class HyperedgeWeights(nnx.Module):
         """The weights of the hyperedges of a hypergraph.
 
         Args:
-          layer: name of the layer that errors name.
-          incidence: the hypergraph that it was called with.
-          given: the weights that it was called with.
+          layer: name of the layer in errors.
+          incidence: the hypergraph of the call.
+          given: the weights of the call.
 
         Raises:
-          ValueError: if there are other weights, or another number of hyperedges.
+          ValueError: if weights are given too, or the number of hyperedges differs.
         """
         learnt = self.logits.shape[0]
         if given is not None:
@@ -83,7 +83,7 @@ class HypergraphLayer(Layer):
     """Base class of layers that are called with a hypergraph and the features of its nodes."""
 
     def _linear(self, in_features: int, out_features: int, **options: Any) -> nnx.Linear:
-        """A linear layer of the dtypes of this one."""
+        """A linear layer with the dtypes of this one."""
         return nnx.Linear(in_features, out_features, **self._dtypes, **options)
 
     def _check(self, incidence: Any, x: Array, in_features: int) -> Incidence:
@@ -125,7 +125,7 @@ class HypergraphLayer(Layer):
 
 
 class HypergraphConvolution(HypergraphLayer):
-    """Base class of layers of one linear map W with its bias, and no other options."""
+    """Base class of layers with one linear map W, its bias, and no other options."""
 
     @checked_options()
     def __init__(
@@ -143,7 +143,7 @@ class HypergraphConvolution(HypergraphLayer):
         self._make_parameters()
 
     def _make_parameters(self) -> None:
-        """Makes the parameters that a layer has beside those of the linear map."""
+        """Creates the parameters of a layer besides those of the linear map."""
 
 
 def linear_around(
@@ -168,7 +168,7 @@ def power_or_zero(numbers: Array, exponent: float) -> Float[Array, " n"]:
 def split_heads(
     z: Float[Array, "*batch rows width"], heads: int
 ) -> Float[Array, "*batch heads rows out"]:
-    """Moves the heads to an axis in front of the rows."""
+    """Moves the heads to an axis before the rows."""
     return jnp.swapaxes(z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads), -2, -3)
 
 

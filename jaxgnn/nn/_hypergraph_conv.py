@@ -32,7 +32,7 @@ class HypergraphConv(HypergraphLayer):
       out_features: width of the output; with attention, of each head.
       num_hyperedges: number of hyperedges whose positive weights W are learnt; None to take weights
         from the call, or ones.
-      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, as in torch-geometric.
       normalization: ``"mean"``, or ``"sym"`` for HGNN (https://arxiv.org/abs/1809.09401).
       use_attention: whether each incidence has an attention coefficient.
       attention_mode: ``"node"`` for a softmax over the nodes of each hyperedge, ``"edge"`` for one
@@ -175,8 +175,8 @@ class HGNNPlusConv(HypergraphLayer):
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      group_sizes: number of hyperedges in each group; None for no groups, with weights given to the
-        call.
+      group_sizes: number of hyperedges in each group; None for no groups, with weights passed in
+        the call.
       use_bias: whether to add the bias b.
 
     Example:
@@ -240,7 +240,7 @@ def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
     """Returns the numbers of hyperedges of the groups as a static tuple.
 
     Raises:
-      ValueError: if they are not such numbers.
+      ValueError: if they are not valid sizes.
     """
     is_listed = isinstance(given, Iterable)
     sizes = tuple(given) if is_listed else (given,)

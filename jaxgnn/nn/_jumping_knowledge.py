@@ -17,10 +17,10 @@ from jaxgnn.nn._options import at_least, checked_options, instance_of, one_of, o
 
 
 class JumpingKnowledge(nnx.Module):
-    """Joins the outputs ``h_1 … h_L`` of all layers of a network, node by node.
+    """Combines the outputs ``h_1 … h_L`` of all layers of a network, node by node.
 
-    - ``"concat"``: one behind the other, ``L`` times as wide.
-    - ``"max"``: the largest of each feature.
+    - ``"concat"``: concatenated, ``L`` times as wide.
+    - ``"max"``: the maximum of each feature.
     - ``"lstm"``: ``Σ_l softmax_l(a · [→h_l, ←h_l]) h_l``, weights from an LSTM over the layers in
       both directions.
 
@@ -78,11 +78,11 @@ class JumpingKnowledge(nnx.Module):
     def __call__(
         self, layers: Sequence[Float[Array, "*batch nodes features"]]
     ) -> Float[Array, "*batch nodes out"]:
-        """Joins the outputs of the layers.
+        """Combines the outputs of the layers.
 
         Args:
-          layers: the output of each layer, all of one shape but for ``"concat"``, where widths may
-            differ.
+          layers: the output of each layer, all of one shape, except that for ``"concat"`` widths
+            may differ.
 
         Raises:
           ValueError: if there are no layers, or their shapes do not fit.
@@ -115,7 +115,7 @@ class JumpingKnowledge(nnx.Module):
 
 
 def _states(cell: nnx.OptimizedLSTMCell, inputs: Sequence[Array]) -> list[Array]:
-    """The state of an LSTM behind each of its inputs."""
+    """The state of an LSTM after each of its inputs."""
     zeros = jnp.zeros((*inputs[0].shape[:-1], cell.hidden_features), inputs[0].dtype)
     memory, states = (zeros, zeros), []
     for x in inputs:

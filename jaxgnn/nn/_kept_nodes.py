@@ -1,4 +1,4 @@
-"""The part of a batch that some of its nodes are, in a fixed shape."""
+"""Sub-batch of selected nodes of a batch, in a fixed shape."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from jaxgnn.nn._of_graphs import rows_where
 
 
 def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> GraphBatch:
-    """The batch of some of the nodes and of the edges between them.
+    """The batch of selected nodes and of the edges between them.
 
     It may be traced: the new batch has a node slot for each id, and the edge slots of the old one.
-    Slots that are left belong to the first padding graph; where all graphs are real, to none: their
-    id is the number of graphs.
+    Unused slots belong to the first padding graph. If all graphs are real, they belong to none:
+    their id is the number of graphs.
 
     Args:
       batch: the graphs, not normalised. Features of nodes and edges follow their nodes and edges.
-      node_ids: different nodes, in the order of their graphs; the number of nodes, and so none,
-        where slots are left.
+      node_ids: different nodes, in the order of their graphs; the number of nodes, an invalid id,
+        for unused slots.
     """
     nodes, capacity = batch.node_mask.shape[0], node_ids.shape[0]
     real = node_ids < nodes
@@ -39,7 +39,7 @@ def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> Grap
         edge_mask=is_edge,
         edge_data=(jax.tree.map(jnp.asarray, batch.edges),),
     )
-    # The first graph that is padding; their number, which is none, where all are real.
+    # The first padding graph; the number of graphs, an invalid id, if all are real.
     padding = jnp.sum(jnp.asarray(batch.graph_mask), dtype=jnp.int32)
     ids = jnp.where(real, jnp.asarray(batch.graph_ids)[jnp.where(real, node_ids, 0)], padding)
     counts = jnp.zeros(batch.num_graphs, jnp.int32).at[ids].add(1, mode="drop")
@@ -62,7 +62,7 @@ def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> Grap
 def rows_at(
     node_ids: Int[Array, " capacity"], x: Float[Array, "nodes *rest"]
 ) -> Float[Array, "capacity *rest"]:
-    """The rows of these nodes; zeros for an id that is the number of nodes."""
+    """The rows of these nodes; zeros for an id equal to the number of nodes."""
     x = jnp.asarray(x)
     real = node_ids < x.shape[0]
     return rows_where(real, x[jnp.where(real, node_ids, 0)])

@@ -16,7 +16,7 @@ from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._node_means import max_over_devices
 
 LaplacianKind = Literal["sym", "rw"]
-"""Normalisations of a Laplacian, beside none."""
+"""Normalisations of a Laplacian, besides none."""
 
 
 def scaled_laplacian(
@@ -34,16 +34,16 @@ def scaled_laplacian(
 
     Args:
       where: name of the layer in errors.
-      graph: square graph; its self loops do not count. With ``"sym"`` one that is already
+      graph: square graph; its self loops are ignored. With ``"sym"`` one that is already
         normalised is used unchanged.
-      normalization: which Laplacian.
-      lambda_max: λ; None for a bound of the eigenvalues, which is 2, and for ``D - A`` twice the
+      normalization: normalisation of the Laplacian.
+      lambda_max: λ; None for an upper bound of the eigenvalues: 2, or for ``D - A`` twice the
         largest degree.
       implementation: name of the kernels of the sparse op, or None.
 
     Raises:
-      ValueError: if ``lambda_max`` is no positive number, or the graph is normalised where it may
-        not be.
+      ValueError: if ``lambda_max`` is not a positive number, or the graph is normalised for another
+        Laplacian than ``"sym"``.
     """
     _check(where, graph, normalization, lambda_max)
     options = {"implementation": implementation}
@@ -60,7 +60,7 @@ def scaled_laplacian(
             of_senders = jnp.where(has_edges, 1 / jnp.where(has_edges, degrees, 1), 0)
     if lambda_max is None:
         bound = 2 * max_over_devices(graph, jnp.max(own))
-        lambda_max = jnp.where(bound > 0, bound, 2)  # without edges any number will do
+        lambda_max = jnp.where(bound > 0, bound, 2)  # without edges any number is valid
     share = 2.0 / jnp.asarray(lambda_max, wide)
 
     def laplacian(z: Array) -> Array:
@@ -72,7 +72,7 @@ def scaled_laplacian(
 
 
 def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> None:
-    """Raises ValueError unless λ is positive, and the graph normalised only where it may be."""
+    """Raises ValueError unless λ is positive, and the graph normalised only with ``"sym"``."""
     is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
     is_known = lambda_max is not None and is_concrete(lambda_max)
     if not is_number or (is_known and not lambda_max > 0):
@@ -86,7 +86,7 @@ _LOOPLESS: IdentityMemory[CSRGraph | None] = IdentityMemory()
 
 
 def _without_loops(graph: CSRGraph) -> CSRGraph:
-    """The graph without its self loops; a traced one keeps them, with the weight zero."""
+    """The graph without its self loops; a traced graph keeps them with weight zero."""
     arrays = graph.indptr, graph.indices, graph.weights
     if is_concrete(*arrays):
         made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
@@ -97,7 +97,7 @@ def _without_loops(graph: CSRGraph) -> CSRGraph:
 
 
 def _loopless_on_host(graph: CSRGraph) -> CSRGraph | None:
-    """The graph without its self loops, or None if it has none: what is remembered is new."""
+    """The graph without its self loops; None if it has none, so that only new graphs are cached."""
     made = remove_self_loops(graph)
-    # Under jit an element of an array that is known would be traced.
+    # Under jit an element of a concrete array would be traced.
     return None if made.num_edges == np.asarray(graph.indptr)[-1] else made

@@ -1,4 +1,4 @@
-"""What layers on graphs and on hypergraphs share: dtypes, biases, and the mode of dropout."""
+"""Shared parts of layers on graphs and hypergraphs: dtypes, biases, and the mode of dropout."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from jaxgnn.nn._dropout import training_rngs
 class Layer(nnx.Module):
     """Base class of layers on graphs and on hypergraphs.
 
-    A layer is its formula: it names its own options, and has the common ones as ``**common``, whose
-    checks, defaults and lines of ``Args:`` stand in one place.
+    A layer is its formula: it names its own options, and has the common ones as ``**common``. Their
+    checks, defaults and lines of ``Args:`` are defined in one place.
 
     Attributes:
-      bias: what ``_biased`` adds, or None; layers without one need not set it.
+      bias: bias that ``_biased`` adds, or None; layers without one need not set it.
       deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
         to require them; True, which ``eval()`` sets, to drop nothing.
     """
@@ -33,7 +33,7 @@ class Layer(nnx.Module):
     bias: nnx.Param | None
 
     def __init_subclass__(cls, **options: Any):
-        """Lets ``help`` and editors show the class with all options, and not with Flax's."""
+        """Makes ``help`` and editors show the class with all of its options, without Flax's."""
         super().__init_subclass__(**options)
         signature = with_common_options(inspect.signature(cls.__init__))
         own = list(signature.parameters.values())[1:]
@@ -55,7 +55,7 @@ class Layer(nnx.Module):
 
     @property
     def _dtypes(self) -> dict[str, Any]:
-        """The options of a linear layer of the dtypes of this one."""
+        """The options of a linear layer with the dtypes of this one."""
         return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
     def _zeros(self, width: int, use_bias: bool = True) -> nnx.Param | None:
@@ -63,7 +63,7 @@ class Layer(nnx.Module):
         return nnx.Param(jnp.zeros(width, self.param_dtype)) if use_bias else None
 
     def _biased(self, y: Array) -> Array:
-        """The array with the layer's bias added to its last axis, if there is one."""
+        """Adds the layer's bias, if there is one, to the last axis of an array."""
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
     def _training_rngs(self, rngs: nnx.Rngs | None) -> nnx.Rngs | None:

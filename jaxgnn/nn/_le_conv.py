@@ -1,4 +1,4 @@
-"""Local extrema: how far a node is above its neighbours."""
+"""Local extremum convolution: differences between a node and its neighbours."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class LEConv(GraphLayer):
     """Differences to neighbours: ``y_i = W_self x_i + b + Σ_j w_ij (W_src x_j + c - W_dst x_i)``.
 
     The local extremum convolution of https://arxiv.org/abs/1911.07979, as PyTorch Geometric's
-    ``LEConv`` computes it. Without self loops or a normalisation it can tell nodes whose features
-    are extremes of their neighbourhood, which is used to choose the nodes of a pooling.
+    ``LEConv`` computes it. Without self loops or a normalisation it can detect nodes whose features
+    are extremes of their neighbourhood, which is used to select the nodes of a pooling.
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
       out_features: width of the output.
-      use_bias: whether there are the biases b and c.
+      use_bias: whether to add the biases b and c.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,10 +62,10 @@ class LEConv(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: rows are receivers, columns are senders; weights are used, and so are the scales of
-            a normalised graph.
+          graph: rows are receivers, columns are senders; its weights are used, and the scales of a
+            normalised graph.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
 
         Raises:
           ValueError: if graph and features do not fit each other or the layer.
@@ -74,7 +74,7 @@ class LEConv(GraphLayer):
         messages = self._apply(self.sender_linear, ends.src)
         options = {"implementation": self.implementation}
         ones = jnp.ones((graph.num_cols, 1), messages.dtype)
-        totals = ops.spmm(graph, ones, **options)  # of the weights of each row
+        totals = ops.spmm(graph, ones, **options)  # sums of the weights of each row
         differences = ops.spmm(graph, messages, **options) - totals * self._apply(
             self.receiver_linear, ends.dst
         )

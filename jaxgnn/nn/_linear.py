@@ -27,14 +27,14 @@ from jaxgnn.ops._core.eager import run_compiled
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()
-_replaced = nnx.initializers.zeros_init()  # of parameters that others take the place of at once
+_replaced = nnx.initializers.zeros_init()  # for parameters that are replaced at once
 
 
 class FusedLinear(nnx.Module):
     """A linear layer and its activation as one op, ``activation(x @ kernel + bias)``.
 
-    Takes the place of ``nnx.Linear``: parameters ``kernel`` and ``bias`` of the same names, shapes
-    and initial values for the same ``rngs``, so that checkpoints of one are read by the other.
+    Replaces ``nnx.Linear``: parameters ``kernel`` and ``bias`` have the same names, shapes and
+    initial values for the same ``rngs``, so that checkpoints of one can be read by the other.
 
     Args:
       in_features: width of the input.
@@ -52,7 +52,7 @@ class FusedLinear(nnx.Module):
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if a width is not positive, or an option not as above.
+      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -117,7 +117,7 @@ class FusedLinear(nnx.Module):
         precision: ops.Precision | None = None,
         implementation: ops.Name | None = None,
     ) -> FusedLinear:
-        """Makes the same layer with an activation; it shares the parameters, without copies.
+        """Creates the same layer with an activation; it shares the parameters, without copies.
 
         Args:
           linear: an ``nnx.Linear`` with the defaults of ``precision``, ``preferred_element_type``,
@@ -175,12 +175,12 @@ class FusedLinear(nnx.Module):
 class FusedMLP(nnx.Module):
     """A multilayer perceptron as one op, with an activation between its linear layers.
 
-    Its parameters are those of a list ``layers`` of ``nnx.Linear``, so that checkpoints of a
-    module with such a list are read by it, and the other way round.
+    Its parameters are those of a list ``layers`` of ``nnx.Linear``, so that it can read
+    checkpoints of a module with such a list, and vice versa.
 
     Args:
       features: widths of the input, the hidden layers and the output.
-      activation: activation after each layer but the last, one of ``"relu"``, ``"gelu"``,
+      activation: activation after each layer except the last, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       use_bias: whether to add biases.
       dtype: dtype of the computation; None for the promoted dtype of input and parameters.
@@ -194,7 +194,7 @@ class FusedMLP(nnx.Module):
 
     Raises:
       ValueError: if there are fewer than two widths, one is not positive, or an option is not as
-        above.
+        described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -243,20 +243,20 @@ class FusedMLP(nnx.Module):
         precision: ops.Precision | None = None,
         implementation: ops.Name | None = None,
     ) -> FusedMLP:
-        """Makes an MLP of linear layers and an activation; parameters are shared, not copied.
+        """Creates an MLP from linear layers and an activation; parameters are shared, not copied.
 
         Args:
           linears: ``nnx.Linear`` layers with equal ``dtype``, and the defaults of ``precision``,
             ``preferred_element_type``, ``dot_general`` and ``promote_dtype``.
-          activation: activation after each layer but the last, one of ``"relu"``, ``"gelu"``,
+          activation: activation after each layer except the last, one of ``"relu"``, ``"gelu"``,
             ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
           precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
             precision; None for the setting of JAX.
           implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
 
         Raises:
-          ValueError: if there is no layer, a layer is of another kind, or its input is not as wide
-            as the output of the layer before.
+          ValueError: if there is no layer, a layer is of another kind, or its input width is not
+            the output width of the previous layer.
         """
         where = f"{cls.__name__}.from_linears"
         if not linears:
@@ -307,15 +307,15 @@ def apply_linear(
     *,
     activation: ops.Activation | ops.MaxK | None = None,
 ) -> Any:
-    """A linear layer among sparse ops, whose ``implementation`` is not meant for products.
+    """A linear layer among sparse ops, whose ``implementation`` does not name kernels of products.
 
-    Names of kernels select the fastest product: it has no ``"ffi"`` kernels, and its ``"pallas"``
-    kernels support few widths. ``"xla"`` selects plain JAX for both. Compressed rows are expanded
-    for the product, and again in the backward pass, so that the dense activations are not saved.
-    Of a sparse matrix only the stored entries are multiplied.
+    Names of kernels select the fastest product, because it has no ``"ffi"`` kernels, and its
+    ``"pallas"`` kernels support few widths. ``"xla"`` selects plain JAX for both. Compressed rows
+    are expanded for the product, and again in the backward pass, so that the dense activations are
+    not stored. For a sparse matrix only the stored entries are multiplied.
 
     Args:
-      layer: linear layer made with ``implementation=None``.
+      layer: linear layer constructed with ``implementation=None``.
       x: features, dense or compressed, or a sparse matrix of nodes and features.
       implementation: name of the kernels of the sparse ops; None for the default.
       activation: activation to use instead of the layer's.
@@ -339,7 +339,7 @@ def _apply_to_sparse(
     implementation: ops.Name | None,
     activation: ops.Activation | ops.MaxK | None,
 ) -> Any:
-    """The layer on a sparse matrix: a sum of rows of the kernel for each row of it."""
+    """The layer on a sparse matrix: for each of its rows a sum of rows of the kernel."""
     if x.num_cols != layer.in_features:
         expected = f"a sparse matrix of {layer.in_features} columns, the input's width"
         raise bad_input(type(layer).__name__, "x", expected, f"{x.num_cols} columns")
@@ -371,7 +371,7 @@ def _expand_and_apply(product: _Product, arguments: tuple[Any, CBSR]) -> Any:
 
 
 def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name | None) -> Array:
-    """Applies an MLP among sparse ops, whose ``implementation`` is not meant for products."""
+    """Applies an MLP among sparse ops, whose ``implementation`` does not name its kernels."""
     with xla_or_fastest(implementation):
         return mlp(x)
 
@@ -383,7 +383,7 @@ def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:
 
 def check_linear(where: str, argument: str, linear: Any) -> None:
     """Raises ValueError unless ``linear`` computes what ``ops.fused_linear`` does."""
-    # What a subclass adds, for example adapters, would be lost.
+    # Additions of a subclass, such as adapters, would be lost.
     if type(linear) is not nnx.Linear:
         raise bad_input(where, argument, "an nnx.Linear", type(linear).__name__)
     own = {

@@ -1,4 +1,4 @@
-"""Decoders of links: from the embeddings of two nodes to how likely an edge joins them."""
+"""Decoders of links: from the embeddings of two nodes to the likelihood of an edge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DotDecoder(nnx.Module):
     """Inner product of the embeddings of a pair of nodes: ``s_uv = h_u · h_v``.
 
     The decoder of graph autoencoders, https://arxiv.org/abs/1611.07308. It has no parameters, and
-    the order of a pair makes no difference.
+    the order of a pair does not matter.
 
     Example:
       >>> import jax.numpy as jnp
@@ -43,7 +43,8 @@ class DotDecoder(nnx.Module):
           The logit of an edge for each pair, [*shape], float32 (float64 for embeddings of float64).
 
         Raises:
-          ValueError: if ``h`` or ``pairs`` have another shape, or a known pair has no such node.
+          ValueError: if ``h`` or ``pairs`` have another shape, or a concrete pair has an invalid
+            node.
         """
         _check_pairs(type(self).__name__, h, pairs)
         wide = accumulation_dtype(h.dtype)
@@ -54,7 +55,7 @@ class MLPDecoder(nnx.Module):
     """Perceptron of the product of two embeddings: ``s_uv = mlp(h_u ⊙ h_v)``.
 
     The decoder of the examples of the Open Graph Benchmark, https://arxiv.org/abs/2005.00687. The
-    order of a pair makes no difference.
+    order of a pair does not matter.
 
     Args:
       in_features: width of the embeddings.
@@ -112,7 +113,8 @@ class MLPDecoder(nnx.Module):
           The logit of an edge for each pair, [*shape].
 
         Raises:
-          ValueError: if ``h`` or ``pairs`` have another shape, or a known pair has no such node.
+          ValueError: if ``h`` or ``pairs`` have another shape, or a concrete pair has an invalid
+            node.
         """
         _check_pairs(type(self).__name__, h, pairs)
         return self.mlp(h[pairs[0]] * h[pairs[1]])[..., 0]
@@ -121,7 +123,7 @@ class MLPDecoder(nnx.Module):
 def _check_pairs(where: str, h: Array, pairs: Array) -> None:
     """Raises ValueError unless these are embeddings of nodes, and pairs of nodes.
 
-    Numbers of nodes are checked where they are known; traced ones are trusted.
+    Ids of nodes are checked if they are concrete; traced ones are not checked.
     """
     if h.ndim != 2:
         raise bad_input(where, "h", "of shape [nodes, features]", f"shape {h.shape}")

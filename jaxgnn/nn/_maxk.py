@@ -15,9 +15,9 @@ from jaxgnn.nn._dropout import dropout as dropout
 from jaxgnn.nn._options import at_least, checked_options, is_integer
 
 Activation = Literal["maxk", "relu"]
-"""The activation in front of the aggregation of a graph convolution."""
+"""Activations before the aggregation of a graph convolution."""
 KernelMode = Literal["auto", "maxk", "dense"]
-"""How compressed rows are aggregated: as ``ops.maxk_spmm`` chooses, k-sparse, or expanded first."""
+"""Aggregation of compressed rows: chosen by ``ops.maxk_spmm``, k-sparse, or expanded first."""
 
 
 class MaxK(nnx.Module):
@@ -78,7 +78,7 @@ def check_widths(where: str, *widths: int) -> None:
 
 
 def check_kept(where: str, k: int, width: int | None = None) -> None:
-    """Raises ValueError unless a row of ``width``, if that is known, may keep ``k`` entries."""
+    """Raises ValueError unless ``k`` is a valid number of kept entries, of ``width`` if known."""
     if not is_integer(k) or k < 1 or (width is not None and k > width):
         expected = "an int of at least 1" if width is None else f"an int in 1..{width}"
         raise bad_input(where, "k", expected, repr(k))
@@ -91,7 +91,7 @@ def make_activation(
     width: int,
     implementation: ops.Name | None,
 ) -> MaxK | None:
-    """Makes a convolution's MaxK layer, None for ReLU or no activation; checks the arguments.
+    """Creates a convolution's MaxK layer, None for ReLU or no activation; checks the arguments.
 
     ``width`` is the width of the rows that it is applied to.
     """
@@ -114,13 +114,13 @@ def aggregate(
     kernel_mode: KernelMode,
     implementation: ops.Name | None,
 ) -> Float[Array, "*batch nodes dim"]:
-    """Sums neighbours by the op that suits ``x``; ``kernel_mode`` decides for compressed rows.
+    """Sums neighbours by the op for the type of ``x``; ``kernel_mode`` applies to compressed rows.
 
-    ``"auto"`` lets ``ops.maxk_spmm`` choose, ``"maxk"`` insists on a k-sparse kernel, and
+    ``"auto"`` lets ``ops.maxk_spmm`` choose, ``"maxk"`` requires a k-sparse kernel, and
     ``"dense"`` expands the rows.
 
     Raises:
-      NotImplementedError: for ``"maxk"`` where no k-sparse kernel runs.
+      NotImplementedError: for ``"maxk"`` where no k-sparse kernel is supported.
     """
     if not isinstance(x, CBSR):
         return ops.spmm(graph, x, implementation=implementation)

@@ -1,4 +1,4 @@
-"""A user's own functions of messages and updates, with the interfaces that steps need of them."""
+"""Adapters of a user's functions of messages and updates to the interfaces of steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHERE = "MessagePassing"
 
 
 def plain_function(value: Any) -> str | None:
-    """Checks for a function, or a module, whose parameters are found in it."""
+    """Checks for a function without hidden modules, or a module, whose parameters are known."""
     if inspect.ismethod(value) and isinstance(value.__self__, nnx.Module):
         return "a function or a module: a method of one would hide its parameters"
     if any(isinstance(held, nnx.Module) for held in _closed_over(value)):
@@ -36,7 +36,7 @@ def plain_function(value: Any) -> str | None:
 
 def takes_graph(messages: Any) -> bool:
     """Whether messages can be called as an ``EdgeMLP`` is, with the graph and features of nodes."""
-    with suppress(ValueError):  # of a builtin without a signature
+    with suppress(ValueError):  # a builtin has no signature
         try:
             inspect.signature(messages).bind(None, None, None, weights=None, rngs=None)
         except TypeError:
@@ -45,21 +45,21 @@ def takes_graph(messages: Any) -> bool:
 
 
 def _closed_over(function: Any) -> list[Any]:
-    """The values that a function reads from the functions around it, as far as they are set."""
+    """The values that a function captures from enclosing functions, as far as they are set."""
     cells = getattr(function, "__closure__", None) or ()
     found = []
     for cell in cells:
-        with suppress(ValueError):  # of a cell that is still empty
+        with suppress(ValueError):  # a cell may still be empty
             found.append(cell.cell_contents)
     return found
 
 
 class FunctionMessages(nnx.Module):
-    """Messages ``reduce_j function(x_i, x_j, e_ij)``, called as an ``EdgeMLP`` is.
+    """Messages ``reduce_j function(x_i, x_j, e_ij)`` with the interface of an ``EdgeMLP``.
 
     Args:
-      function: ``function(x_dst, x_src, edges)`` of arrays [*batch, edges, ...], of which the last
-        is None if there are no features of edges. With random streams they are passed as ``rngs``.
+      function: ``function(x_dst, x_src, edges)`` of arrays [*batch, edges, ...], the last of which
+        is None without features of edges. Random streams, if any, are passed as ``rngs``.
       reduce: one or several reductions of ``ops.aggregate``.
     """
 
@@ -83,8 +83,8 @@ class FunctionMessages(nnx.Module):
         """Returns the reduced messages of each row.
 
         Raises:
-          ValueError: if ``weights`` are given, features do not fit the graph, or a message is not
-            made for each edge.
+          ValueError: if ``weights`` are given, features do not fit the graph, or the function does
+            not return a message for each edge.
         """
         if weights is not None:
             expected = "None with a function of each edge, which may read them from edge_features"
@@ -105,7 +105,7 @@ class FunctionUpdate(NodeUpdate[Any]):
 
     Args:
       function: ``function(x, aggregated)`` of arrays [*batch, nodes, ...], or ``function(x,
-        aggregated, inputs)`` if the call has inputs. With random streams they are passed as
+        aggregated, inputs)`` if the call has inputs. Random streams, if any, are passed as
         ``rngs``.
     """
 
@@ -113,7 +113,7 @@ class FunctionUpdate(NodeUpdate[Any]):
         self.function = function
 
     def start(self, h: Any) -> Any:
-        """Returns ``h``, or the pair of receivers and senders that it is."""
+        """Returns ``h``, which may be a pair of receivers' and senders' features."""
         return h
 
     def features(self, state: Any) -> Any:
@@ -169,7 +169,7 @@ def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
 
 
 def _checked_edges(graph: CSRGraph, features: Any, batch: tuple[int, ...]) -> Array | None:
-    """The features of edges, in padding those of the last one, with the nodes' leading axes."""
+    """The features of edges with the nodes' leading axes; padding has those of the last edge."""
     if features is None:
         return None
     fits = getattr(features, "ndim", 0) >= 2 and features.shape[-2] == graph.num_edges

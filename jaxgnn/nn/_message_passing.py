@@ -50,8 +50,8 @@ class EdgeMLP(nnx.Module):
       features: width of the node features; a pair (receivers, senders) for bipartite graphs.
       widths: widths of the layers; the last is the width of a message.
       edge_features: width of the edge features, zero if there are none.
-      reduce: how messages are aggregated: ``"sum"``, ``"mean"`` or ``"max"``.
-      activation: activation after each layer but the last.
+      reduce: aggregation of the messages: ``"sum"``, ``"mean"`` or ``"max"``.
+      activation: activation after each layer except the last.
       edge_dropout: probability of dropping an edge in training. The other messages are scaled up,
         except for a mean.
       use_bias: whether to add biases.
@@ -63,7 +63,7 @@ class EdgeMLP(nnx.Module):
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if a width is not positive, or an option not as above.
+      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -197,21 +197,21 @@ def _reduce(value: Any) -> str | None:
 class MessagePassing(nnx.Module):
     """Steps of messages and updates with the same parameters: ``h ← update(h, messages(h))``.
 
-    Messages and updates may be functions of one's own. With ``reduce``, a step is::
+    Messages and updates may be a user's own functions. With ``reduce``, a step is::
 
         h_i ← update(h_i, reduce_j messages(h_i, h_j, e_ij))
 
     where ``messages(x_dst, x_src, edges)`` is called once with the features at the receivers and at
     the senders of all edges, [*batch, edges, d] each, and with the features of edges [*batch,
     edges, e], or None; it returns [*batch, edges, m]. ``update(x, aggregated)``, in a call with
-    inputs ``update(x, aggregated, inputs)``, is called with all nodes. What has parameters is an
-    ``nnx.Module`` with such a ``__call__``, and not a function that reads a module from around it.
-    If a call has ``rngs``, both are called with ``rngs`` of the step too. The arrays of edges are
-    stored for the backward pass unless steps are recomputed. In padding slots ``messages`` gets the
-    arrays of the last edge, and zeros if the graph has no edge.
+    inputs ``update(x, aggregated, inputs)``, is called with all nodes. A function with parameters
+    must be an ``nnx.Module`` with such a ``__call__``, not a function that captures a module.
+    If a call has ``rngs``, both also get ``rngs`` of the step. The arrays of edges are stored for
+    the backward pass unless steps are recomputed. In padding slots ``messages`` gets the arrays of
+    the last edge, and zeros if the graph has no edge.
 
-    The steps are one ``nnx.scan``, compiled once however many there are. For the backward pass each
-    step stores the node arrays that the update needs; arrays of edges are recomputed by the op.
+    The steps are one ``nnx.scan``, compiled once for any number of steps. For the backward pass
+    each step stores the node arrays that the update needs; the op recomputes arrays of edges.
     With ``recompute_every=1`` only the state of each step is stored, and each step is recomputed.
     With ``recompute_every=k`` the state of every k-th step is stored; the backward pass recomputes
     k states at a time, and each of these steps once more. ``"auto"`` stores at most 24 states at a
@@ -225,16 +225,16 @@ class MessagePassing(nnx.Module):
         function or module. Changes to the state of these modules, such as statistics, are dropped,
         so they must draw random numbers from the ``rngs`` of the call and not from streams that
         they hold.
-      reduce: None for messages that are aggregated already; or how those of each edge are, by a
-        reduction of ``ops.aggregate``, or by several, whose results stand side by side. Weights and
-        scales of the graph are ignored then.
+      reduce: None for messages that are already aggregated; otherwise the reduction of the messages
+        of each edge, one of ``ops.aggregate``, or several, whose results are concatenated. Weights
+        and scales of the graph are then ignored.
       num_steps: number of steps, unless a call gives another. If there is one, a function may
         change the width of the features.
       recompute_every: number of steps between stored states, ``"auto"``, or None to store
         everything.
 
     Raises:
-      ValueError: if a number is not positive, or another option not as above.
+      ValueError: if a number is not positive, or another option is not as described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -313,17 +313,17 @@ class MessagePassing(nnx.Module):
         Args:
           graph: graph shared by the leading axes of ``h``. If it is a constant with uniform
             degrees, sums need no scatters.
-          h: features of the nodes, which keep their dtype; for one step of functions of one's own
-            also a pair ``(x_dst, x_src)`` of those of receivers and of senders.
+          h: features of the nodes, which keep their dtype; for one step of a user's own functions
+            also a pair ``(x_dst, x_src)`` of receivers' and senders' features.
           edge_features: features of each edge, for the messages of every step.
           inputs: inputs of each node, for the updates of every step.
           weights: weight of each edge, for the messages of every step; None for the weights of the
-            graph. A function of messages takes none.
+            graph. Not supported by a function of messages.
           num_steps: number of steps; None for the layer's.
           warm_up: number of steps to run before these, which may be traced. They have no readout
-            and no gradient, so that training sees the late states of a longer run for the cost of
+            and no gradient, so that training uses the late states of a longer run for the cost of
             its forward pass.
-          readout: a module or function of the features after each step. Outside of ``jit``, a new
+          readout: a module or function of the features after each step. Outside ``jit``, a new
             function object is compiled again at each call.
           rngs: random streams with one named ``dropout`` in training, which gives each step a
             separate key; None in evaluation.
@@ -334,7 +334,7 @@ class MessagePassing(nnx.Module):
 
         Raises:
           ValueError: if shapes do not fit each other or the layers, ``num_steps`` is not positive,
-            or a module draws from a random stream that it holds.
+            or a module draws from its own random stream.
         """
         steps = self.num_steps if num_steps is None else num_steps
         _require_positive(type(self).__name__, "num_steps", steps)
@@ -402,19 +402,19 @@ def _run_steps(steps: _Steps, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def _drawn(modules: Any) -> list[Array]:
-    """Returns how many numbers each random stream held by the modules has given."""
+    """Returns how many numbers each random stream of the modules has drawn."""
     return jax.tree.leaves(nnx.to_pure_dict(nnx.state(modules, nnx.RngCount)))
 
 
 def _require_same(drawn: list[Array], afterwards: list[Array]) -> None:
-    """Raises if a step drew from a held stream, which would give all steps the same numbers."""
+    """Raises if a step drew from a module's own stream, which would repeat the same numbers."""
     if any(a is not b for a, b in zip(drawn, afterwards, strict=True)):
         expected = "modules that draw random numbers from the rngs of the call"
         raise bad_input("MessagePassing", "modules", expected, "a random stream of their own")
 
 
 def _require_kept(state: Any, new: Any) -> None:
-    """Raises unless a step keeps the shapes of the state, which the next one has to read."""
+    """Raises unless a step keeps the shapes of the state, which is the input of the next step."""
     before, after = (jax.tree.map(jnp.shape, kept) for kept in (state, new))
     if before != after:
         expected = f"such that the features keep their shape, {before}, from step to step"
@@ -457,7 +457,7 @@ def _spans(steps: int, every: int | Literal["auto"]) -> list[int]:
 def _scan_segments(
     step: Callable, state: Any, keys: Any, steps: int, spans: Sequence[int]
 ) -> tuple[Any, Any]:
-    """Runs ``_scan``, but stores one state per segment and recomputes segments backward."""
+    """Runs ``_scan``, but stores one state a segment and recomputes segments in the backward."""
     spans = [span for span in spans if span < steps]
     if not spans:
         return _scan(step, state, keys, steps)

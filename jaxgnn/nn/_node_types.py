@@ -1,4 +1,4 @@
-"""What layers on heterogeneous graphs share: checks of graphs, and features by type of nodes."""
+"""Shared parts of layers on heterogeneous graphs: checks, and features by type of nodes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_features(
 
 
 def checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple[EdgeType, ...]]:
-    """The types of nodes and the relations, all of whose ends are among these types."""
+    """Returns the types of nodes and the relations, after checking that these use the types."""
     if not isinstance(metadata, tuple | list) or len(metadata) != 2:
         expected = "a pair of the types of nodes and the relations, graph.metadata"
         raise bad_input(where, "metadata", expected, repr(metadata))
@@ -65,7 +65,7 @@ def checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple[
 
 
 def width_of_each(where: str, given: Any, node_types: Sequence[str]) -> dict[str, int]:
-    """The width of each type: the one that was given, or those of a dictionary."""
+    """The width of each type: a common one, or those of a dictionary."""
     widths = dict(given) if isinstance(given, Mapping) else dict.fromkeys(node_types, given)
     if set(widths) != set(node_types):
         expected = f"one width, or one for each of {list(node_types)}"

@@ -23,7 +23,7 @@ from jaxgnn.nn._options import checked_options
 
 
 class NodeUpdate[State](nnx.Module):
-    """Interface that ``MessagePassing`` needs of an update: base class of all updates.
+    """Base class of updates, with the interface that ``MessagePassing`` requires.
 
     Subclasses define ``start``, ``features`` and ``__call__``.
 
@@ -59,7 +59,7 @@ class NodeUpdate[State](nnx.Module):
 
 
 class PlainUpdate(NodeUpdate[Array]):
-    """Base class of updates whose state is the features and nothing else."""
+    """Base class of updates whose state is only the features."""
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
         """Returns ``h`` itself, which is the initial state."""
@@ -86,7 +86,7 @@ class MLPUpdate(PlainUpdate):
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if a width is not positive, or an option not as above.
+      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -133,21 +133,21 @@ class MLPUpdate(PlainUpdate):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
+        """Returns the state after a step; ``rngs`` are ignored, because there is no dropout."""
         _check_messages(self, messages)
         y = self.mlp(_side_by_side(self.dtype, state, messages, inputs)).astype(state.dtype)
         return state + y if self.residual else y
 
 
 def _check_messages(update: Any, messages: Array) -> None:
-    """Raises ValueError unless messages have the width that the update was made for."""
+    """Raises ValueError unless messages have the width of the update."""
     if messages.shape[-1] != update.message_features:
         expected = f"{update.message_features} wide, which is message_features"
         raise bad_input(type(update).__name__, "messages", expected, messages.shape[-1])
 
 
 class _CellUpdate[State](NodeUpdate[State]):
-    """A recurrent cell on ``[messages ; inputs]``, or on an MLP of them if that has layers."""
+    """A recurrent cell on ``[messages ; inputs]``, or on an MLP of them if it has layers."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class GRUUpdate(_CellUpdate[Array], PlainUpdate):
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if a width is not positive, or an option not as above.
+      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -226,7 +226,7 @@ class GRUUpdate(_CellUpdate[Array], PlainUpdate):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
+        """Returns the state after a step; ``rngs`` are ignored, because there is no dropout."""
         h, x = promote_dtype((state, self._read(messages, inputs)), dtype=self.dtype)
         return self.cell(h, x)[0].astype(state.dtype)
 
@@ -237,7 +237,7 @@ class LSTMState(NamedTuple):
     Attributes:
       hidden: features of the nodes.
       cell: memory, in float32 at least, because it accumulates over steps.
-      is_first: whether no step has been made, so that ``hidden`` is not an output of the cell.
+      is_first: whether no step has run, so that ``hidden`` is not an output of the cell.
     """
 
     hidden: Float[Array, "*batch nodes d"]
@@ -249,7 +249,7 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
     """Long short-term memory: ``h', c' = LSTM(h, c, mlp([messages ; inputs]))``.
 
     Recurrent relational networks (https://arxiv.org/abs/1711.08028) use it. Messages of the first
-    step are computed from the initial features, but the cell's memory and hidden state begin at
+    step are computed from the initial features, but the cell's memory and hidden state start at
     zero::
 
         i, f, g, o = [x ; h] W + b
@@ -261,14 +261,14 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
       mlp_features: widths of the layers of an MLP before the cell; empty for no MLP.
       input_features: width of the inputs, zero if there are none.
       activation: activation between the layers of the MLP.
-      dtype: of the computation; None for what state and parameters promote to. The memory is
-        float32 at least.
+      dtype: dtype of the computation; None for the promoted dtype of state and parameters. The
+        memory has at least float32.
       param_dtype: dtype of the parameters.
       implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if a width is not positive, or an option not as above.
+      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -317,7 +317,7 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> LSTMState:
-        """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
+        """Returns the state after a step; ``rngs`` are ignored, because there is no dropout."""
         hidden = jnp.where(state.is_first, 0, state.hidden)
         z: Any = self.gates(_side_by_side(self.dtype, self._read(messages, inputs), hidden))
         h, cell = _lstm_cell(z, state.cell)

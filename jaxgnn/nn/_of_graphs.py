@@ -1,4 +1,4 @@
-"""Sums, extremes and softmax over the nodes of each graph of a batch, padding left out."""
+"""Sums, extremes and softmax over the nodes of each graph of a batch, without padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_batch(where: str, x: Any, batch: Any) -> GraphBatch:
     """Raises ValueError unless ``x`` has a row for each node slot of a batch of graphs."""
     if not isinstance(batch, GraphBatch):
         expected = "a jaxgnn.graph.GraphBatch"
-        if getattr(batch, "ndim", 0) == 1:  # the graph of each node
+        if getattr(batch, "ndim", 0) == 1:  # the common mistake: ids of the graph of each node
             expected += " (of ids of graphs there are jaxgnn.segment_mean and its like)"
         raise bad_input(where, "batch", expected, type(batch).__name__)
     if not hasattr(x, "ndim"):
@@ -48,7 +48,7 @@ def rows_where(
 
 
 def num_real_nodes(batch: GraphBatch) -> Int[Array, " graphs"]:
-    """Number of nodes of each graph that are no padding."""
+    """Number of nodes of each graph, without padding."""
     return jnp.where(jnp.asarray(batch.graph_mask), jnp.asarray(batch.num_nodes_of_each), 0)
 
 
@@ -75,7 +75,7 @@ def variances(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array,
 def extremes(
     x: Float[Array, "nodes *rest"], batch: GraphBatch, *, largest: bool
 ) -> Float[Array, "graphs *rest"]:
-    """The largest or smallest of each graph's nodes; zero for a graph without nodes."""
+    """The maximum or minimum over each graph's nodes; zero for a graph without nodes."""
     function: Callable[..., Array] = jax.ops.segment_max if largest else jax.ops.segment_min
     masked = rows_where(jnp.asarray(batch.node_mask), x, -jnp.inf if largest else jnp.inf)
     ids = jnp.asarray(batch.graph_ids)
@@ -86,15 +86,15 @@ def extremes(
 def of_nodes(
     values: Float[Array, "graphs *rest"], batch: GraphBatch
 ) -> Float[Array, "nodes *rest"]:
-    """The value of each node's graph."""
+    """Broadcasts the values of graphs to their nodes."""
     return values[jnp.asarray(batch.graph_ids)]
 
 
 def softmax(logits: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "nodes *rest"]:
-    """Weights that add up to one over the nodes of each graph, in float32; zero for padding."""
+    """Weights that sum to one over the nodes of each graph, in float32; zero for padding."""
     wide = logits.astype(accumulation_dtype(logits.dtype))
     highest = jax.lax.stop_gradient(extremes(wide, batch, largest=True))
-    # Of padding nothing may be infinite, not even where it is left out afterwards.
+    # Padding must stay finite, even where it is masked afterwards.
     centred = rows_where(jnp.asarray(batch.node_mask), wide - of_nodes(highest, batch))
     powers = rows_where(jnp.asarray(batch.node_mask), jnp.exp(centred))
     total = sums(powers, batch)
@@ -102,6 +102,6 @@ def softmax(logits: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Arr
 
 
 def _offsets(batch: GraphBatch) -> Int[Array, " graphs+1"]:
-    """Where the nodes of each graph begin, and where the last ones end."""
+    """Offsets of the nodes of each graph, with the end of the last one."""
     counts = jnp.asarray(batch.num_nodes_of_each)
     return jnp.pad(jnp.cumsum(counts, dtype=counts.dtype), (1, 0))

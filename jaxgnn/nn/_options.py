@@ -19,12 +19,12 @@ from jaxgnn.nn._common_options import with_common_options
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
 
-# Returns None if a value is valid, and else a description of what was expected.
+# Returns None if a value is valid, otherwise a description of the expected value.
 type Check = Callable[[Any], str | None]
 
 
 def one_of(*choices: Any) -> Check:
-    """Check for one of some values; the type must match too, so that 1 is not True."""
+    """Check for one of several values; the type must match too, so that 1 is not True."""
 
     def check(value: Any) -> str | None:
         known = any(value is c or (isinstance(c, str) and _equals(value, c)) for c in choices)
@@ -119,7 +119,7 @@ def positive(value: Any) -> str | None:
 
 
 def fraction(value: Any) -> str | None:
-    """Checks for a number between zero and one, with both."""
+    """Checks for a number between zero and one, both included."""
     return None if number(value) is None and 0 <= value <= 1 else "in [0, 1]"
 
 
@@ -136,7 +136,7 @@ flag = instance_of(bool | np.bool_, "True or False")
 activation = one_of(*ACTIVATIONS)
 any_activation = either_of(activation, function)
 
-# Checks by the name of the option, which means the same in every layer.
+# Checks by the name of the option, which has one meaning in all layers.
 _CHECKS: Mapping[str, Check] = {
     "add_self_loops": or_none(flag),
     "aggregation": one_of("sum", "mean"),
@@ -196,7 +196,7 @@ _CHECKS: Mapping[str, Check] = {
 }
 
 
-# What other libraries call an option: PyTorch Geometric, DGL, Flax and torch.
+# Names of an option in other libraries: PyTorch Geometric, DGL, Flax and torch.
 _NAMES_ELSEWHERE: Mapping[str, Sequence[str]] = {
     "K": ("num_steps", "num_terms"),
     "act": ("activation",),
@@ -219,7 +219,7 @@ _NAMES_ELSEWHERE: Mapping[str, Sequence[str]] = {
 def checked_options[M: nnx.Module, **P](
     **own: Check,
 ) -> Callable[[Callable[Concatenate[M, P], None]], Callable[Concatenate[M, P], None]]:
-    """Decorates an ``__init__`` so that it refuses invalid options.
+    """Decorates an ``__init__`` so that it rejects invalid options.
 
     Args:
       **own: checks that replace the common ones, by the name of the option.
@@ -227,8 +227,8 @@ def checked_options[M: nnx.Module, **P](
     Raises:
       ValueError: if an option is invalid; names the layer, the option, the expected and the given
         value.
-      TypeError: if an option is missing, or none has its name; names the layer, and the option that
-        may be meant.
+      TypeError: if an option is missing or unknown; names the layer, and the option that may be
+        meant.
     """
     checks = {**_CHECKS, **own}
 

@@ -27,25 +27,25 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 class PNAConv(GraphLayer):
     """Principal neighbourhood aggregation: ``y_i = W [post(x_i, [S₁ a_i ; S₂ a_i ; …])] + b``.
 
-    ``a_i`` are several reductions, side by side, of the messages ``pre([x_i ; x_j ; W_e e_ij])``
-    that enter node i, and each ``S`` scales them by the degree ``d_i``: ``identity`` by 1,
+    ``a_i`` are several reductions, concatenated, of the messages ``pre([x_i ; x_j ; W_e e_ij])``
+    that enter node i. Each ``S`` scales them by the degree ``d_i``: ``identity`` by 1,
     ``amplification`` by ``log(d + 1) / δ``, ``attenuation`` by ``δ / log(d + 1)``, ``linear`` by
-    ``d / mean d``, and ``inverse_linear`` by ``mean d / d``, where δ is the mean of ``log(d + 1)``,
-    and 1 stands for a degree of 0 where it would divide. ``pre`` and ``post`` are linear layers, or
-    MLPs, with biases, for each tower by itself; W joins the towers. See
+    ``d / mean d``, and ``inverse_linear`` by ``mean d / d``, where δ is the mean of ``log(d + 1)``.
+    A degree of 0 counts as 1 where it would divide. ``pre`` and ``post`` are linear layers, or
+    MLPs, with biases, separate for each tower; W combines the towers. See
     https://arxiv.org/abs/2004.05718. It computes what PyTorch Geometric's ``PNAConv`` does. (Its
     ``std`` is never between zero and √1e-5.) Weights and scales of the graph are ignored.
 
-    A reduction of ``A x_i + B x_j`` is, by its shift, one of ``B x_j``: so if ``pre`` is one layer
-    and edges have no features all reductions are one pass of ``ops.neighbour_reduce`` over products
-    of nodes, and there are no arrays of edges. The scales are applied behind the product, of which
-    they are factors.
+    A reduction of ``A x_i + B x_j`` is one of ``B x_j`` plus a shift. So if ``pre`` is one layer
+    and edges have no features, all reductions are one pass of ``ops.neighbour_reduce`` over
+    products of nodes, without arrays of edges. The scales are applied after the product, as factors
+    of it.
 
     Args:
       in_features: width of the input, of both ends.
       out_features: width of the output, a multiple of ``towers``.
       average_degree: the averages of the training set, ``nn.DegreeAverages``; or a concrete graph,
-        for those of its nodes.
+        to compute them from its nodes.
       aggregators: the reductions, different names among those of ``ops.aggregate``.
       scalers: the scales, different names among those above.
       edge_dim: width of the features of edges; None if there are none.
@@ -58,8 +58,8 @@ class PNAConv(GraphLayer):
         each; otherwise each tower gets all of it.
 
     Raises:
-      ValueError: if an option has a type or value other than described above, or a width that is to
-        be split is no multiple of ``towers``.
+      ValueError: if an option has a type or value other than described above, or a width to split
+        is not a multiple of ``towers``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -141,9 +141,9 @@ class PNAConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, in the graph's order; with the leading axes of
-            ``x`` or without.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
+          edge_features: features of the edge slots, in the graph's order, with or without the
+            leading axes of ``x``.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.
@@ -179,7 +179,7 @@ class PNAConv(GraphLayer):
         return self._apply(self.linear, joined(y))
 
     def _through(self, others: nnx.List, x: Array) -> Float[Array, "*batch nodes towers each"]:
-        """The layers behind the first one of each tower, each with an activation in front."""
+        """Applies the layers after the first one of each tower, each after an activation."""
         for layer in others:
             x = layer(function_of(self.activation)(x), self.dtype)
         return x
@@ -193,7 +193,7 @@ class PNAConv(GraphLayer):
     def _scaled(
         self, graph: CSRGraph, dst: Array, reduced: list[Array]
     ) -> Float[Array, "*batch rows towers out"]:
-        """The first layer of ``post``, of the node's own features and all scaled reductions."""
+        """Applies the first layer of ``post`` to own features and all scaled reductions."""
         dst, kernel, bias = promote_dtype((dst, *self.post.parameters()), dtype=self.dtype)
         each, out = self.pre.bias.shape[-1], kernel.shape[-1]
         y = self._times(dst, kernel[:, :each]) + bias
@@ -214,7 +214,7 @@ def _shifted(
     reduced: Sequence[Float[Array, "*batch rows width"]],
     shift: Float[Array, "*batch rows width"],
 ) -> list[Float[Array, "*batch rows width"]]:
-    """The reductions of messages to which each row adds the same; zero without edges."""
+    """The reductions of messages plus each row's own shift; zero without edges."""
     degrees = graph.degrees()[:, None]
 
     def shifted(name: str, part: Array) -> Array:

@@ -21,9 +21,9 @@ from jaxgnn.nn._of_graphs import (
 )
 
 PoolReduce = Literal["sum", "mean", "max", "min", "var", "std"]
-"""How the nodes of a graph are reduced to one row."""
+"""Reductions of the nodes of a graph to one row."""
 
-# Beside a variance, so that the gradient of its root is finite at zero.
+# Added to a variance, so that the gradient of its root is finite at zero.
 _EPSILON = 1e-5
 
 
@@ -49,23 +49,23 @@ def pool(
 ) -> Float[Array, "graphs *out"]:
     """Reduces the nodes of each graph to one row: ``y_g = reduce_{i in g} x_i``.
 
-    Padding has no part in it, whatever it holds. Sums are taken in float32 (float64 for float64)
-    and rounded once. The gradient of a largest or smallest entry is shared among those that are
-    equal to it. ``"var"`` has the number of nodes in its denominator, and ``"std"`` is
+    Padding is ignored, whatever it contains. Sums are computed in float32 (float64 for float64) and
+    rounded once. The gradient of a maximum or minimum is shared among entries equal to it.
+    ``"var"`` has the number of nodes in its denominator, and ``"std"`` is
     ``√(var + 1e-5)``, whose gradient is finite for graphs of one node.
 
     Args:
       x: features of the nodes, [nodes, ...].
       batch: the graphs of the nodes.
       reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"var"`` or ``"std"``; or several of
-        them, whose results are joined along the last axis.
+        them, whose results are concatenated along the last axis.
 
     Returns:
       [graphs, ...] in the dtype of ``x``, zeros for padding graphs and for graphs without nodes.
 
     Raises:
-      ValueError: if ``x`` has not a row for each node slot of the batch, is not of floats, the
-        batch has no graphs, or ``reduce`` has no such name.
+      ValueError: if ``x`` does not have a row for each node slot of the batch, is not of floats,
+        the batch has no graphs, or ``reduce`` has no such name.
 
     Example:
       >>> from jaxgnn.graph import GraphSample

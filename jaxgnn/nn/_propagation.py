@@ -90,13 +90,13 @@ class APPNP(GraphLayer):
     """Personalised propagation: ``z_{k+1} = (1 - α) P z_k + α x`` for ``K`` steps from ``z_0 = x``.
 
     See https://arxiv.org/abs/1810.05997. ``P`` is the normalised adjacency of ``nn.GCNConv``, with
-    self loops. The layer has no parameters: it follows a network that reads each node by itself. It
+    self loops. The layer has no parameters: it follows a network on each separate node. It
     computes what PyTorch Geometric's ``APPNP`` does.
 
     Args:
       num_steps: number of steps ``K``.
       alpha: share of the node's own features in each step, in [0, 1].
-      dropout: probability of leaving out an edge or self loop in training, drawn anew in each step.
+      dropout: probability of dropping an edge or self loop in training, drawn again in each step.
       add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
         of ``normalize``.
       normalize: whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged.
@@ -172,9 +172,9 @@ class ChebConv(GraphLayer):
     the Laplacian ``L`` or a bound of it, and ``T_0 = 1``, ``T_1(z) = z`` and
     ``T_k(z) = 2 z T_{k-1}(z) - T_{k-2}(z)``. By ``normalization``, ``L`` is ``1 - D^-½ A D^-½`` for
     ``"sym"``, ``1 - A D^-1`` for ``"rw"``, a random walk, and ``D - A`` for None, where ``D`` are
-    the sums of the weights of the edges that enter each node. Self loops of the graph are left out
-    of ``A``. On undirected graphs it computes what PyTorch Geometric's ``ChebConv`` does; on
-    directed ones ``D`` counts there the edges that leave a node.
+    the sums of the weights of the edges that enter each node. Self loops of the graph are ignored
+    in ``A``. On undirected graphs it computes what PyTorch Geometric's ``ChebConv`` does; on
+    directed ones ``D`` counts outgoing edges there.
 
     The recurrence runs on the narrower side of ``W_k``: on ``x``, or backwards on ``x W_k``
     (Clenshaw's algorithm).
@@ -183,7 +183,7 @@ class ChebConv(GraphLayer):
       in_features: width of the input.
       out_features: width of the output.
       num_terms: number ``K`` of polynomials, so that ``y_i`` depends on nodes ``K - 1`` steps away.
-      normalization: ``"sym"``, ``"rw"`` or None, which choose the Laplacian.
+      normalization: ``"sym"``, ``"rw"`` or None, which select the Laplacian.
       use_bias: whether to add a bias.
 
     Example:
@@ -230,12 +230,12 @@ class ChebConv(GraphLayer):
           graph: square graph; with ``normalization="sym"`` one that is already normalised is used
             unchanged, as ``D^-½ A D^-½``.
           x: features of the nodes; leading axes share the graph.
-          lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound. None for one that
-            bounds all of them: 2, and for ``D - A`` twice the largest degree.
+          lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound. None for a bound of
+            all of them: 2, or for ``D - A`` twice the largest degree.
 
         Raises:
           ValueError: if graph and features do not fit each other or the layer, ``lambda_max`` is
-            no positive number, or a graph is normalised where it may not be.
+            not a positive number, or the graph is normalised for another Laplacian than ``"sym"``.
         """
         first = self.linears[0]
         self._check(graph, x, first.in_features)

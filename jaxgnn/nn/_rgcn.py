@@ -27,8 +27,9 @@ class RGCNConv(GraphLayer):
     matrices of ``num_blocks`` blocks on the diagonal, which both keep the number of parameters
     small. With the same weights it computes what PyTorch Geometric's ``RGCNConv`` does.
 
-    One sparse sum reads the edges of all relations, and one product follows it. Between them is an
-    array of receivers × relations × ``in_features``. Of many relations, this is what takes memory.
+    One sparse sum reads the edges of all relations, and one product follows it. The array between
+    them has the size receivers × relations × ``in_features``; with many relations it dominates the
+    memory.
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
@@ -105,10 +106,10 @@ class RGCNConv(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: the relations: a graph for each, all of one shape; or a ``RelationalGraph``, which
-            is what to pass to a jitted function, as it is sorted already.
+          graph: the relations: a graph for each, all of one shape; or a ``RelationalGraph``. Pass
+            the latter to a jitted function, because it is already sorted.
           x: features of the nodes of square graphs, whose leading axes share them; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+            ``(x_dst, x_src)`` of the receivers' and the senders' features.
 
         Raises:
           ValueError: if graph and features do not fit each other or the layer.
@@ -129,7 +130,7 @@ class RGCNConv(GraphLayer):
         return self._biased(y)
 
     def _check_graph(self, graph: Any) -> None:
-        """The graph has been made of relations that were checked."""
+        """Does nothing, because the relations were checked when the graph was built."""
 
     def _of_relations(self, graph: RelationalGraph, x: Array) -> Float[Array, "*batch rows out"]:
         stacked = graph.graph.normalized("mean") if self.aggregation == "mean" else graph.graph
@@ -145,11 +146,11 @@ class RGCNConv(GraphLayer):
 def _times_matrices(
     sums: Float[Array, "*batch rows matrices in"], kernel: Float[Array, "matrices *blocks in out"]
 ) -> Float[Array, "*batch rows out"]:
-    """The sum over all matrices of their products; of blocks on the diagonal if they have some."""
+    """Sums the products with all matrices, which may be block-diagonal."""
     *rows, _, width = sums.shape
     if kernel.ndim == 3:
         return sums.reshape(*rows, len(kernel) * width) @ kernel.reshape(-1, kernel.shape[-1])
-    # A product for each block, over what all relations have of it.
+    # A product for each block, over that block of all relations.
     num_blocks = kernel.shape[1]
     blocks = jnp.moveaxis(sums.reshape(*sums.shape[:-1], num_blocks, width // num_blocks), -2, -4)
     of_blocks = kernel.swapaxes(0, 1).reshape(num_blocks, -1, kernel.shape[-1])

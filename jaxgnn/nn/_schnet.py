@@ -1,4 +1,4 @@
-"""SchNet: convolutions with filters that are functions of distances."""
+"""SchNet: convolutions whose filters are functions of distances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _checked = checked_options(cutoff=positive, num_filters=at_least(1), num_gaussia
 
 
 def shifted_softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """``log(½ e^x + ½)``, a softplus that is zero at zero and has all derivatives.
+    """``log(½ e^x + ½)``, a smooth softplus that is zero at zero.
 
     Args:
       x: numbers of any shape.
@@ -53,7 +53,7 @@ def gaussian_smearing(
       if they are integers.
 
     Raises:
-      ValueError: if ``cutoff`` is not positive, or ``num_gaussians`` no int of at least two.
+      ValueError: if ``cutoff`` is not positive, or ``num_gaussians`` is not an int of at least two.
 
     Example:
       >>> np.asarray(gaussian_smearing(jnp.array([0.0, 1.0]), 1.0, 2), float).round(3).tolist()
@@ -80,7 +80,7 @@ def cosine_cutoff(distances: Float[Array, "*edges"], cutoff: float) -> Float[Arr
 
     Args:
       distances: lengths of edges, in the unit of ``cutoff``.
-      cutoff: where it becomes zero, with its first derivative.
+      cutoff: distance at which it becomes zero, as does its first derivative.
 
     Raises:
       ValueError: if ``cutoff`` is not positive.
@@ -93,7 +93,7 @@ def cosine_cutoff(distances: Float[Array, "*edges"], cutoff: float) -> Float[Arr
     if expected is not None:
         raise bad_input("nn.cosine_cutoff", "cutoff", expected, repr(cutoff))
     is_inside = distances < cutoff
-    # The cosine of infinity is not a number, and neither is its gradient, even where it is unused.
+    # The cosine of infinity is NaN, and so is its gradient, even where it is unused.
     angles = jnp.where(is_inside, distances, 0) * (math.pi / cutoff)
     return jnp.where(is_inside, 0.5 * (jnp.cos(angles) + 1), 0)
 
@@ -104,15 +104,15 @@ class CFConv(GraphLayer):
     The filter f is a network of two layers, with ``shifted_softplus`` between them, on the
     ``gaussian_smearing`` of the distance; C is ``cosine_cutoff``. See
     https://arxiv.org/abs/1706.08566. It computes what PyTorch Geometric's ``CFConv`` does with the
-    filter network of its ``SchNet``, and is zero beyond the cutoff. Differentiable in the distances
-    twice, so that a loss may contain forces. Weights and scales of the graph are ignored.
+    filter network of its ``SchNet``, and is zero beyond the cutoff. It is twice differentiable in
+    the distances, so that a loss may contain forces. Weights and scales of the graph are ignored.
 
     Args:
       in_features: width of the features of the senders.
       out_features: width of the output.
       num_filters: width of the filters.
       num_gaussians: number of features of a distance.
-      cutoff: the distance from which on edges count nothing, in the unit of the distances.
+      cutoff: distance beyond which edges are ignored, in the unit of the distances.
 
     Example:
       >>> import jax.numpy as jnp
@@ -157,9 +157,9 @@ class CFConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)``, of which only the senders' are read.
-          distances: length of each edge slot, such as ``NeighbourEdges.distances``; with the
-            leading axes of ``x`` or without.
+            ``(x_dst, x_src)``, of which only the senders' features are read.
+          distances: length of each edge slot, such as ``NeighbourEdges.distances``, with or
+            without the leading axes of ``x``.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.
@@ -182,7 +182,7 @@ class CFConv(GraphLayer):
             raise bad_input(self._name, "distances", expected, f"shape {distances.shape}")
         if not jnp.issubdtype(distances.dtype, jnp.floating):
             raise bad_input(self._name, "distances", "of a floating dtype", distances.dtype)
-        # What padding holds may be anything.
+        # Padding may contain anything.
         distances = jnp.where(graph.receivers() < graph.num_rows, distances, 0)
         smeared = gaussian_smearing(distances, self.cutoff, self.num_gaussians).astype(x.dtype)
         hidden = shifted_softplus(self._apply(self.filter_hidden, smeared))
@@ -201,7 +201,7 @@ class SchNetInteraction(nnx.Module):
       features: width of the input and of the output.
       num_filters: width of the filters.
       num_gaussians: number of features of a distance.
-      cutoff: the distance from which on edges count nothing, in the unit of the distances.
+      cutoff: distance beyond which edges are ignored, in the unit of the distances.
       implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
       dtype: dtype of the computation; None for the promoted dtype of input and parameters.
@@ -254,8 +254,8 @@ class SchNetInteraction(nnx.Module):
         Args:
           graph: square graph; rows are receivers, columns are senders.
           x: features of the nodes; leading axes share the graph.
-          distances: length of each edge slot, such as ``NeighbourEdges.distances``; with the
-            leading axes of ``x`` or without.
+          distances: length of each edge slot, such as ``NeighbourEdges.distances``, with or
+            without the leading axes of ``x``.
 
         Raises:
           ValueError: if an argument does not fit the others or the block.

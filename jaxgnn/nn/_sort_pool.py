@@ -14,10 +14,10 @@ from jaxgnn.nn._options import checked_options
 
 
 class SortPool(nnx.Module):
-    """The ``k`` nodes of each graph whose last feature is largest, in falling order of it.
+    """The ``k`` nodes of each graph with the largest last feature, in descending order of it.
 
     The SortPooling of DGCNN (https://ojs.aaai.org/index.php/AAAI/article/view/11782). A graph with
-    fewer nodes has zeros in their place. Of equal nodes the one that comes first stays first.
+    fewer nodes is padded with zeros. Nodes with equal features keep their order.
 
     Args:
       k: number of nodes kept for each graph.
@@ -50,11 +50,11 @@ class SortPool(nnx.Module):
           batch: the graphs of the nodes.
 
         Returns:
-          [graphs, k, features] in the dtype of ``x``, zeros where a graph has no such node. PyTorch
-          Geometric joins the last two axes: ``y.reshape(graphs, -1)``.
+          [graphs, k, features] in the dtype of ``x``, zeros if a graph has fewer nodes. PyTorch
+          Geometric flattens the last two axes: ``y.reshape(graphs, -1)``.
 
         Raises:
-          ValueError: if ``x`` has not a row for each node slot of the batch.
+          ValueError: if ``x`` does not have a row for each node slot of the batch.
         """
         check_batch("SortPool", x, batch)
         x = jnp.asarray(x)
@@ -68,9 +68,9 @@ class SortPool(nnx.Module):
 def by_score(
     scores: Float[Array, " nodes"], batch: GraphBatch
 ) -> tuple[Int[Array, " nodes"], Int[Array, " graphs"]]:
-    """The nodes graph by graph, in each from the highest score, and where each graph begins.
+    """The nodes graph by graph, by descending score, and the offset of each graph.
 
-    The nodes of the padding graph are in their places behind the others, in any order.
+    The padding graph's nodes come last, in any order.
     """
     nodes = jnp.arange(scores.shape[0], dtype=jnp.int32)
     keys = (jnp.asarray(batch.graph_ids), -scores, nodes)

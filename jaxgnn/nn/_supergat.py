@@ -1,4 +1,4 @@
-"""SuperGAT: graph attention that learns, beside its task, to tell edges from pairs without one."""
+"""SuperGAT: graph attention with an auxiliary loss that separates edges from other pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxgnn.nn._graph_layer import Ends
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 AttentionType = Literal["MX", "SD"]
-"""How scores are made: ``"MX"`` mixed with GAT's, ``"SD"`` scaled inner products alone."""
+"""Types of scores: ``"MX"`` mixed with GAT's, ``"SD"`` only scaled inner products."""
 
 
 class SuperGATConv(AttentionLayer):
@@ -27,15 +27,16 @@ class SuperGATConv(AttentionLayer):
 
     ``p_i = softmax_j(leaky_relu(s_ij))`` for each head. With inner products ``φ_ij = ⟨z_i, z_j⟩``
     the scores are ``s_ij = (⟨a_src, z_j⟩ + ⟨a_dst, z_i⟩) σ(φ_ij)`` for ``"MX"``, and
-    ``s_ij = φ_ij / √out_features`` for ``"SD"``. ``attention_loss`` asks the inner products to tell
-    edges from pairs of nodes without one; add it, times a factor, to the loss of the task. See "How
-    to Find Your Friendly Neighborhood" (https://openreview.net/forum?id=Wi5KUNlqWty). It computes
+    ``s_ij = φ_ij / √out_features`` for ``"SD"``. ``attention_loss`` trains the inner products to
+    distinguish edges from pairs without one; add it, times a factor, to the loss of the task. See
+    "How to Find Your Friendly Neighborhood" (https://openreview.net/forum?id=Wi5KUNlqWty). It
+    computes
     what PyTorch Geometric's ``SuperGATConv`` does with the same weights. Weights and scales of the
     graph are ignored.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. Of a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside, as ``jaxgnn.graph.with_one_loop_each`` does, for ``add_self_loops=False``.
+    done once. For a graph that is an argument of a jitted function it is done in every call:
+    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
 
     Args:
       in_features: width of the input.
@@ -43,8 +44,8 @@ class SuperGATConv(AttentionLayer):
       heads: number of attention heads.
       concat: whether to concatenate the heads; False for their mean.
       negative_slope: slope of the leaky ReLU of the scores below zero.
-      dropout: probability of leaving an edge out for a head in training, after the softmax.
-      add_self_loops: whether each node gets one self loop in the place of those that it has.
+      dropout: probability of dropping an edge for a head in training, after the softmax.
+      add_self_loops: whether each node gets one self loop instead of those that it has.
       attention_type: ``"MX"`` or ``"SD"``.
       use_bias: whether to add the bias b.
 
@@ -100,18 +101,18 @@ class SuperGATConv(AttentionLayer):
     def attention_loss(
         self, graph: CSRGraph, x: Float[Array, "nodes in"], negatives: Int[Array, "2 pairs"]
     ) -> Float[Array, ""]:
-        """How badly the inner products tell edges from pairs of nodes without one.
+        """Auxiliary loss of the inner products as classifiers of edges and pairs without an edge.
 
-        The mean of the binary cross-entropies of all edges, with the self loops that the layer
-        adds, and of all ``negatives``; the logit is the mean of the heads' inner products, which
+        The mean of the binary cross-entropies of all edges, including the self loops that the layer
+        adds, and of all ``negatives``. The logit is the mean of the heads' inner products, which
         ``"SD"`` divides by ``√out_features``.
 
         Args:
-          graph: square graph, as the layer is called with.
-          x: features of the nodes, as the layer is called with.
-          negatives: senders and receivers of pairs without an edge, of which those that are
-            negative count as none; ``jaxgnn.sampling.negative_edges`` draws them. Of a graph that
-            is spread over devices the numbers in the whole graph, the same pairs on each device.
+          graph: square graph, as in the layer's call.
+          x: features of the nodes, as in the layer's call.
+          negatives: senders and receivers of pairs without an edge; pairs with negative ids are
+            ignored. ``jaxgnn.sampling.negative_edges`` draws them. For a graph that is spread over
+            devices, pass ids in the whole graph, the same pairs on each device.
 
         Raises:
           ValueError: if graph, features and pairs do not fit each other.
@@ -189,7 +190,7 @@ class SuperGATConv(AttentionLayer):
             at_dst = jnp.stack([of_dst, jnp.ones_like(of_dst)], axis=-1)
             at_src = jnp.stack([jnp.ones_like(of_src), of_src], axis=-1)
             scores = self._products(graph, at_dst, at_src) * jax.nn.sigmoid(scores)
-        # The scores are all that edges and their ends add, of which the op takes the leaky ReLU.
+        # The scores are sums of terms of edges and ends, to which the op applies the leaky ReLU.
         return ops.gat_attention(
             graph,
             jnp.zeros(receivers.shape[:-1], wide),

@@ -20,13 +20,13 @@ from jaxgnn.nn._sort_pool import by_score
 
 
 class Pooled(NamedTuple):
-    """What is left of a batch of graphs.
+    """Result of a pooling of a batch of graphs.
 
     Attributes:
-      x: features of the nodes that are kept, [capacity, features], zeros for padding.
+      x: features of the kept nodes, [capacity, features], zeros for padding.
       batch: their graphs.
-      node_ids: node of the batch before that each node was, int32 [capacity]; the number of its
-        nodes for padding. ``y.at[node_ids].set(x, mode="drop")`` puts features back.
+      node_ids: previous id of each node, int32 [capacity]; the previous number of nodes for
+        padding. ``y.at[node_ids].set(x, mode="drop")`` puts features back.
     """
 
     x: Float[Array, "capacity features"]
@@ -37,20 +37,20 @@ class Pooled(NamedTuple):
 class TopKPooling(nnx.Module):
     """Keeps the nodes of each graph with the best scores, and the edges between them.
 
-    ``s_i = tanh(p · x_i / ‖p‖)`` with a learnt ``p``. Of a graph of n nodes the ``⌈ratio · n⌉``
-    best are kept, or the ``k`` best, best first and of equal ones the first, with the features
-    ``s_i x_i``. See Graph U-Nets, https://arxiv.org/abs/1905.05178; PyTorch Geometric has it under
-    the same name.
+    ``s_i = tanh(p · x_i / ‖p‖)`` with a learnt ``p``. In a graph of n nodes the ``⌈ratio · n⌉``
+    best are kept, or the ``k`` best, in descending order, equal ones in their old order, with the
+    features ``s_i x_i``. See Graph U-Nets, https://arxiv.org/abs/1905.05178; PyTorch Geometric has
+    it under the same name.
 
     The new batch has a fixed shape, ``⌈ratio · nodes⌉ + graphs`` node slots or ``k · graphs``, and
-    one more for padding, so that a jitted network compiles once. It has as many edge slots as the
-    old one. Slots that are left belong to the first padding graph; where all graphs are real, to
+    one more for padding, so that a jitted network compiles once. It has the edge slots of the old
+    one. Unused slots belong to the first padding graph. If all graphs are real, they belong to
     none: their id is the number of graphs.
 
     Args:
       in_features: width of the node features.
-      ratio: part of the nodes that is kept, in (0, 1]; None with ``k``.
-      k: number of nodes of each graph that are kept, or None.
+      ratio: share of the nodes that is kept, in (0, 1]; None with ``k``.
+      k: number of nodes kept in each graph, or None.
       param_dtype: dtype of the parameters.
       rngs: random streams from which the initial parameters are drawn.
 
@@ -98,10 +98,10 @@ class TopKPooling(nnx.Module):
         Args:
           x: features of the nodes.
           batch: the graphs of the nodes, not normalised. Its features of nodes and edges follow
-            their nodes and edges; those of the graphs stay.
+            their nodes and edges; those of the graphs are unchanged.
 
         Returns:
-          The features and graphs of the nodes that are kept, and which they are.
+          The features, graphs and previous ids of the kept nodes.
 
         Raises:
           ValueError: if ``x`` does not fit the batch or the layer, or the graph is normalised.
@@ -116,7 +116,7 @@ class TopKPooling(nnx.Module):
         scores = jnp.tanh(x @ direction / jnp.linalg.norm(direction))
         order, is_kept = self._best(scores, batch)
         nodes = x.shape[0]
-        # The kept ones of ``order`` in their order, and behind them the number of nodes.
+        # The kept nodes of ``order`` in their order, padded with the number of nodes.
         (at,) = jnp.nonzero(is_kept, size=self._capacity(batch), fill_value=nodes)
         node_ids = jnp.pad(order, (0, 1), constant_values=nodes)[at]
         kept = rows_at(node_ids, x) * rows_at(node_ids, scores)[:, None]
@@ -128,7 +128,7 @@ class TopKPooling(nnx.Module):
         return min(most, nodes) + 1
 
     def _best(self, scores: Array, batch: GraphBatch) -> tuple[Array, Array]:
-        """All nodes graph by graph, the best first, and which of these are kept."""
+        """All nodes graph by graph, in descending order, and a mask of the kept ones."""
         count = num_real_nodes(batch)
         if self.k is not None:
             wanted = jnp.minimum(count, self.k)

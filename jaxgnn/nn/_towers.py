@@ -1,4 +1,4 @@
-"""Linear layers side by side, each of its own part of the features or all of the same."""
+"""Parallel linear layers, each on its own part of the features or all on the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Towers(nnx.Module):
     def __call__(
         self, x: Float[Array, "*batch nodes towers in"], dtype: DTypeLike | None
     ) -> Float[Array, "*batch nodes towers out"]:
-        """Each tower's layer of its own features, in this dtype."""
+        """Applies each tower's layer to its own features, in this dtype."""
         x, kernel, bias = promote_dtype((x, *self.parameters()), dtype=dtype)
         return times_each(x, kernel) + bias
 
@@ -36,12 +36,12 @@ class Towers(nnx.Module):
 def by_tower(
     x: Float[Array, "*batch nodes width"], towers: int
 ) -> Float[Array, "*batch nodes towers each"]:
-    """The part of each tower."""
+    """Splits features into the parts of the towers."""
     return x.reshape(*x.shape[:-1], towers, x.shape[-1] // towers)
 
 
 def joined(x: Float[Array, "*batch nodes towers each"]) -> Float[Array, "*batch nodes width"]:
-    """The parts of all towers, one behind the other."""
+    """Concatenates the parts of all towers."""
     *nodes, towers, each = x.shape
     return x.reshape(*nodes, towers * each)
 

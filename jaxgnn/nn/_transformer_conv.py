@@ -26,7 +26,7 @@ class TransformerConv(AttentionLayer):
     Geometric's ``TransformerConv`` does with the same weights, and adds no self loops. Weights and
     scales of the graph are ignored.
 
-    With ``beta`` a gate takes the place of the sum: ``y_i = g_i r_i + (1 - g_i) m_i`` with
+    With ``beta`` a gate replaces the sum: ``y_i = g_i r_i + (1 - g_i) m_i`` with
     ``g_i = σ(⟨w, [m_i; r_i; m_i - r_i]⟩)``, where ``r_i`` is the term of the node itself, and
     ``m_i`` that of its neighbours.
 
@@ -35,8 +35,8 @@ class TransformerConv(AttentionLayer):
       out_features: width of the output of each head.
       heads: number of attention heads.
       concat: whether to concatenate the heads; False for their mean.
-      beta: whether the gate takes the place of the sum; without ``root_weight`` there is none.
-      dropout: probability of leaving an edge out for a head in training, after the softmax.
+      beta: whether the gate replaces the sum; it is ignored without ``root_weight``.
+      dropout: probability of dropping an edge for a head in training, after the softmax.
       edge_dim: width of the features of edges; None if there are none.
       root_weight: whether to add a linear map of the receiver's own features.
       use_bias: whether this map has a bias.
@@ -113,16 +113,16 @@ class TransformerConv(AttentionLayer):
 class AGNNConv(GraphLayer):
     """Attention by similarity: ``y_i = Σ_j p_ij x_j``, ``p_i = softmax_j(β cos(x_i, x_j))``.
 
-    See https://arxiv.org/abs/1803.03735. β is the only parameter, from one. It computes what
+    See https://arxiv.org/abs/1803.03735. β is the only parameter, initially one. It computes what
     PyTorch Geometric's ``AGNNConv`` does. Weights and scales of the graph are ignored.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. Of a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside, as ``jaxgnn.graph.with_one_loop_each`` does, for ``add_self_loops=False``.
+    done once. For a graph that is an argument of a jitted function it is done in every call:
+    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
 
     Args:
-      requires_grad: whether β is learnt; False for one.
-      add_self_loops: whether each node gets one self loop in the place of those that it has.
+      requires_grad: whether β is learnt; if False, it is one.
+      add_self_loops: whether each node gets one self loop instead of those that it has.
       param_dtype: dtype of β.
 
     Example:

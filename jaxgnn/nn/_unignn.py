@@ -1,7 +1,7 @@
 """UniGNN's layers: graph networks over hyperedges (https://arxiv.org/abs/2105.00956).
 
 All layers first compute ``h_e``, the mean of each hyperedge's nodes. They add no self loops: call
-``incidence.with_self_loops()`` to give each node a hyperedge of its own.
+``incidence.with_self_loops()`` to give each node its own hyperedge.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class UniGCNConv(HypergraphConvolution):
 
 
 class UniSAGEConv(HypergraphConvolution):
-    """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` in the place of their sum.
+    """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` instead of their sum.
 
     Args:
       in_features: width of the input.
@@ -151,7 +151,7 @@ class UniGINConv(HypergraphConvolution):
 class UniGATConv(HypergraphLayer):
     """Attention of nodes to their hyperedges: ``y_i = Σ_e α_ie W h_e + b``.
 
-    ``α_ie`` is the softmax over the hyperedges of the node of ``leaky_relu(a · [W x_i; W h_e])``.
+    ``α_ie`` is the softmax of ``leaky_relu(a · [W x_i; W h_e])`` over the hyperedges of the node.
 
     Args:
       in_features: width of the input.

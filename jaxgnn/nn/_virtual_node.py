@@ -1,4 +1,4 @@
-"""A node that is joined to all others of its graph."""
+"""A node that is connected to all others of its graph."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxgnn.nn._options import checked_options
 
 
 class VirtualNode(nnx.Module):
-    """Lets the nodes of a graph exchange messages by one more node, however far they are apart.
+    """Adds a node to each graph by which all of its nodes exchange messages at any distance.
 
     ``x_i ← x_i + v_g`` for the nodes of each graph ``g``, and ``v_g ← v_g + mlp(v_g + Σ_i x_i)``
-    with the new ``x``. It stands in front of a convolution, one for each layer of a network; the
-    state of the virtual nodes goes from one to the next. See https://arxiv.org/abs/1704.01212; this
-    is the form of the examples of the Open Graph Benchmark with a residual connection.
+    with the new ``x``. Use one before each convolution of a network; the state of the virtual nodes
+    is passed from one to the next. See https://arxiv.org/abs/1704.01212. This is the form in the
+    examples of the Open Graph Benchmark with a residual connection.
 
     Args:
       features: width of the node features.
@@ -81,16 +81,16 @@ class VirtualNode(nnx.Module):
         Args:
           x: features of the nodes.
           batch: the graphs of the nodes.
-          state: features of the virtual nodes, [graphs, features], from the layer before; None for
-            zeros.
+          state: features of the virtual nodes, [graphs, features], from the previous layer; None
+            for zeros.
 
         Returns:
           The new features of the nodes, zeros for padding, and of the virtual nodes, zeros for
           padding graphs.
 
         Raises:
-          ValueError: if ``x`` has not a row for each node slot of the batch, or ``x`` or ``state``
-            has another width.
+          ValueError: if ``x`` does not have a row for each node slot of the batch, or ``x`` or
+            ``state`` has another width.
         """
         check_batch("VirtualNode", x, batch)
         check_features("VirtualNode", x, self.features)
