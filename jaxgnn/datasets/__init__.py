@@ -2,7 +2,7 @@
 
 Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset``, a
 ``GraphsDataset``, a ``LinksDataset``, a ``RelationsDataset`` or a ``TriplesDataset`` of numpy
-arrays; ``synthetic`` alone can leave its arrays on the device. ``split_edges`` splits a graph for
+arrays; only ``synthetic`` can leave its arrays on the device. ``split_edges`` splits a graph for
 link prediction, and ``split_graphs`` a data set of graphs. ``pydoc_text`` is a text for language
 models; ``sudoku`` has puzzles.
 """

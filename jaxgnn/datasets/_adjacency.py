@@ -1,4 +1,4 @@
-"""Sparse matrices as scipy saves them -> edge lists."""
+"""Converts sparse matrices saved by scipy to edge lists."""
 
 from pathlib import Path
 
@@ -12,10 +12,10 @@ _CONTENTS = "a sparse adjacency matrix (csr or coo) as scipy.sparse.save_npz wri
 
 
 def read_adjacency(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Reads the pattern of a square sparse matrix; the stored values are not looked at.
+    """Reads the pattern of a square sparse matrix; the stored values are ignored.
 
-    The format of a matrix without ``format``, which older files contain, follows from its arrays:
-    csr if there is ``indptr``, coo if there is ``row``.
+    The format of a matrix without ``format``, as in older files, is inferred from its arrays: csr
+    if there is ``indptr``, coo if there is ``row``.
 
     Returns:
       senders: [edges] int32, the row of each stored entry.
@@ -24,7 +24,7 @@ def read_adjacency(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is no such matrix.
+      ValueError: the file is not such a matrix.
     """
     names = npz_names(path, _CONTENTS)
     layout = _layout(path, names)

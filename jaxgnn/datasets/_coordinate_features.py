@@ -1,4 +1,4 @@
-"""Features of nodes that stand in a table as coordinates: a node, a feature and its value a row."""
+"""Features of nodes in coordinate form: tables with a node, a feature and a value in each row."""
 
 import numpy as np
 
@@ -25,8 +25,8 @@ def coordinate_features(table: TextTable, nodes: Nodes) -> np.ndarray:
     """The features as a matrix, float32 [nodes, features], zero where the table has no row.
 
     Raises:
-      ValueError: the file, line and column of a node that there is not, a number of a feature that
-        is none, a value that is not finite, or an entry that stands there twice.
+      ValueError: the file, line and column of an unknown node, an invalid number of a feature, a
+        value that is not finite, or a repeated entry.
     """
     count = len(table.rows)
     rows = np.array([nodes.find(table, row, 0) for row in range(count)])
@@ -57,7 +57,7 @@ def _feature(table: TextTable, row: int) -> int:
 
 
 def _finite(table: TextTable, row: int) -> float:
-    """The value in a row, which float32 can hold."""
+    """The value in a row; it must be finite in float32."""
     try:
         value = real_number(table.rows[row][2])
     except ValueError:

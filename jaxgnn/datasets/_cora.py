@@ -24,7 +24,7 @@ _CLASSES = (
 )
 # Labelled nodes of each class for training and for validation.
 _SHCHUR = (20, 30)
-# In the order of the file. The nodes between the last two ranges are in no part.
+# In the order of the file. Nodes between the last two ranges are in no part.
 _PLANETOID = {"train": (0, 140), "validation": (140, 640), "test": (1708, 2708)}
 _SPLITS = ("shchur", "planetoid")
 
@@ -37,9 +37,9 @@ def cora(
 ) -> NodeDataset:
     """Cora: papers on machine learning that cite each other, without any download.
 
-    2,708 papers of seven classes. Features are zeros and ones: which of 1,433 words a paper has.
-    Of the 5,429 citations 302 are mutual, so that 5,278 pairs of papers are joined; every pair is
-    there in both directions once. Nodes and classes are in the order of the files of Planetoid,
+    2,708 papers of seven classes. Features are zeros and ones: whether a paper has each of 1,433
+    words. Of the 5,429 citations 302 are mutual, so that 5,278 pairs of papers are joined. Every
+    pair is listed once in each direction. Nodes and classes are in the order of Planetoid's files,
     and ``node_names`` has the original number of each paper.
 
     The papers were collected by McCallum, Nigam, Rennie and Seymore, "Automating the construction
@@ -50,18 +50,18 @@ def cora(
     There are two splits:
 
     - ``"shchur"``, of Shchur, Mumme, Bojchevski and Günnemann, "Pitfalls of graph neural network
-      evaluation", 2018: of the largest component (2,485 papers, 5,069 pairs) 20 papers a class
+      evaluation", 2018: from the largest component (2,485 papers, 5,069 pairs) 20 papers a class
       for training and 30 a class for validation, at random, and the others for the test. It is
       meant to be drawn many times.
     - ``"planetoid"``, of Yang, Cohen and Salakhutdinov, "Revisiting semi-supervised learning with
       graph embeddings", ICML 2016: fixed 140 papers for training (20 a class), 500 for validation
-      and 1,000 for the test, of all 2,708.
+      and 1,000 for the test, out of all 2,708.
 
     Args:
       seed: seed of the split; the fixed one does not depend on it.
       split: name of the split.
-      largest_component: whether the papers outside of the largest component are left out; None
-        does what belongs to the split. The fixed split needs all papers.
+      largest_component: whether papers outside of the largest component are dropped; None for the
+        default of the split. The fixed split needs all papers.
 
     Returns:
       The data set, with ``class_names`` and ``node_names``.
@@ -83,7 +83,7 @@ def cora(
     kept = np.ones(labels.size, bool)
     if largest_component:
         kept = _in_largest_component(edges, labels.size)
-    number = np.cumsum(kept, dtype=np.int32) - 1  # of each paper among those that are kept
+    number = np.cumsum(kept, dtype=np.int32) - 1  # of each kept paper
     senders, receivers = number[edges[:, kept[edges[0]]]]
     if split == "shchur":
         parts = class_split(labels[kept], *_SHCHUR, seed)
@@ -105,20 +105,20 @@ def cora(
 
 
 def _both_directions(cited: np.ndarray, citing: np.ndarray) -> np.ndarray:
-    """Each pair of joined papers in both directions once: [2, edges], sorted by the first row."""
+    """Lists each pair of joined papers once in each direction: [2, edges], sorted by first row."""
     pairs = np.concatenate([[cited, citing], [citing, cited]], axis=1)
     return np.unique(pairs, axis=1)
 
 
 def _in_largest_component(edges: np.ndarray, papers: int) -> np.ndarray:
-    """Which papers are in the largest connected component: [papers] bool."""
+    """Mask of the papers in the largest connected component: [papers] bool."""
     adjacency = csr_array((np.ones(edges.shape[1], bool), tuple(edges)), (papers, papers))
     _, component = csgraph.connected_components(adjacency, directed=False)
     return component == np.bincount(component).argmax()
 
 
 def _words(counts: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Numbers of the words of each paper in turn -> float32 zeros and ones [papers, words]."""
+    """Converts concatenated word numbers of papers to float32 zeros and ones [papers, words]."""
     features = np.zeros((counts.size, _WORDS), np.float32)
     features[np.repeat(np.arange(counts.size), counts), words] = 1
     return features

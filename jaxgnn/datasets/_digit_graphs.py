@@ -17,15 +17,15 @@ def digit_graphs(
     """Handwritten digits as graphs of their dark pixels, without any download.
 
     The 1,797 images of 8x8 pixels that scikit-learn ships (the test part of UCI's optical
-    recognition set), each a graph. Its nodes are the pixels with ink, 16 to 42 of them, and edges
-    lead from each to those of its eight neighbours that have ink, in both directions. A node only
-    knows how dark its pixel is, and not where it lies, so that digits are told apart by how their
-    pixels are joined. The features of an edge are the step from its sender to its receiver, in
-    rows and in columns.
+    recognition set), each as a graph. Its nodes are the pixels with ink, 16 to 42 of them. Edges
+    lead from each to its up to eight neighbours with ink, in both directions. The feature of a node
+    is the darkness of its pixel, not its position, so that digits can only be distinguished by the
+    connections of their pixels. The features of an edge are the step from its sender to its
+    receiver, in rows and in columns.
 
     Args:
       seed: seed of the split, which is random.
-      fractions: of each digit, for training, validation and test; they add up to one.
+      fractions: fractions of each digit for training, validation and test; they add up to one.
 
     Returns:
       The data set: one feature of nodes in (0, 1], two of edges in {-1, 0, 1}, 10 classes.
@@ -60,8 +60,8 @@ def _edges(
     """Image, sender, receiver and step [edges, 2] of each edge, offset by offset.
 
     Args:
-      inked: which pixels have ink, [images, side, side] bool.
-      number: number of each of them in its image, [images, side, side].
+      inked: mask of pixels with ink, [images, side, side] bool.
+      number: number of each such pixel in its image, [images, side, side].
     """
     parts = []
     for down, right in _OFFSETS:

@@ -15,12 +15,12 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
 
     The 1,797 images of 8x8 pixels that scikit-learn ships (the test part of UCI's optical
     recognition set). Each image is joined to its ``neighbors`` nearest others in Euclidean
-    distance, ties to the lower node id, and every edge is there in both directions once. With
-    the default, 96 % of the edges join equal digits.
+    distance, ties to the lower node id. Every edge is listed once in each direction. With the
+    default, 96 % of the edges join equal digits.
 
     Args:
       neighbors: nearest images that each image is joined to, at least 1.
-      seed: of the split, which takes 60 / 20 / 20 % of each digit for training, validation
+      seed: seed of the split, which takes 60 / 20 / 20 % of each digit for training, validation
         and test, rounded to whole images.
 
     Returns:
@@ -98,14 +98,14 @@ def _nearest(where: str, points: np.ndarray, count: int) -> np.ndarray:
     if not 1 <= count < nodes:
         raise ValueError(f"datasets.{where}: neighbors: expected 1 to {nodes - 1}, got {count}")
     squares = (points**2).sum(axis=1)
-    # Pixels are small whole numbers, so that float64 has these distances exactly.
+    # Pixels are small whole numbers, so that float64 represents these distances exactly.
     distances = squares[:, None] + squares[None, :] - 2 * points @ points.T
     np.fill_diagonal(distances, np.inf)
     return np.argsort(distances, axis=1, kind="stable")[:, :count]
 
 
 def _symmetric(nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of every pair once, as senders and receivers [edges] int32."""
+    """Every pair once in each direction, as senders and receivers [edges] int32."""
     nodes = len(nearest)
     joined = np.zeros((nodes, nodes), bool)
     joined[np.arange(nodes)[:, None], nearest] = True

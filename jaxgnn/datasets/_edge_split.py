@@ -15,15 +15,15 @@ _WHERE = "datasets.split_edges"
 
 @dataclass(frozen=True, eq=False)
 class LinkPart:
-    """One part of a split: the edges that carry messages, and those that are to be found.
+    """One part of a split: the edges that carry messages, and the edges to predict.
 
     Attributes:
       messages: senders and receivers of the edges that the network sees, in the order of the input,
         int32 [2, messages].
       message_ids: position of each of them in the input, int64 [messages]; ``weights[message_ids]``
         are their weights.
-      supervision: the pairs that the network has to tell from pairs without an edge, each once, in
-        random order, int32 [2, pairs]. Without directions the lower node comes first.
+      supervision: the pairs to distinguish from pairs without an edge, each once, in random order,
+        int32 [2, pairs]. Without directions the lower node comes first.
     """
 
     messages: np.ndarray
@@ -35,14 +35,14 @@ class LinkPart:
 class EdgeSplit:
     """Edges split for link prediction.
 
-    Messages of the training are the training edges that do not supervise, or all of them where none
-    are apart; those of the validation are all training edges, and those of the test all training
-    and validation edges.
+    Messages of the training are the training edges without supervision, or all training edges if
+    supervision is not separate. Messages of the validation are all training edges, and those of the
+    test all training and validation edges.
 
     Attributes:
-      train: what a network learns from.
-      validation: what it is chosen by.
-      test: what it is scored by.
+      train: part for training.
+      validation: part for model selection.
+      test: part for the final score.
       num_nodes: number of nodes.
       undirected: whether pairs have no direction.
     """
@@ -65,34 +65,34 @@ def split_edges(
     undirected: bool = True,
     seed: int = 0,
 ) -> EdgeSplit:
-    """Splits edges at random into those to train on, to validate by and to test with.
+    """Splits edges at random into training, validation and test.
 
-    What a part asks for is not among its messages, and neither among the messages nor among the
-    supervision of an earlier part: training has seen nothing of the validation, and neither of them
-    of the test. The two directions of a pair without
-    direction, and all repeats of an edge, are in one part. A self loop tells of no pair: loops are
-    messages of every part and supervise none.
+    The supervision of a part is disjoint from its messages, and from the messages and supervision
+    of earlier parts. So training uses no pair of the validation, and neither uses a pair of the
+    test. Both directions of a pair without
+    direction, and all repeats of an edge, are in one part. Self loops do not describe pairs: they
+    are messages of every part, and supervision of none.
 
     Args:
       senders: node that each edge leaves, [edges] integers.
       receivers: node that each edge enters, [edges] integers.
       num_nodes: number of nodes.
-      validation: fraction of the pairs to validate by.
-      test: fraction of the pairs to test with.
-      supervision: fraction of the training pairs that supervise and are not among the messages of
-        the training; None lets all training pairs do both, so that the network sees the edges that
-        it is asked for.
-      undirected: whether ``(u, v)`` and ``(v, u)`` are one pair. Messages have the directions that
-        the input has.
+      validation: fraction of the pairs for the validation.
+      test: fraction of the pairs for the test.
+      supervision: fraction of the training pairs that supervise and are not messages of the
+        training; None if all training pairs do both, so that the network reads the edges that it
+        predicts.
+      undirected: whether ``(u, v)`` and ``(v, u)`` are one pair. Messages keep the directions of
+        the input.
       seed: seed of the random choice.
 
     Returns:
       The split. Fractions are rounded to whole pairs.
 
     Raises:
-      ValueError: if edges are no lists of nodes of one length, a fraction is no number in (0, 1),
-        ``validation`` and ``test`` leave nothing to train on, a part would be empty, or the seed is
-        no integer from 0 on.
+      ValueError: if edges are not lists of nodes of one length, a fraction is not a number in
+        (0, 1), ``validation`` and ``test`` leave nothing for training, a part would be empty, or
+        the seed is not a non-negative integer.
 
     Example:
       >>> ring = np.arange(20)
@@ -107,11 +107,12 @@ def split_edges(
     random = generator_of("datasets.split_edges", seed)
     pairs, pair_of_edge = _pairs(ends, num_nodes, undirected)
     bounds = _bounds(pairs.shape[1], validation, test, supervision)
-    # Pairs in random order: those to test with, to validate by, to supervise, and all others.
+    # Pairs in random order: those of the test, of the validation, of the supervision, and all
+    # others.
     order = random.permutation(pairs.shape[1])
     rank = np.empty(order.size + 1, np.int64)
     rank[order] = np.arange(order.size)
-    rank[-1] = order.size  # of self loops
+    rank[-1] = order.size  # for self loops
     rank_of_edge = rank[pair_of_edge]
 
     def part(seen_from: int, first: int, end: int) -> LinkPart:
@@ -143,7 +144,7 @@ def _pairs(ends: np.ndarray, num_nodes: int, undirected: bool) -> tuple[np.ndarr
 def _bounds(
     count: int, validation: float, test: float, supervision: float | None
 ) -> tuple[int, int, int]:
-    """Where the pairs of the test, of the validation and of the supervision end."""
+    """Ends of the ranges of test, validation and supervision pairs."""
     num_test, num_validation = round(test * count), round(validation * count)
     training = count - num_test - num_validation
     num_supervision = training if supervision is None else round(supervision * training)
@@ -175,7 +176,7 @@ def _checked_edges(senders: Any, receivers: Any, num_nodes: int) -> np.ndarray:
     """The edges as int32 [2, edges].
 
     Raises:
-      ValueError: if they are no lists of nodes of one length.
+      ValueError: if they are not lists of nodes of one length.
     """
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int | np.integer) or num_nodes < 1:
         raise bad_input(_WHERE, "num_nodes", "an int of at least 1", repr(num_nodes))

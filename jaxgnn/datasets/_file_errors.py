@@ -4,8 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What a small file may become in memory, whatever its size, and by how much a large one may grow.
-# Compressed and sparse files do: labels of ogbn-proteins twentyfold, words of papers hundredfold.
+# Unpacked size that is allowed for a small file, and the allowed growth of a large one. Compressed
+# and sparse files grow: labels of ogbn-proteins twentyfold, words of papers hundredfold.
 SLACK = 32 << 20
 GROWTH = 200
 
@@ -17,17 +17,17 @@ class BadFileError(ValueError):
 
 
 def bad_file(path: Path, message: str) -> BadFileError:
-    """Makes the error about a file: its name, and what is wrong with it."""
+    """Creates the error about a file: its name, and the fault."""
     return BadFileError(f"{path}: {message}")
 
 
 @contextmanager
 def naming(path: Path, kind: str) -> Generator[None]:
-    """Turns any error of reading into one ValueError whose message starts with the file.
+    """Converts any error of reading into a ValueError whose message starts with the file.
 
     Args:
       path: the file.
-      kind: what it should be, such as "an .npz archive".
+      kind: expected kind of file, such as "an .npz archive".
     """
     try:
         yield
@@ -41,13 +41,13 @@ def naming(path: Path, kind: str) -> Generator[None]:
 
 
 def require_folder(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless ``path`` is a folder; ``contents`` says what it holds."""
+    """Raises FileNotFoundError unless ``path`` is a folder; ``contents`` describes its content."""
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected a folder with {contents}")
 
 
 def require_file(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless ``path`` is a file; ``contents`` says what it should hold."""
+    """Raises FileNotFoundError unless ``path`` is a file; ``contents`` describes its content."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: expected {contents}")
 

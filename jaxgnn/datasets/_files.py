@@ -40,17 +40,17 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
     """Reads a headerless comma-separated table, compressed or not.
 
     Args:
-      path: the .csv.gz file; where it does not exist, the .csv file beside it is read.
+      path: the .csv.gz file; if it does not exist, the .csv file beside it is read.
       dtype: dtype of the result; every cell must be a number of this dtype.
-      contents: what the file should hold, for the message when it is missing.
-      columns: how many columns there must be; None takes what the first line has.
+      contents: expected content of the file, for the message if it is missing.
+      columns: required number of columns; None for that of the first line.
 
     Returns:
       [lines, columns] array of ``dtype``.
 
     Raises:
       FileNotFoundError: neither file exists.
-      ValueError: file, line and cell of what cannot be read.
+      ValueError: file, line and cell that cannot be read.
     """
     path = _csv_path(path, contents)
     with naming(path, "a csv table"):
@@ -69,7 +69,7 @@ def read_text(path: Path, contents: str) -> bytes:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, if it is cut short or no .gz file.
+      ValueError: the file, if it is truncated or not a .gz file.
     """
     require_file(path, contents)
     with naming(path, "lines of text"):
@@ -84,11 +84,11 @@ def read_text(path: Path, contents: str) -> bytes:
 def read_lines(path: Path, contents: str) -> list[bytes]:
     """Reads lines of text, from a compressed file if its name ends in .gz.
 
-    Empty lines at the end are left out.
+    Empty lines at the end are ignored.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, if it is cut short or no .gz file.
+      ValueError: the file, if it is truncated or not a .gz file.
     """
     return read_text(path, contents).rstrip().splitlines()
 
@@ -102,13 +102,13 @@ def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
     """Converts integers, or floats that hold whole numbers, to int32.
 
     Raises:
-      ValueError: file, ``what``, and the first value that is no int32.
+      ValueError: file, ``what``, and the first value that is not an int32.
     """
     if values.dtype == np.int32:
         return values
     if values.dtype.kind not in "iuf":
         raise bad_file(path, f"expected {what} as integers, got dtype {values.dtype}")
-    # NaN compares false, so it is refused too.
+    # NaN compares false, so it is rejected too.
     good = (values >= _INT32.min) & (values <= _INT32.max)
     if values.dtype.kind == "f":
         good &= values == np.floor(values)
@@ -123,14 +123,14 @@ def numbers_to_int32(values: list[Any] | tuple[Any, ...], path: Path, what: str)
     """Converts a list of Python's numbers to [n] int32.
 
     Raises:
-      ValueError: file, ``what``, and the first value that is no number, or no int32; a truth value
-        is no number.
+      ValueError: file, ``what``, and the first value that is not a number, or not an int32; a bool
+        is not a number.
     """
     if not set(map(type, values)) <= {int, float}:
         _complain_of_kinds(values, path, what)
     if set(map(type, values)) == {int} and _INT32.min <= min(values) <= max(values) <= _INT32.max:
         return np.fromiter(values, np.int32, len(values))
-    # Not by numpy's own choice: it makes objects of a list with an integer of more than 64 bits.
+    # With an explicit dtype, because numpy converts a list with a larger integer to objects.
     return to_int32(np.fromiter(values, np.float64, len(values)), path, what)
 
 
@@ -141,7 +141,7 @@ def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
             path,
             f"expected {what} as a 2-d array of numbers, got {values.ndim}-d {values.dtype}",
         )
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
+    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
         return values.astype(np.float32)
 
 
@@ -191,7 +191,7 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
         # numpy only warns about a file without data and about integers written as floats.
         warnings.simplefilter("error")
         try:
-            # The name, not an open file: numpy then tokenizes blocks instead of Python lines.
+            # Passes the name, not an open file: numpy then reads blocks instead of Python lines.
             return np.loadtxt(
                 str(path), dtype=dtype, delimiter=",", comments=None, ndmin=2, encoding="utf-8"
             )
@@ -200,7 +200,7 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
 
 
 def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
-    """Reads the file again by lines to find the fault that the fast parser does not report."""
+    """Reads the file again line by line to find a fault that the fast parser does not report."""
     is_number = _cell_test(dtype)
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
@@ -231,6 +231,6 @@ def _cell_test(dtype: type) -> Callable[[str], bool]:
             value = parse(cell)
         except ValueError:
             return False
-        return low <= value <= high or value != value  # NaN is written as a number, too
+        return low <= value <= high or value != value  # the text of a NaN is a number, too
 
     return is_number

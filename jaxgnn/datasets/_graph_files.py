@@ -1,4 +1,4 @@
-"""Where the files of a user's own graph are."""
+"""Finds the files of a user's own graph."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -16,7 +16,7 @@ File = str | PathLike[str]
 def find_files(
     path: Path, labels: File | None, features: File | None, splits: File | Mapping[str, File] | None
 ) -> dict[str, Path]:
-    """The file of each field; ``features``, and all three parts, may be missing."""
+    """The file of each field; ``features`` and all three parts are optional."""
     if not path.exists():
         raise FileNotFoundError(f"no folder or file {path}: expected a graph, as read_graph says")
     folder = path if path.is_dir() else path.parent
@@ -51,7 +51,7 @@ def find_files(
 
 
 def _beside(folder: Path, field: str) -> Path | None:
-    """The one file in a folder with the name of a field."""
+    """The only file in a folder with the name of a field."""
     names = [f"{field}{suffix}{gz}" for suffix in _SUFFIXES for gz in ("", ".gz")]
     found = [folder / name for name in names if (folder / name).is_file()]
     if len(found) > 1:

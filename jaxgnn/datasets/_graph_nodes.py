@@ -1,4 +1,4 @@
-"""Which nodes and classes a user's own graph has, as the file of its labels says."""
+"""Nodes and classes of a user's own graph, from the file of its labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from jaxgnn.datasets._graph_text import TextTable, read_table, text_suffix
 from jaxgnn.datasets._npy import read_npy
 from jaxgnn.datasets._number_text import whole_number
 
-# Names of a column that say what it holds.
+# Column names that mark names of nodes.
 NODE_COLUMNS = ("node", "node_id", "id", "name")
 _LABEL_COLUMNS = ("label", "labels", "class", "y", "target", "subject", "category", "group")
 _UNKNOWN = ("", "-1")
@@ -21,10 +21,10 @@ _LARGEST_ID = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Nodes:
-    """Which nodes there are.
+    """Nodes of a user's own graph.
 
     Attributes:
-      source: the file that says so.
+      source: the file that defines them.
       count: number of nodes.
       names: [nodes] integers or strings in the order of ids; None if a node's id is its name.
       ids: the id of each name; empty if a node's id is its name.
@@ -38,7 +38,7 @@ class Nodes:
     numbered: bool
 
     def find(self, table: TextTable, row: int, column: int) -> int:
-        """The id of the node that a cell names; ValueError if there is no such node."""
+        """The id of the node that a cell names; raises ValueError if there is no such node."""
         cell = table.rows[row][column]
         try:
             name = whole_number(cell) if self.numbered else cell
@@ -50,7 +50,7 @@ class Nodes:
         return node
 
     def find_all(self, path: Path, values: np.ndarray, what: str) -> np.ndarray:
-        """Ids of the nodes that an array of numbers names."""
+        """Ids of the nodes named by an array of numbers."""
         if not self.numbered:
             expected = f"a table of text, since {self.source.name} calls nodes by words"
             raise bad_file(path, f"expected {what} as {expected}, got an array")
@@ -70,13 +70,13 @@ class Nodes:
         )
 
     def expected(self) -> str:
-        """What a node has to be, in words."""
+        """Description of valid nodes, for errors."""
         if self.ids:
             return f"one of the {self.count} nodes of {self.source.name}"
         return f"a node id in [0, {self.count}), the nodes of {self.source.name}"
 
     def name(self, node: int) -> object:
-        """What the files call a node."""
+        """Name of a node in the files."""
         return node if self.names is None else self.names[node]
 
 
@@ -109,7 +109,7 @@ def _heads_labels(first: list[str], rest: list[list[str]]) -> bool:
 
 
 def check_blank(table: TextTable, expected: str) -> None:
-    """Raises if an empty line may stand for a node, whose label or feature is missing."""
+    """Raises if an empty line may represent a node with a missing label or feature."""
     if table.columns == 1 and table.blank is not None:
         raise bad_file(table.path, f"line {table.blank}: expected {expected}, got an empty line")
 
@@ -133,7 +133,7 @@ def _named_nodes(table: TextTable) -> Nodes:
 
 
 def number_classes(path: Path, texts: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
-    """Names of the classes, and the class of each node, -1 where it is not known."""
+    """Names of the classes, and the class of each node, -1 if it is unknown."""
     names = sorted({text for text in texts if text not in _UNKNOWN})
     if all(is_whole(name) for name in names):
         names.sort(key=int)

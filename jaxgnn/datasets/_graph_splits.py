@@ -20,11 +20,11 @@ def split_graphs(
     """Splits the graphs of a data set at random into training, validation and test.
 
     Where labels are classes, each part has its fraction of every class, rounded to whole graphs.
-    Labels that are numbers or tasks have no part in the split.
+    Labels that are numbers or tasks do not affect the split.
 
     Args:
-      dataset: the graphs; the parts that it has already are replaced.
-      fractions: for training, validation and test; they add up to one.
+      dataset: the graphs; its existing parts are replaced.
+      fractions: fractions for training, validation and test; they add up to one.
       seed: seed of the random choice.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Tables of text as people write them: with or without a header, comments and quotes."""
+"""Tables of text in common forms: with or without a header, comments and quotes."""
 
 import csv
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class TextTable:
 
     Attributes:
       path: the file.
-      header: names of the columns, in lower case; empty if the first row has data already.
+      header: names of the columns, in lower case; empty if the first row is data.
       rows: cells of each row, without blanks around them.
       numbers: number of the line of each row, counted from 1.
       blank: number of the first empty line between rows; None if there is none.
@@ -38,7 +38,7 @@ class TextTable:
         return len(self.rows[0])
 
     def fault(self, row: int, column: int, expected: str) -> BadFileError:
-        """Makes the error about a cell: file, line, column, what was expected and what came."""
+        """Creates the error about a cell: file, line, column, expected and actual content."""
         cell = self.rows[row][column][:_LONGEST_QUOTE]
         where = f"line {self.numbers[row]}, column {column + 1}"
         return bad_file(self.path, f"{where}: expected {expected}, got {cell!r}")
@@ -58,25 +58,24 @@ def read_table(
 ) -> TextTable:
     """Reads a table of text, compressed if its name ends in .gz.
 
-    Cells are separated by commas, tabs or semicolons, whichever of them, in this order, the first
-    row has; by blanks if it has none of them, unless the file is named .csv or .tsv, or there is
-    one column alone. Cells may be quoted. Empty lines, and lines that begin with # or %, are left
-    out.
+    Cells are separated by the first of commas, tabs or semicolons that the first row contains; by
+    blanks if it has none of them, unless the file is named .csv or .tsv, or there is only one
+    column. Cells may be quoted. Empty lines, and lines that begin with # or %, are ignored.
 
     Args:
       path: the file.
-      contents: what a row should hold, for messages.
+      contents: expected content of a row, for messages.
       is_header: whether the first row, given the others, names the columns.
-      columns: the numbers of columns that there may be; None for any.
+      columns: the allowed numbers of columns; None for any.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, and the line that is at fault.
+      ValueError: the file, and the invalid line.
     """
     with naming(path, "a table of text"):
         texts = [line.decode("utf-8") for line in read_text(path, contents).splitlines()]
     if texts:
-        texts[0] = texts[0].removeprefix("\ufeff")  # with which some programs begin a file
+        texts[0] = texts[0].removeprefix("\ufeff")  # some programs write a byte-order mark
     lines = [
         (number, text)
         for number, text in enumerate(texts, start=1)
@@ -104,12 +103,12 @@ def read_table(
 
 
 def _separator(path: Path, first: str, blanks: str | None) -> str | None:
-    """What is between cells: None for blanks, and empty for nothing, where a line is a cell.
+    """The separator of cells: None for blanks, and empty for none, where a line is a cell.
 
     Args:
       path: the file.
       first: its first row.
-      blanks: what it means that there is none of the separators.
+      blanks: meaning of a row without any of the separators.
     """
     found = next((separator for separator in _SEPARATORS if separator in first), blanks)
     return "," if found is None and text_suffix(path) in _SEPARATED else found

@@ -1,4 +1,4 @@
-"""A data set of many graphs, each with labels or numbers of its own."""
+"""A data set of many graphs, each with its own labels or numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class GraphsDataset:
     """Many graphs, for classification or regression of whole graphs, as numpy arrays.
 
     The nodes of the first graph come first, then those of the second, and so on; so do the edges.
-    ``GraphSample(**dataset[i])`` is one graph, to be put into a ``GraphBatch``.
+    ``GraphSample(**dataset[i])`` is one graph, to be added to a ``GraphBatch``.
 
     Attributes:
       name: name of the data set.
@@ -25,17 +25,17 @@ class GraphsDataset:
       num_nodes_of_each: number of nodes of each graph, int32 [graphs].
       num_edges_of_each: number of edges of each graph, int32 [graphs].
       labels: class of each graph, int32 [graphs]; or float32 [graphs, tasks], numbers to predict or
-        zeros and ones, NaN where there is none; or words, int32 [graphs, words] (ogbg-code2).
+        zeros and ones, NaN if unknown; or words, int32 [graphs, words] (ogbg-code2).
       num_classes: number of classes, or of words; of tasks, where labels are float32.
       node_features: float32 [nodes, features], or None.
       edge_features: float32 [edges, features], or None.
-      class_names: what each class is called in the files, or None.
+      class_names: name of each class in the files, or None.
       node_categories: number of categories of each column of ``node_features``, whose entries are
-        then whole numbers from 0 on, such as kinds of atoms; None where features are quantities.
-      edge_categories: the same of ``edge_features``.
-      train: graphs to train on, int32, or None where the files have no split.
-      validation: graphs to validate by, int32, or None.
-      test: graphs to test with, int32, or None.
+        then whole numbers from 0, such as kinds of atoms; None if features are quantities.
+      edge_categories: the same for ``edge_features``.
+      train: graphs for training, int32, or None if the files have no split.
+      validation: graphs for validation, int32, or None.
+      test: graphs for the test, int32, or None.
     """
 
     name: str
@@ -56,7 +56,7 @@ class GraphsDataset:
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs the data set has."""
+        """Number of graphs."""
         return self.labels.shape[0]
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class GraphsDataset:
 
     @cached_property
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where the nodes and where the edges of each graph begin, and where the last ones end."""
+        """Offsets of the nodes and of the edges of each graph, with the ends of the last ones."""
         counts = self.num_nodes_of_each, self.num_edges_of_each
         nodes, edges = (np.append(0, np.cumsum(count, dtype=np.int64)) for count in counts)
         return nodes, edges

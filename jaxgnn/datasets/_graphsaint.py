@@ -1,4 +1,4 @@
-"""Flickr and Yelp, and whatever else is stored in GraphSAINT's four files."""
+"""Flickr, Yelp, and other data sets in GraphSAINT's four files."""
 
 import re
 from os import PathLike
@@ -19,7 +19,7 @@ _FILES = {
     "labels": "class_map.json",
     "splits": "role.json",
 }
-# Written as JSON's integers are, so that no node has two keys.
+# Written as JSON integers are, so that no node has two keys.
 _NODE_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _ROLES = {"train": "tr", "validation": "va", "test": "te"}
 
@@ -33,17 +33,17 @@ def read_graphsaint(
       path: folder with ``adj_full.npz`` (a sparse matrix), ``feats.npy``, ``class_map.json`` (node
         id -> class id, or -> a list of zeros and ones) and ``role.json`` (node ids under the
         keys tr, va, te).
-      name: what to call the data set, such as "flickr" or "yelp".
-      standardize: whether to bring each feature to mean 0 and deviation 1 over the training
-        nodes, as GraphSAINT's own code does. The default leaves the stored features alone,
-        as DGL does, on whose loaders the published MaxK-GNN accuracies rest.
+      name: name of the data set, such as "flickr" or "yelp".
+      standardize: whether to scale each feature to mean 0 and deviation 1 over the training
+        nodes, as GraphSAINT's own code does. The default keeps the stored features, as DGL does;
+        the published MaxK-GNN accuracies are based on DGL's loaders.
 
     Returns:
-      The data set; classes are counted as the largest label plus one.
+      The data set; the number of classes is the largest label plus one.
 
     Raises:
       FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is not what it should be; the message names it.
+      ValueError: a file is invalid; the message names it.
     """
     folder = Path(path)
     require_folder(folder, ", ".join(_FILES.values()))
@@ -77,11 +77,11 @@ def read_graphsaint(
 
 
 def _labels(path: Path, num_nodes: int) -> np.ndarray:
-    """Returns [nodes] int32 or, where the file has a list a node, [nodes, tasks] float32."""
+    """Returns [nodes] int32, or [nodes, tasks] float32 if the file has a list for each node."""
     class_map = read_json(path, "a JSON object: node id -> class")
     with naming(path, "labels"):
         ids = np.array([_node_id(key, num_nodes, path) for key in class_map], np.int64)
-        # Ids differ, so that too few of them leave a node out; there may be many more nodes.
+        # Ids differ, so too few of them mean that a node is missing; there may be many more nodes.
         if len(ids) != num_nodes:
             labelled = set(ids.tolist())
             first = next(node for node in range(num_nodes) if node not in labelled)

@@ -1,4 +1,4 @@
-"""Hyperedges as lines of text, as Cornell's collection of hypergraphs has them."""
+"""Hyperedges as lines of text, in the format of Cornell's collection of hypergraphs."""
 
 from os import PathLike
 from pathlib import Path
@@ -28,23 +28,23 @@ def read_hyperedge_text(
 
     Args:
       path: folder with ``hyperedges*.txt`` (a line for each hyperedge: its node ids),
-        ``node-labels*.txt`` (a line for each node: its class, a whole number), and maybe
-        ``node-features*.txt`` (a line for each node: numbers). Numbers stand apart by commas or
+        ``node-labels*.txt`` (a line for each node: its class, a whole number), and optionally
+        ``node-features*.txt`` (a line for each node: numbers). Numbers are separated by commas or
         blanks.
-      name: what to call the data set; the folder's name if None.
+      name: name of the data set; the folder's name if None.
       first_id: id of the first node: 1 in the published files, or 0.
-      feature_noise: where there are no features, make them of the label, one-hot, and normal
-        noise of this deviation, as the published comparisons on these data sets do. The
-        features then know the label, in the test nodes too.
-      seed: of the noise, and of the split: 50 / 25 / 25 % of each class for training, validation
-        and test.
+      feature_noise: without features, build them from the one-hot label and normal noise of this
+        deviation, as the published comparisons on these data sets do. The features then contain
+        the label, in the test nodes too.
+      seed: seed of the noise, and of the split: 50 / 25 / 25 % of each class for training,
+        validation and test.
 
     Returns:
       The data set; classes are the different labels, in ascending order.
 
     Raises:
       FileNotFoundError: the folder or a file is missing.
-      ValueError: a line is not what it should be; the message names file and line.
+      ValueError: a line is invalid; the message names file and line.
     """
     folder = Path(path)
     require_folder(folder, _CONTENTS)
@@ -71,7 +71,7 @@ def read_hyperedge_text(
 
 
 def _only(folder: Path, stem: str) -> Path:
-    """The one file of a kind; that of no other name if there is none."""
+    """The only file of a kind; if there is none, its default path."""
     found = sorted(folder.glob(f"{stem}*.txt"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
@@ -105,7 +105,7 @@ def _hyperedges(path: Path, first_id: int, nodes: int) -> list[list[int]]:
 
 
 def _labels(path: Path) -> np.ndarray:
-    """[nodes] int64, as they are written."""
+    """[nodes] int64, as stored in the file."""
     labels = []
     for number, line in enumerate(read_lines(path, "a line with the class of each node"), 1):
         cells = _cells(line)
@@ -122,7 +122,7 @@ def _labels(path: Path) -> np.ndarray:
 def _features(
     folder: Path, labels: np.ndarray, classes: int, noise: float | None, seed: int
 ) -> tuple[np.ndarray, Path]:
-    """[nodes, features] float32, from the file or made of the labels; and the file."""
+    """[nodes, features] float32, from the file or built from the labels; and the file."""
     path = _only(folder, "node-features")
     if path.is_file():
         return _table(path, len(labels)), path
@@ -149,5 +149,5 @@ def _table(path: Path, nodes: int) -> np.ndarray:
             raise bad_file(path, f"line {number}: expected {expected}, got {len(rows[-1])}")
     if len(rows) != nodes:
         raise bad_file(path, f"expected {nodes} lines, one for each label, got {len(rows)}")
-    with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
+    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
         return np.array(rows, np.float32)

@@ -1,4 +1,4 @@
-"""The cocitation and coauthorship hypergraphs, in HyperGCN's files, which AllSet reads too."""
+"""The cocitation and coauthorship hypergraphs in HyperGCN's files, which AllSet also reads."""
 
 from os import PathLike
 from pathlib import Path
@@ -21,7 +21,7 @@ _FRACTIONS = (0.5, 0.25, 0.25)
 def read_hypergcn(
     path: str | PathLike[str], name: str | None = None, *, split: int | None = None, seed: int = 0
 ) -> HypergraphDataset:
-    """Reads a hypergraph of papers as HyperGCN publishes it.
+    """Reads a hypergraph of papers in HyperGCN's published format.
 
     Pickles are read without executing any code that they refer to.
 
@@ -29,17 +29,17 @@ def read_hypergcn(
       path: folder with ``hypergraph.pickle`` (name -> node ids), ``features.pickle`` (a sparse or
         dense matrix, a row a node), ``labels.pickle`` (a class a node), and for published splits
         ``splits/1.pickle`` and so on (train, test -> node ids).
-      name: what to call the data set; the folder's name if None.
+      name: name of the data set; the folder's name if None.
       split: number of a published split, which has no validation nodes; None for a random one,
-        50 / 25 / 25 % of each class for training, validation and test, as AllSet has it.
-      seed: of the random split.
+        50 / 25 / 25 % of each class for training, validation and test, as in AllSet.
+      seed: seed of the random split.
 
     Returns:
       The data set; classes are the different labels, in ascending order.
 
     Raises:
       FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is not what it should be, or refers to code; the message names it.
+      ValueError: a file is invalid, or refers to code; the message names it.
     """
     folder = Path(path)
     require_folder(folder, ", ".join(_FILES))
@@ -75,14 +75,14 @@ def read_hypergcn(
 
 
 def _incidences(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Nodes and hyperedges [incidences] int32 in the file's order, and how many hyperedges."""
+    """Nodes and hyperedges [incidences] int32 in the file's order, and the number of hyperedges."""
     expected = "a dict of hyperedges: name -> node ids"
     hyperedges = read_numbers(path, expected)
     with naming(path, expected):
         if not isinstance(hyperedges, dict):
             raise bad_file(path, f"expected {expected}, got a {type(hyperedges).__name__}")
         most = sum(map(length_of, hyperedges.values()))
-        # A pickle may name the same list many times.
+        # A pickle may refer to the same list many times.
         require_room(path, 2 * most * np.dtype(np.int32).itemsize, "its hyperedges")
         nodes, sizes = np.empty(most, np.int32), np.zeros(len(hyperedges), np.int64)
         end = 0
@@ -96,7 +96,7 @@ def _incidences(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _labels(path: Path) -> tuple[np.ndarray, int]:
-    """Class ids [nodes] int32, and how many different labels there are."""
+    """Class ids [nodes] int32, and the number of different labels."""
     stored = read_numbers(path, "a list of labels, one for each node")
     with naming(path, "labels"):
         different, ids = np.unique(_integers(path, "labels", stored), return_inverse=True)

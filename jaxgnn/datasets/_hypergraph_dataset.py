@@ -14,14 +14,15 @@ class HypergraphDataset:
     """One hypergraph whose nodes are to be classified.
 
     Attributes:
-      name: what the data set is called.
+      name: name of the data set.
       node_ids: [incidences] int32, node of each incidence.
       hyperedge_ids: [incidences] int32, hyperedge of each incidence.
       num_hyperedges: number of hyperedges, including those without nodes.
       features: [nodes, features] float32.
-      labels: [nodes] int32 class ids; -1 for a node in no part whose class is not known.
+      labels: [nodes] int32 class ids; -1 for a node of unknown class, which is in no part.
       train: [train nodes] int32, sorted node ids.
-      validation: [validation nodes] int32, sorted node ids; empty where a published split has
+      validation: [validation nodes] int32, sorted node ids; empty if a published split has
+        none.
         none.
       test: [test nodes] int32, sorted node ids.
       num_classes: number of classes.
@@ -40,12 +41,12 @@ class HypergraphDataset:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return self.features.shape[0]
 
     @property
     def num_incidences(self) -> int:
-        """Pairs of a node and a hyperedge that it is in."""
+        """Number of pairs of a node and a hyperedge that contains it."""
         return self.node_ids.shape[0]
 
     @property
@@ -54,14 +55,14 @@ class HypergraphDataset:
         return False
 
     def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
-        """Checks that the arrays fit each other and hold what their fields promise.
+        """Checks that the arrays are consistent with each other and with the description of fields.
 
         Args:
-          files: for a field's name, the file that it came from; errors then name the file.
+          files: for a field's name, its source file; errors then name the file.
 
         Raises:
-          ValueError: for the first field at fault: data set, field, file, what was expected,
-            what came and at which position.
+          ValueError: for the first invalid field: data set, field, file, the expected and the
+            actual value, and its position.
         """
         check = DatasetCheck(self, files or {})
         check.features()

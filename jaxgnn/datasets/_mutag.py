@@ -1,4 +1,4 @@
-"""MUTAG, the molecules on which methods for whole graphs have been compared for decades."""
+"""MUTAG, molecules that have long been used to compare methods for whole graphs."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ _CLASSES = ("not mutagenic", "mutagenic")
 def mutag(
     *, seed: int = 0, fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
 ) -> GraphsDataset:
-    """MUTAG: molecules that do or do not change the genes of a bacterium, without any download.
+    """MUTAG: molecules that are or are not mutagenic to a bacterium, without any download.
 
-    188 nitro compounds of 10 to 28 atoms, hydrogen left out, of which 125 are mutagenic. The
-    features of an atom say which element it is: C, N, O, F, I, Cl or Br. Those of a bond say
-    whether it is aromatic, single, double or triple; every bond is there in both directions.
+    188 nitro compounds of 10 to 28 atoms, without hydrogen, of which 125 are mutagenic. The
+    features of an atom encode its element: C, N, O, F, I, Cl or Br. Those of a bond encode whether
+    it is aromatic, single, double or triple. Every bond is listed in both directions.
 
     The measurements are those of Debnath, Lopez de Compadre, Debnath, Shusterman and Hansch,
     "Structure-activity relationship of mutagenic aromatic and heteroaromatic nitro compounds",
@@ -30,7 +30,7 @@ def mutag(
 
     Args:
       seed: seed of the split, which is random.
-      fractions: of each class, for training, validation and test; they add up to one.
+      fractions: fractions of each class for training, validation and test; they add up to one.
 
     Returns:
       The data set: 7 features of atoms, 4 of bonds, both one-hot, and 2 classes.
@@ -41,7 +41,7 @@ def mutag(
     stored = read_npz(_PATH, None, "the data set MUTAG, which comes with the library")
     counts = stored["bonds_of_molecule"].astype(np.int32)
     molecule = np.repeat(np.arange(counts.size), counts)
-    # The bonds of a molecule in one direction, and behind them the same in the other one.
+    # The bonds of a molecule in one direction, and then the same in the other one.
     order = np.argsort(np.concatenate([molecule, molecule]), kind="stable")
     ends = np.stack([stored["one_end"], stored["other_end"]]).astype(np.int32)
     senders, receivers = np.concatenate([ends, ends[::-1]], axis=1)[:, order]

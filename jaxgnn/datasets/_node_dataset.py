@@ -16,21 +16,21 @@ class NodeDataset:
     """One graph whose nodes are to be classified, with its published split.
 
     Attributes:
-      name: what the data set is called.
+      name: name of the data set.
       senders: [edges] int32, node that each edge starts from.
       receivers: [edges] int32, node that each edge points to. The list is directed; an
         undirected graph lists both directions of each edge.
-      features: [nodes, features] float32; or an array on the disk, a ``np.memmap`` of the dtype of
+      features: [nodes, features] float32; or a memory-mapped array, a ``np.memmap`` of the dtype of
         its file.
       labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones. A node in none of
-        the three parts may have -1, for a class that is not known.
+        the three parts may have -1, for an unknown class.
       train: [train nodes] int32, sorted node ids.
       validation: [validation nodes] int32, sorted node ids.
       test: [test nodes] int32, sorted node ids.
       num_classes: number of classes, or of tasks when ``multilabel``.
-      class_names: name of each class, or of each task; None where the source has none.
-      node_names: [nodes] integers or strings, what the source calls the nodes; None where it calls
-        them by their ids.
+      class_names: name of each class, or of each task; None if the source has none.
+      node_names: [nodes] integers or strings, names of the nodes in the source; None if their names
+        are their ids.
     """
 
     name: str
@@ -47,33 +47,33 @@ class NodeDataset:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return self.features.shape[0]
 
     @property
     def num_edges(self) -> int:
-        """Directed edges: one that is undirected counts twice."""
+        """Number of directed edges: an undirected edge counts twice."""
         return self.senders.shape[0]
 
     @property
     def multilabel(self) -> bool:
-        """Whether a node may have any number of the labels, rather than exactly one."""
+        """Whether a node may have any number of labels, rather than exactly one."""
         return self.labels.ndim == 2
 
     @property
     def features_on_disk(self) -> bool:
-        """Whether the features are mapped from a file, so that they are read when they are used."""
+        """Whether the features are memory-mapped, so that they are read when they are used."""
         return isinstance(self.features, np.memmap)
 
     def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
-        """Checks that the arrays fit each other and hold what their fields promise.
+        """Checks that the arrays are consistent with each other and with the description of fields.
 
         Args:
-          files: for a field's name, the file that it came from; errors then name the file.
+          files: for a field's name, its source file; errors then name the file.
 
         Raises:
-          ValueError: for the first field at fault: data set, field, file, what was expected,
-            what came and at which position.
+          ValueError: for the first invalid field: data set, field, file, the expected and the
+            actual value, and its position.
         """
         check = DatasetCheck(self, files or {})
         check.features()
@@ -91,7 +91,7 @@ class DatasetCheck:
 
     Args:
       data: a ``NodeDataset`` or ``HypergraphDataset``.
-      files: for a field's name, the file that it came from; errors then name the file.
+      files: for a field's name, its source file; errors then name the file.
     """
 
     def __init__(self, data: Any, files: Mapping[str, str | PathLike[str]]):
@@ -101,7 +101,7 @@ class DatasetCheck:
     def features(self) -> None:
         features = self._data.features
         if isinstance(features, np.memmap) and features.ndim == 2:
-            return  # of any dtype, and not read
+            return  # of any dtype, and not read here
         self._array("features", ndim=2, dtype=np.float32)
         self._every("features", np.isfinite(self._data.features), "finite numbers")
 

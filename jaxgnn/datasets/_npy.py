@@ -33,7 +33,7 @@ def read_npy(path: Path, contents: str) -> np.ndarray:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, and what is wrong with it.
+      ValueError: the file, and its fault.
     """
     require_file(path, contents)
     with naming(path, "an .npy array"), open(path, "rb") as file:
@@ -41,13 +41,13 @@ def read_npy(path: Path, contents: str) -> np.ndarray:
 
 
 def map_npy(path: Path, contents: str) -> np.ndarray:
-    """The one array of an .npy file, left on the disk: what is read of it is read then.
+    """Memory-maps the one array of an .npy file, so that parts are read when they are used.
 
     Its numbers are not checked, and have the byte order of the file.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, and what is wrong with its header or its size.
+      ValueError: the file, and the fault of its header or its size.
     """
     require_file(path, contents)
     with naming(path, "an .npy array"), open(path, "rb") as file:
@@ -69,13 +69,13 @@ def read_npz(
     Args:
       path: the file.
       keys: names of the arrays to read; None for all. Others are not decompressed.
-      contents: what the file should hold, for the message when it is missing.
-      short_floats: whether floats of one or two bytes that numpy does not know are read too, as
+      contents: expected content of the file, for the message if it is missing.
+      short_floats: whether floats of one or two bytes that numpy does not support are read too, as
         bytes.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, and what is wrong with it.
+      ValueError: the file, and its fault.
     """
     require_file(path, contents)
     with naming(path, "an .npz archive"), opened_archive(path) as archive:
@@ -99,7 +99,7 @@ def npz_names(path: Path, contents: str) -> frozenset[str]:
 class _SmallReads:
     """A file object that returns at most a megabyte per read.
 
-    A zip file's list of members is read at once; what Python makes of it is many times as large.
+    A zip file's list of members is read at once, and becomes many times as large in Python.
     """
 
     def __init__(self, file: IO[bytes]):
@@ -116,12 +116,12 @@ class _SmallReads:
 
 @contextmanager
 def opened_archive(path: Path) -> Generator[zipfile.ZipFile]:
-    """Opens a zip file whose list of members is not too long to be read at once."""
+    """Opens a zip file whose list of members is short enough to be read at once."""
     with open(path, "rb") as file:
         start = file.read(len(_MAGIC))
         if start == _MAGIC:
             raise ValueError("it holds a single array")
-        if not start.startswith(_ZIP_MAGICS):  # zipfile looks from the end, and takes what precedes
+        if not start.startswith(_ZIP_MAGICS):  # zipfile searches from the end, and skips a prefix
             raise ValueError("it does not begin as a zip file does")
         small: Any = _SmallReads(file)
         with zipfile.ZipFile(small) as archive:
@@ -150,7 +150,7 @@ def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> 
     """Reads a stream of ``size`` bytes that is one array."""
     dtype, columns_first, shape = _read_header(stream, size, short_floats=short_floats)
     data = read_exactly(stream, array_size(dtype, shape))
-    if stream.read(1):  # a zip file's sum is compared at the end
+    if stream.read(1):  # reading to the end compares the checksum of a zip file
         raise ValueError("expected nothing behind its array")
     return array_of(data, dtype, shape, columns_first=columns_first)
 
@@ -158,7 +158,7 @@ def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> 
 def _read_header(
     stream: IO[bytes], size: int, *, short_floats: bool = False
 ) -> tuple[np.dtype, bool, tuple[int, ...]]:
-    """Reads up to the numbers of a stream of ``size`` bytes: dtype, Fortran order, shape."""
+    """Reads the header of a stream of ``size`` bytes: dtype, Fortran order, shape."""
     start = bytes(read_exactly(stream, 8))
     length_size = _HEADER_SIZES.get(start[6:])
     if start[:6] != _MAGIC or length_size is None:
@@ -178,7 +178,7 @@ def _read_header(
 
 
 def read_exactly(stream: IO[bytes], size: int) -> bytearray:
-    """Reads ``size`` bytes, and keeps no more than what has come so far."""
+    """Reads ``size`` bytes, and allocates no more than has arrived so far."""
     data = bytearray()
     while len(data) < size:
         block = stream.read(min(_BLOCK, size - len(data)))

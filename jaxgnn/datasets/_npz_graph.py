@@ -1,4 +1,4 @@
-"""Graphs with attributes in one .npz file, as "Pitfalls of graph neural network evaluation" has."""
+"""Graphs with attributes in one .npz file, as in "Pitfalls of graph neural network evaluation"."""
 
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,7 @@ from jaxgnn.datasets._stored_matrix import csr_to_dense
 
 _CONTENTS = "arrays adj_data, adj_indices, adj_indptr, adj_shape, attr_* and labels"
 _CSR = ("data", "indices", "indptr", "shape")
-# Two ways in which the names of the parts of a matrix begin.
+# Two prefixes of the names of a matrix's parts.
 _BEGINNINGS = ("{}_", "{}_matrix.")
 
 
@@ -32,23 +32,23 @@ def read_npz_graph(
     This is the format of https://arxiv.org/abs/1811.05868, in which Cora, CiteSeer, PubMed, the
     Amazon and the Coauthor graphs are published: the sparse matrices ``adj`` and ``attr`` by their
     parts (``adj_data``, ``adj_indices``, ``adj_indptr``, ``adj_shape``, or ``adj_matrix.data`` and
-    so on), or a dense ``attr_matrix``, and ``labels``. What else is in the file is not read, so
-    that no code of it can run. Values of edges are not read, and self loops are left out.
+    so on), or a dense ``attr_matrix``, and ``labels``. Other contents of the file are not read, so
+    that none of its code can run. Values of edges are not read, and self loops are dropped.
 
     Args:
       path: the file.
-      seed: seed of the split, which is random, as the files have none.
+      seed: seed of the split, which is random, because the files have none.
       per_class: number of nodes of each class for training and for validation; all others are for
         the test.
-      directed: whether edges keep their directions; if not, every pair of joined nodes is there in
-        both directions once. Row i of the matrix has the nodes that i leads to.
+      directed: whether edges keep their directions; if not, every pair of joined nodes is listed
+        once in each direction. Row i of the matrix has the nodes to which i has edges.
 
     Returns:
-      The data set, called like the file.
+      The data set, named after the file.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is not what it should be, or a class has too few nodes for the split.
+      ValueError: the file is invalid, or a class has too few nodes for the split.
     """
     file = Path(path)
     names = npz_names(file, _CONTENTS)
@@ -112,7 +112,7 @@ def _features(file: Path, names: frozenset[str]) -> np.ndarray:
 
 
 def _labels(file: Path, names: frozenset[str], count: int) -> np.ndarray:
-    """The class of each node, int32 [nodes]; classes are the different labels in rising order."""
+    """The class of each node, int32 [nodes]; classes are the distinct labels in ascending order."""
     if "labels" not in names:
         raise bad_file(file, f"expected labels, got {sorted(names)[:20]}")
     labels = to_int32(read_npz(file, ("labels",), _CONTENTS)["labels"], file, "labels")

@@ -1,6 +1,6 @@
-"""Numbers as they are written in files.
+"""Parsers of numbers in files.
 
-Python's own parsers also take underscores (``1_0`` is 10 to them) and the digits of other scripts.
+Python's own parsers also accept underscores (``1_0`` is 10) and the digits of other scripts.
 """
 
 import re
@@ -12,14 +12,14 @@ _REAL = re.compile(
 
 
 def whole_number(text: str) -> int:
-    """The integer that a text is; ValueError if it is none."""
+    """Parses an integer; raises ValueError if the text is not one."""
     if _WHOLE.fullmatch(text) is None:
         raise ValueError(f"expected a whole number, got {text[:80]!r}")
     return int(text)
 
 
 def real_number(text: str) -> float:
-    """The number that a text is, ``nan`` and ``inf`` among them; ValueError if it is none."""
+    """Parses a number, including ``nan`` and ``inf``; raises ValueError if the text is not one."""
     if _REAL.fullmatch(text) is None:
         raise ValueError(f"expected a number, got {text[:80]!r}")
     return float(text)

@@ -18,8 +18,8 @@ class _Recipe:
     """Facts about a data set that its folder does not contain.
 
     Attributes:
-      split: name of the folder that holds the official split.
-      symmetric: the files list one direction of each edge, once; the other is to be added.
+      split: name of the folder of the official split.
+      symmetric: whether the files list only one direction of each edge, and the other is added.
       tasks: number of binary tasks, or None for a single class per node.
       edge_features: whether nodes have no features and get those of their edges.
     """
@@ -46,26 +46,26 @@ def read_ogb(
 ) -> NodeDataset:
     """Reads ogbn-products, ogbn-proteins or ogbn-arxiv as unpacked from OGB's archive.
 
-    products and proteins list one direction of each edge; the other is always added, and
-    repeated edges stay, so that the edge count is OGB's. ogbn-proteins has features on edges
-    only: a node gets the reduction over its incident edges. Its species are not read.
+    products and proteins list one direction of each edge; the other is always added. Repeated edges
+    are kept, so that the edge count is OGB's. ogbn-proteins has only features of edges: a node gets
+    the reduction over its incident edges. Its species are not read.
 
     Args:
       path: folder with ``raw/`` and ``split/``. Files may be .csv.gz or .csv.
       name: one of the three names above.
       undirected: for the citations of ogbn-arxiv, whether to add the reverse of each edge and
-        then drop repeats, as is usual in training; False keeps the directed graph that OGB
-        stores. The other two are undirected either way.
-      edge_reduction: for ogbn-proteins, "sum" as MaxK-GNN and OGB's leaderboards have it, or
+        then drop repeats, as is usual in training; False keeps OGB's directed graph. The other two
+        are always undirected.
+      edge_reduction: for ogbn-proteins, "sum" as in MaxK-GNN and on OGB's leaderboards, or
         "mean". A node without edges gets zeros.
 
     Returns:
-      The data set; classes are counted as the largest label plus one.
+      The data set; the number of classes is the largest label plus one.
 
     Raises:
       FileNotFoundError: a folder or file is missing.
-      ValueError: unknown name or reduction, or a file that is not what it should be; the
-        message names the file and, for a bad cell, its line.
+      ValueError: an unknown name or reduction, or an invalid file; the message names the file and,
+        for an invalid cell, its line.
     """
     if name not in _RECIPES:
         raise ValueError(f"read_ogb: name: expected one of {sorted(_RECIPES)}, got {name!r}")
@@ -147,7 +147,7 @@ def _incident_edges(
     num_nodes: int,
     reduction: str,
 ) -> np.ndarray:
-    """Sum or mean over the edges of each node, each edge counted at both of its ends.
+    """Sum or mean over the edges of each node; each edge counts at both of its ends.
 
     ``features`` is [edges, d] for edges listed in one direction; returns [nodes, d] float32,
     accumulated in float64.
@@ -164,7 +164,7 @@ def _incident_edges(
 
 
 def _read_labels(path: Path, tasks: int | None, num_nodes: int) -> np.ndarray:
-    # Read as floats, since OGB marks nodes without a label, where it has such, by nan.
+    # Read as floats, because OGB marks unlabelled nodes by nan.
     table = read_csv(path, np.float64, "a line a node: its label or labels", columns=tasks or 1)
     require_rows(path, table.shape[0], num_nodes, "num-node-list")
     missing = np.isnan(table).any(axis=1)

@@ -1,4 +1,4 @@
-"""ogbg-code2, from OGB's folder: syntax trees of Python's functions, whose names are the labels."""
+"""ogbg-code2, from OGB's folder: syntax trees of Python functions, labelled by their names."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def read_ogb_code(
 ) -> GraphsDataset:
     """Reads ogbg-code2 as unpacked from OGB's archive.
 
-    A graph is the syntax tree of a function, and its label are the first words of the function's
-    name, int32 [graphs, words]: their numbers in ``class_names``. These are the most frequent words
-    of the training, those that are as frequent in the order of the alphabet, and behind them
-    ``<other>``, for all other words, and ``<end>``, behind the last word of a shorter name.
+    A graph is the syntax tree of a function. Its label is the first words of the function's name,
+    int32 [graphs, words]: their numbers in ``class_names``. These are the most frequent words of
+    the training, equally frequent ones in alphabetical order, followed by ``<other>``, for all
+    other words, and ``<end>``, after the last word of a shorter name.
 
-    Features of a node are the kind of node, its attribute, its depth in the tree, whether it has an
-    attribute in the source, and its place in a depth-first walk, float32 [nodes, 5]; all of them
+    Features of a node are its kind, its attribute, its depth in the tree, whether it has an
+    attribute in the source, and its position in a depth-first walk, float32 [nodes, 5]; all of them
     are whole numbers. Edges lead from parents to children.
 
     Args:
       path: folder with ``raw/`` and ``split/project/``. Files may be .csv.gz or .csv.
-      vocabulary: at most how many words are told apart.
+      vocabulary: largest number of distinct words.
       words: number of words of a label.
 
     Returns:
@@ -43,8 +43,8 @@ def read_ogb_code(
 
     Raises:
       FileNotFoundError: a folder or file is missing.
-      ValueError: an option is below one, or a file is not what it should be; the message names the
-        file and the line.
+      ValueError: an option is below one, or a file is invalid; the message names the file and the
+        line.
     """
     for name, value in (("vocabulary", vocabulary), ("words", words)):
         if value < 1:
@@ -74,10 +74,10 @@ def read_ogb_code(
 
 
 def _whole(path: Path, columns: int, rows: int) -> np.ndarray:
-    """A table of whole numbers from 0 on, float32 [rows, columns]."""
+    """A table of non-negative whole numbers, float32 [rows, columns]."""
     table = read_csv(path, np.int64, "a line for each node", columns=columns)
     require_rows(path, table.shape[0], rows, "num-node-list")
-    good = ((table >= 0) & (table < 1 << 24)).all(axis=1)  # which float32 tells apart
+    good = ((table >= 0) & (table < 1 << 24)).all(axis=1)  # exact in float32
     if not good.all():
         line = int(np.argmin(good))
         message = (

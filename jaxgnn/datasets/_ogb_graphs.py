@@ -20,7 +20,7 @@ from jaxgnn.datasets._ogb_tables import (
     require_rows,
 )
 
-# Number of tasks of each set; one of numbers has a task too.
+# Number of tasks of each set; a set of numbers to predict has tasks too.
 _TASKS = {
     "ogbg-molhiv": 1,
     "ogbg-molpcba": 128,
@@ -36,7 +36,7 @@ _TASKS = {
     "ogbg-mollipo": 1,
 }
 _PROTEINS = "ogbg-ppa"
-_CLASSES = 37  # of the groups of species of ogbg-ppa
+_CLASSES = 37  # groups of species of ogbg-ppa
 
 OGB_GRAPHS = (*_TASKS, _PROTEINS)
 """Names of the sets that ``read_ogb_graphs`` reads."""
@@ -49,17 +49,17 @@ _BOND = (5, 6, 2)
 def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
     """Reads a set of graphs, such as ogbg-molhiv or ogbg-ppa, as unpacked from OGB's archive.
 
-    Of molecules, the features of atoms and bonds are categories, as ``node_categories`` and
-    ``edge_categories`` say. Files list one direction of each bond; the other one follows it. Labels
+    For molecules, the features of atoms and bonds are categories, described by ``node_categories``
+    and ``edge_categories``. Files list one direction of each bond; the other one follows it. Labels
     are float32 [graphs, tasks]: zeros and ones, or numbers (molesol, molfreesolv, mollipo), NaN
-    where a task was not measured. The split is OGB's, by the scaffolds of molecules.
+    if a task was not measured. The split is OGB's, by the scaffolds of molecules.
 
     The graphs of ogbg-ppa are neighbourhoods of proteins: nodes have no features, the seven
     features of an edge are quantities, and the label is one of 37 classes, int32 [graphs]. The
     split is by species.
 
     Args:
-      path: folder with ``raw/`` and ``split/scaffold/``, or ``split/species/`` of ogbg-ppa. Files
+      path: folder with ``raw/`` and ``split/scaffold/``, or ``split/species/`` for ogbg-ppa. Files
         may be .csv.gz or .csv.
       name: ogbg-ppa, ogbg-molhiv, ogbg-molpcba, ogbg-molbace, ogbg-molbbbp, ogbg-molclintox,
         ogbg-molmuv, ogbg-molsider, ogbg-moltox21, ogbg-moltoxcast, ogbg-molesol, ogbg-molfreesolv
@@ -70,8 +70,7 @@ def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
 
     Raises:
       FileNotFoundError: a folder or file is missing.
-      ValueError: unknown name, or a file that is not what it should be; the message names the file
-        and the line.
+      ValueError: an unknown name, or an invalid file; the message names the file and the line.
     """
     if name not in OGB_GRAPHS:
         raise bad_input("datasets.read_ogb_graphs", "name", f"one of {', '.join(OGB_GRAPHS)}", name)

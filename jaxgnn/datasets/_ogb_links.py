@@ -32,15 +32,15 @@ class LinksDataset:
       name: name of the data set.
       num_nodes: number of nodes.
       messages: senders and receivers of the training edges, which carry messages, int32 [2, edges];
-        both directions of each where the graph has no directions.
+        both directions of each if the graph is undirected.
       features: float32 [nodes, features], or None.
-      train: the training pairs that a network is asked for, int32 [2, pairs].
-      validation: the pairs to validate by, int32 [2, pairs].
-      test: the pairs to test with, int32 [2, pairs].
+      train: the training pairs to predict, int32 [2, pairs].
+      validation: the pairs for the validation, int32 [2, pairs].
+      test: the pairs for the test, int32 [2, pairs].
       validation_negatives: pairs without an edge, int32 [2, pairs], among which all pairs are
         ranked; or candidates for the receiver of each pair, int32 [pairs, candidates].
       test_negatives: the same for the test.
-      train_negatives: pairs without an edge to train on, int32 [2, pairs], or None.
+      train_negatives: pairs without an edge for training, int32 [2, pairs], or None.
     """
 
     name: str
@@ -57,14 +57,14 @@ class LinksDataset:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a folder does not say.
+    """Properties of a data set that its folder does not contain.
 
     Attributes:
       split: name of the folder of the split.
-      both: whether the files list one direction of each edge of a graph without directions.
+      both: whether the files list one direction of each edge of an undirected graph.
       candidates: whether negatives are candidates for the receiver of each pair.
       binary: whether the folder has arrays in .npz files and one file of the split, which also has
-        pairs without an edge to train on; the messages are then the pairs to train on.
+        negative training pairs; the messages are then the training pairs.
     """
 
     split: str
@@ -90,7 +90,7 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
 
     Args:
       path: folder with ``raw/`` and ``split/``, whose files ``train.pt``, ``valid.pt`` and
-        ``test.pt`` hold the pairs. Tables may be .csv.gz or .csv. Of ogbl-vessel ``raw/data.npz``
+        ``test.pt`` hold the pairs. Tables may be .csv.gz or .csv. For ogbl-vessel ``raw/data.npz``
         has the features of nodes, and ``split/random/split_dict.pt`` all three parts.
       name: one of the five names above.
 
@@ -99,7 +99,7 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
 
     Raises:
       FileNotFoundError: a folder or file is missing.
-      ValueError: unknown name, or a file that is not what it should be; the message names it.
+      ValueError: an unknown name, or an invalid file; the message names it.
     """
     if name not in _RECIPES:
         raise bad_input("datasets.read_ogb_links", "name", f"one of {', '.join(_RECIPES)}", name)
@@ -152,7 +152,7 @@ def _read_arrays(raw: Path) -> tuple[int, np.ndarray, None]:
 
 
 def _stored_parts(split: Path, *, binary: bool) -> dict[str, tuple[Path, dict[Any, Any]]]:
-    """The file of each part, and what it holds."""
+    """The file of each part, and its content."""
     if binary:
         path = split / "split_dict.pt"
         whole = _stored_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
@@ -175,7 +175,7 @@ class _Pairs:
 
     Args:
       path: its file.
-      stored: the arrays that it holds, by name.
+      stored: its arrays, by name.
       num_nodes: number of nodes of the graph.
       candidates: whether it has sources, targets and candidates instead of pairs.
     """

@@ -24,7 +24,7 @@ _SPLIT = "time"
 def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
     """Reads ogbn-mag as unpacked from OGB's archive: nodes of four types, and four relations.
 
-    Edges keep the one direction that the files have: authors write papers, and not the reverse.
+    Edges keep the one direction of the files: authors write papers, and not the reverse.
 
     Args:
       path: folder with ``raw/`` and ``split/time/``. Files may be .csv.gz or .csv. Types come from
@@ -37,7 +37,7 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
 
     Raises:
       FileNotFoundError: a folder or file is missing.
-      ValueError: a file is not what it should be; the message names it and the line.
+      ValueError: a file is invalid; the message names it and the line.
     """
     folder = Path(path)
     raw = folder / "raw"
@@ -114,7 +114,7 @@ def _edges(raw: Path, relation: Relation, num_nodes: dict[str, int]) -> np.ndarr
 
 
 def _column(path: Path, contents: str, rows: int) -> np.ndarray:
-    """A whole number a line, int32 [rows]."""
+    """A whole number on each line, int32 [rows]."""
     values = read_csv(path, np.int32, f"a line for each: {contents}", columns=1)[:, 0]
     require_rows(path, values.size, rows, "num-node-dict")
     return values

@@ -1,4 +1,4 @@
-"""Tables of OGB's raw folders that its sets of nodes, links and graphs share."""
+"""Tables of OGB's raw folders, shared by its sets of nodes, links and graphs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxgnn.datasets._files import csv_path, read_csv, read_text
 from jaxgnn.datasets._number_text import real_number
 
 SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
-"""What OGB calls the file of each part."""
+"""OGB's name for the file of each part."""
 
 
 def read_counts(path: Path, what: str) -> np.ndarray:
-    """Reads a number a line, none below zero: int64 [lines]."""
+    """Reads a non-negative number on each line: int64 [lines]."""
     counts = read_csv(path, np.int64, f"a line for each: its number of {what}", columns=1)[:, 0]
     if (counts < 0).any():
         line = int(np.argmax(counts < 0))
@@ -31,11 +31,11 @@ def read_ends(path: Path, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
     Args:
       path: the file, a line an edge.
-      limits: number of nodes that the first and the second end of each edge may be, each [edges]
+      limits: number of valid nodes for the first and for the second end of each edge, each [edges]
         or a single number in an array of one.
 
     Raises:
-      ValueError: the file, line and column of a node that there is not.
+      ValueError: the file, line and column of an invalid node.
     """
     edges = read_csv(path, np.int32, "a line an edge: two node ids", columns=2)
     for limit in limits:
@@ -55,7 +55,7 @@ def read_ends(path: Path, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 def require_rows(path: Path, rows: int, expected: int, counted_in: str) -> None:
-    """Raises unless a table has as many rows as another file says."""
+    """Raises unless a table has the number of rows that another file gives."""
     if rows != expected:
         raise bad_file(
             csv_path(path), f"expected {expected} lines, as {counted_in} says, got {rows}"
@@ -63,7 +63,7 @@ def require_rows(path: Path, rows: int, expected: int, counted_in: str) -> None:
 
 
 def read_features(path: Path, rows: int, counted_in: str) -> np.ndarray | None:
-    """Reads finite features, float32 [rows, features]; None where there is no such file."""
+    """Reads finite features, float32 [rows, features]; None if there is no such file."""
     if not csv_path(path).is_file():
         return None
     features = read_csv(path, np.float32, "a line for each: its features")
@@ -78,13 +78,13 @@ def read_features(path: Path, rows: int, counted_in: str) -> np.ndarray | None:
 
 
 def read_labels_with_gaps(path: Path, rows: int, counted_in: str) -> np.ndarray:
-    """Reads labels of which some are missing: empty cells or ``nan``; float32 [rows, tasks]."""
+    """Reads labels, some of them missing: empty cells or ``nan``; float32 [rows, tasks]."""
     found = csv_path(path)
     lines = read_text(found, "a line for each: its labels").decode("utf-8", "replace").splitlines()
     require_rows(path, len(lines), rows, counted_in)
     width = lines[0].count(",") + 1 if lines else 0
     labels = np.empty((len(lines), width), np.float32)
-    known: dict[str, float] = {}  # most of millions of cells are zeros, ones or empty
+    known: dict[str, float] = {}  # caches cells: most of the millions are zeros, ones or empty
     for row, line in enumerate(lines):
         cells = line.split(",")
         if len(cells) != width:
@@ -103,7 +103,7 @@ def read_labels_with_gaps(path: Path, rows: int, counted_in: str) -> np.ndarray:
 
 
 def _label(cell: str) -> float:
-    """The number in a cell, NaN where there is none; ValueError that says what was expected."""
+    """The number in a cell, NaN if empty; raises ValueError with the expected content."""
     try:
         value = real_number(cell) if cell else np.nan
     except ValueError:
@@ -114,12 +114,12 @@ def _label(cell: str) -> float:
 
 
 def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
-    """Reads the three parts of a split, sorted int32 ids, which no two parts share.
+    """Reads the three disjoint parts of a split, sorted int32 ids.
 
     Args:
       folder: the folder of the split.
-      count: number of what is split.
-      what: its name, such as "graphs".
+      count: number of items that are split.
+      what: their name, such as "graphs".
     """
     require_folder(folder, "train, valid and test .csv.gz")
     parts: dict[str, np.ndarray] = {}
@@ -157,7 +157,7 @@ _WHAT = ("node", "edge")
 def in_both_directions(
     ends: np.ndarray, features: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Senders, receivers and features of edges, each of which is followed by its reverse."""
+    """Senders, receivers and features of edges, where each edge is followed by its reverse."""
     senders, receivers = np.stack([ends, ends[::-1]], axis=2).reshape(2, -1)
     return senders, receivers, np.repeat(features, 2, axis=0)
 
@@ -179,7 +179,7 @@ def read_numbers_of_types(path: Path) -> dict[str, int]:
     if len(rows) != 2 or len(rows[0]) != len(rows[1]) or len(set(rows[0])) < len(rows[0]):
         raise bad_file(found, f"expected {contents}, got {len(rows)} lines: {rows[:2]!s:.200}")
     for kind in rows[0]:
-        if not kind.replace("_", "").isalnum():  # it becomes the name of a folder
+        if not kind.replace("_", "").isalnum():  # it is used as the name of a folder
             raise bad_file(found, f"line 1: expected names of types, got {kind[:80]!r}")
     for cell in rows[1]:
         if not (cell.isascii() and cell.isdigit() and len(cell) < 10):

@@ -26,22 +26,22 @@ from jaxgnn.datasets._torch_file import read_torch_numbers
 class TriplesDataset:
     """A knowledge graph, whose edges are triples of a head, a relation and a tail.
 
-    Nodes are counted over all types, those of the first type first; ``first_of["drug"]`` is the
+    Nodes are numbered over all types, those of the first type first; ``first_of["drug"]`` is the
     first drug. ``CSRGraph.from_edges(*train[[0, 2]], num_nodes)`` is the graph of the training,
-    in which heads send, and ``train[1]`` has the relation of each edge.
+    in which heads are senders, and ``train[1]`` has the relation of each edge.
 
     Attributes:
       name: name of the data set.
       num_nodes_of: number of nodes of each type, in the order of their numbers.
       num_relations: number of relations.
-      train: triples to train on, int32 [3, triples]: head, relation, tail.
-      validation: triples to validate by.
-      test: triples to test with.
-      validation_heads: nodes that each validation triple is ranked among in the place of its head,
-        int32 [triples, candidates].
-      validation_tails: the same of its tail.
-      test_heads: the same of the test, for heads.
-      test_tails: the same of the test, for tails.
+      train: training triples, int32 [3, triples]: head, relation, tail.
+      validation: validation triples.
+      test: test triples.
+      validation_heads: nodes among which the head of each validation triple is ranked, int32
+        [triples, candidates].
+      validation_tails: the same for its tail.
+      test_heads: the same for the heads of the test.
+      test_tails: the same for the tails of the test.
     """
 
     name: str
@@ -69,15 +69,15 @@ class TriplesDataset:
 
 # The folder of the split, and whether nodes have types.
 _RECIPES = {"ogbl-wikikg2": ("time", False), "ogbl-biokg": ("random", True)}
-_ENTITY = "entity"  # what the nodes of a graph without types are called
+_ENTITY = "entity"  # type of all nodes of a graph without types
 
 
 def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
     """Reads ogbl-wikikg2 or ogbl-biokg as unpacked from OGB's archive.
 
     The parts of the split are files of torch, which are read without torch and without executing
-    any code that they refer to. The triples of the training are all edges of the graph, so that of
-    ``raw/`` only the numbers of nodes are read.
+    any code that they refer to. The training triples are all edges of the graph, so that only the
+    numbers of nodes are read from ``raw/``.
 
     Args:
       path: folder with ``raw/`` and ``split/``, whose files ``train.pt``, ``valid.pt`` and
@@ -90,7 +90,7 @@ def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
 
     Raises:
       FileNotFoundError: a folder or file is missing.
-      ValueError: unknown name, or a file that is not what it should be; the message names it.
+      ValueError: an unknown name, or an invalid file; the message names it.
     """
     if name not in _RECIPES:
         raise bad_input("datasets.read_ogb_triples", "name", f"one of {', '.join(_RECIPES)}", name)
@@ -156,7 +156,7 @@ class _Stored:
         return np.stack([ends[0], relations, ends[1]])
 
     def candidates(self, end: str) -> np.ndarray:
-        """Nodes in the place of one end of each triple, int32 [triples, candidates]."""
+        """Candidates for one end of each triple, int32 [triples, candidates]."""
         key = f"{end}_neg"
         found = self._nodes(key, end, 2)
         rows = self._numbers(end, 1).size
@@ -166,7 +166,7 @@ class _Stored:
         return found
 
     def _nodes(self, key: str, end: str, axes: int) -> np.ndarray:
-        """Nodes counted over all types, from nodes that are counted in the types of their ends."""
+        """Converts nodes numbered within their types to nodes numbered over all types."""
         local, types = self._numbers(key, axes), self._types_of(end)
         if len(self._types) > 1 and types.size != local.shape[0]:
             expected = f"{end}_type of {local.shape[0]} entries, as many as {key}"
@@ -181,7 +181,7 @@ class _Stored:
         return (local + self._first[types]).astype(np.int32)
 
     def _types_of(self, end: str) -> np.ndarray:
-        """The number of the type of each head or tail, [triples]; [1] where there is one type."""
+        """The number of the type of each head or tail, [triples]; [1] if there is only one type."""
         if len(self._types) == 1:
             return np.zeros(1, np.int64)
         key, numbers = f"{end}_type", {name: at for at, name in enumerate(self._types)}

@@ -19,15 +19,15 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = False) -> np.ndarray:
-    """The features of the nodes, [nodes, features] float32; without a file, one of each.
+    """Features of the nodes, [nodes, features] float32; one-hot ones without a file.
 
     Args:
       path: their file, or None.
       nodes: the nodes.
-      mapped: whether they stay on the disk; None does that where the file allows it.
+      mapped: whether they are memory-mapped; None if the file allows it.
 
     Raises:
-      ValueError: the file is not what it should be, or cannot be mapped as asked.
+      ValueError: the file is invalid, or cannot be mapped as requested.
     """
     on_disk = None if mapped is False else _mapped(path, nodes)
     if on_disk is not None:
@@ -61,7 +61,7 @@ def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = Fals
 
 
 def _mapped(path: Path | None, nodes: Nodes) -> np.ndarray | None:
-    """The features on the disk; None if the file cannot be mapped."""
+    """The memory-mapped features; None if the file cannot be mapped."""
     if path is None or text_suffix(path) != ".npy":
         return None
     values = map_npy(path, "the features of each node")
@@ -88,7 +88,7 @@ def nodes_of_rows(table: TextTable, nodes: Nodes) -> list[int]:
 
 
 def _finite(table: TextTable, row: int, column: int) -> float:
-    """The number in a cell, which float32 can hold."""
+    """The number in a cell; it must be finite in float32."""
     try:
         value = real_number(table.rows[row][column])
     except ValueError:

@@ -1,4 +1,4 @@
-"""A user's own graph, from plain files: edges, labels, and if there are any features and parts."""
+"""A user's own graph from plain files: edges, labels, and optionally features and parts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ from jaxgnn.datasets._own_features import nodes_of_rows, read_features
 from jaxgnn.datasets._splits import stratified_split
 
 _FRACTIONS = (0.6, 0.2, 0.2)
-# Names of columns by which a header of edges is known.
+# Column names by which a header of edges is recognised.
 _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
 _ENDS += ("receivers", "node1", "node2", "node_1", "node_2", "id_1", "id_2", "u", "v", "citing")
 _ENDS += ("cited",)
@@ -39,55 +39,57 @@ def read_graph(
     labelled: bool = True,
     map_features: bool | None = False,
 ) -> NodeDataset:
-    """Reads a graph of one's own from tables of text or ``.npy`` files.
+    """Reads a user's own graph from tables of text or ``.npy`` files.
 
     Text is separated by commas, tabs, semicolons or (in files that are not named .csv or .tsv)
-    blanks, may be compressed (.gz), and may have a header, quoted cells, empty lines and comments
-    behind # or %.
+    blanks. It may be compressed (.gz), and may have a header, quoted cells, empty lines and
+    comments after # or %.
 
-    - Edges: a row an edge, two nodes; or an ``.npy`` array of integers ``[2, edges]`` or
+    - Edges: a row for each edge, with two nodes; or an ``.npy`` array of integers ``[2, edges]`` or
       ``[edges, 2]``.
-    - Labels: a row a node, its label, so that row i is of node i; or a row a node, its name and its
-      label, in any order. Or an ``.npy`` array ``[nodes]``. Labels are words or whole numbers; -1
-      or an empty cell where a label is not known. This file says which nodes there are.
-    - Features: a row a node, its numbers, in the order of the labels; or, if a header calls the
-      first column ``node``, in any order. Or, below the header ``node_id,feature_id,value``, a row
-      for each number that is not zero. Or an ``.npy`` array ``[nodes, features]``. Without features
-      each node has a feature of its own, one-hot.
-    - Parts: ``train``, ``validation`` and ``test``, each a node a row, or an ``.npy`` array of
-      node ids. Without them 60, 20 and 20 % of the known labels of each class, at random.
+    - Labels: a row for each node, with its label, so that row i belongs to node i; or a row for
+      each node, with its name and its label, in any order. Or an ``.npy`` array ``[nodes]``. Labels
+      are words or whole numbers; -1 or an empty cell marks an unknown label. This file defines the
+      nodes.
+    - Features: a row of numbers for each node, in the order of the labels; or, if a header names
+      the first column ``node``, in any order. Or, below the header ``node_id,feature_id,value``, a
+      row for each nonzero number. Or an ``.npy`` array ``[nodes, features]``. Without features each
+      node has its own one-hot feature.
+    - Parts: ``train``, ``validation`` and ``test``, each with a node on each row, or an ``.npy``
+      array of node ids. The default is 60, 20 and 20 % of the known labels of each class, at
+      random.
 
     Nodes whose names are exactly the numbers from 0 on have these as ids. Others have ids in the
-    order of the labels, and ``node_names`` tells which is which.
+    order of the labels, and ``node_names`` maps ids to names.
 
     Args:
-      path: a folder with files ``edges.*`` and ``labels.*`` (or ``target.*``, as the sets of
-        karateclub call it), and if there are any ``features.*``,
-        ``train.*``, ``validation.*`` and ``test.*``; or the file of the edges, beside which the
-        others may lie.
+      path: a folder with files ``edges.*`` and ``labels.*`` (or ``target.*``, the name in the sets
+        of karateclub), and optionally ``features.*``,
+        ``train.*``, ``validation.*`` and ``test.*``; or the file of the edges, with the others
+        beside it.
       labels: the file of the labels, if it is elsewhere.
       features: the file of the features, if it is elsewhere.
       splits: the folder with the files of the parts, or a file for each part, if elsewhere.
       directed: whether an edge only leads from its first node to its second; if not, it leads in
-        both directions. Edges that stand there more than once count once.
+        both directions. Repeated edges count once.
       seed: seed of the random parts.
-      labelled: whether labels are read. If not, as to predict them, the file of the labels only
-        says which nodes there are, all labels are -1, and there are no classes and no parts.
-      map_features: whether the features stay on the disk, so that a process which only needs some
-        rows copies only these: ``dataset.features[nodes]``, in the dtype of the file. Needs a file
-        ``features.npy``, rows one behind the other. That its numbers are finite is then not
-        checked, as it would read them all. None maps them where the file allows it.
+      labelled: whether labels are read. If not, as for predictions, the file of the labels only
+        defines the nodes, all labels are -1, and there are no classes and no parts.
+      map_features: whether the features are memory-mapped, so that a process that needs only some
+        rows copies only these: ``dataset.features[nodes]``, in the dtype of the file. It requires a
+        file ``features.npy`` in C order. The numbers are then not checked to be finite, because
+        this would read them all. None maps them if the file allows it.
 
     Returns:
-      The data set, called like the folder, or like the file if that is not called ``edges``.
-      Classes are in the order of their numbers, or of the alphabet; ``class_names`` has their
-      names if these are not 0, 1, and so on.
+      The data set, named after the folder, or after the file if that is not called ``edges``.
+      Classes are in numerical or alphabetical order; ``class_names`` has their names if these are
+      not 0, 1, and so on.
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: the file, the line and what is wrong with it: a node that the labels do not have,
-        another number of columns or nodes, a feature that is no finite number, fewer than two
-        classes, a part that is empty or overlaps another; features that cannot be mapped.
+      ValueError: the file, the line and the fault: a node that the labels do not have, another
+        number of columns or nodes, a feature that is not a finite number, fewer than two classes, a
+        part that is empty or overlaps another, or features that cannot be mapped.
     """
     files = find_files(Path(path), labels, features, splits)
     nodes, named_labels = read_labels(files["labels"])
@@ -170,7 +172,7 @@ def _check_part(
     nodes: Nodes,
     labels: np.ndarray,
 ) -> None:
-    """Raises unless the nodes of a part have labels and are in no part before it."""
+    """Raises unless the nodes of a part have labels and are in no previous part."""
     ids = parts[part]
     for other in SPLITS[: SPLITS.index(part)]:
         shared = np.intersect1d(ids, parts[other])
@@ -184,7 +186,7 @@ def _check_part(
 
 
 def _random_parts(path: Path, labels: np.ndarray, seed: int) -> dict[str, Any]:
-    """60, 20 and 20 % of the nodes with a label, of each class."""
+    """60, 20 and 20 % of the labelled nodes of each class."""
     known = np.flatnonzero(labels >= 0)
     parts = stratified_split(labels[known], _FRACTIONS, seed)
     empty = [part for part in SPLITS if not parts[part].size]

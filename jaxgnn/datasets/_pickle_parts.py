@@ -11,7 +11,7 @@ from jaxgnn.datasets._plain_arrays import array_of, plain_dtype
 _ORDER = re.compile(r"[<>=|]")
 _STATE_OF_DTYPE = 8
 _STATE_OF_ARRAY = 5
-_SIZE_OF_ARRAY = 200  # bytes of the array itself and of what holds it
+_SIZE_OF_ARRAY = 200  # bytes of the array object and its owner
 _CSR_FIELDS = ("_shape", "data", "indices", "indptr")
 
 
@@ -29,18 +29,18 @@ class Budget:
 
 
 class Refused(Exception):
-    """A name that no data file needs, so it is refused."""
+    """A name that no data file needs, and that is rejected."""
 
 
 class Part:
-    """Replacement for a name: a function of a tuple, or only a name where nothing is called."""
+    """Replacement for a name: a function of a tuple, or only a name that can not be called."""
 
     def __init__(self, name: str, call: Callable[[tuple[Any, ...], Budget], Any] | None = None):
         self.name = name
         self._call = call
 
     def __call__(self, arguments: Any, budget: Budget) -> Any:
-        """Calls the function as a pickle asks for it."""
+        """Calls the function with the arguments of a pickle."""
         if self._call is None:
             raise ValueError(f"{self.name} is not called when a data file is read")
         if type(arguments) is not tuple:
@@ -49,27 +49,27 @@ class Part:
 
 
 class StoredSet:
-    """The members of a set as they come, repeats included."""
+    """The members of a set in the order of the pickle, repeats included."""
 
     def __init__(self, members: list[Any]):
         self.members = members
 
 
 class StoredArray:
-    """A numpy array, once its state has come."""
+    """A numpy array, whose state is set later."""
 
     def __init__(self, value: np.ndarray | None = None):
         self._value = value
 
     @property
     def value(self) -> np.ndarray:
-        """The array that the pickle has filled by now; ValueError if it has not."""
+        """The array that the pickle has filled; raises ValueError if it is not filled yet."""
         if self._value is None:
             raise ValueError("an array without numbers")
         return self._value
 
     def build(self, state: Any, budget: Budget) -> None:
-        """Takes version, shape, dtype, order and bytes."""
+        """Sets version, shape, dtype, order and bytes."""
         if self._value is not None or type(state) is not tuple or len(state) != _STATE_OF_ARRAY:
             raise ValueError("expected one state of an array, of five entries")
         version, shape, dtype, columns_first, data = state
@@ -83,7 +83,7 @@ class StoredDtype:
 
     Args:
       value: the dtype.
-      is_own: whether it is made for this pickle; to others numpy gives no state.
+      is_own: whether it was created for this pickle; numpy gives no state to shared ones.
     """
 
     def __init__(self, value: np.dtype, is_own: bool):
@@ -120,7 +120,7 @@ class StoredCSR:
         self.fields: dict[str, Any] = {}
 
     def build(self, state: Any, budget: Budget) -> None:
-        """Takes the attributes of the matrix that its numbers are in."""
+        """Sets the attributes that hold the numbers of the matrix."""
         if self.fields or type(state) is not dict:
             raise ValueError(f"a csr_matrix of a {type(state).__name__}")
         self.fields = {name: state[name] for name in _CSR_FIELDS if name in state}
@@ -172,7 +172,7 @@ def _from_buffer(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
 def _scalar(arguments: tuple[Any, ...], budget: Budget) -> Any:
     dtype, data = arguments
     value = _array(data, dtype, (), False, budget).item()
-    # The array existed only for a moment.
+    # The array was only temporary.
     budget.spend(-_SIZE_OF_ARRAY + 40 + 4 * len(data))
     return value
 
@@ -188,7 +188,7 @@ def _set(arguments: tuple[Any, ...], budget: Budget) -> StoredSet:
 
 
 def _default_dict(arguments: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
-    """An empty dict of lists; that missing keys would make new lists is left out."""
+    """An empty dict of lists; the default for missing keys is ignored."""
     if len(arguments) > 1 or not all(_is_part(kind, "list") for kind in arguments):
         raise ValueError("expected a defaultdict of lists")
     budget.spend(_SIZE_OF_ARRAY)
@@ -214,14 +214,14 @@ def _encode(arguments: tuple[Any, ...], budget: Budget) -> bytes:
 
 
 def new_csr(kind: Any, arguments: Any) -> StoredCSR:
-    """Makes an object of the only class that a pickle may instantiate."""
+    """Creates an object of the only class that a pickle may instantiate."""
     if not _is_part(kind, "csr_matrix") or arguments != ():
         raise ValueError("expected a csr_matrix to be filled")
     return StoredCSR()
 
 
 def _new_object(arguments: tuple[Any, ...], budget: Budget) -> StoredCSR:
-    """Makes an object in the way of protocols 0 and 1."""
+    """Creates an object as in protocols 0 and 1."""
     kind, base, state = arguments
     if not _is_part(base, "object") or state is not None:
         raise ValueError("expected a plain object to be filled")
@@ -239,7 +239,7 @@ def _everywhere(modules: Sequence[str], part: Part) -> dict[tuple[str, str], Par
 
 _BUILTINS = ("builtins", "__builtin__")
 
-# Keys are the names in pickles: modules have moved since the files were written.
+# Keys are the names in pickles, including old names of modules that have moved.
 PARTS: dict[tuple[str, str], Part] = {
     **_everywhere(("numpy",), Part("ndarray")),
     **_everywhere(("numpy",), Part("dtype", _dtype)),

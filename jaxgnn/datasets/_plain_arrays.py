@@ -1,4 +1,4 @@
-"""Bytes of a file -> arrays of plain numbers and strings, and of nothing else.
+"""Converts bytes of a file to arrays of plain numbers and strings only.
 
 A dtype with fields, objects or subarrays can turn bytes into addresses, and a shape that does not
 fit its bytes reads past them. Here dtypes have no parts, and every byte is accounted for.
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 _PLAIN = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,8})", re.ASCII)
-# How numpy writes floats that are not its own, such as bfloat16: by their size.
+# Numpy's notation of floats that it does not support itself, such as bfloat16: by their size.
 _SHORT_FLOAT = re.compile(r"[<>=|]?V[12]", re.ASCII)
 _MOST_AXES = 32
 _LAST_INT32 = np.iinfo(np.int32).max
@@ -22,9 +22,8 @@ def plain_dtype(text: Any, *, short_floats: bool = False) -> np.dtype:
     """The dtype of a name such as "<f8".
 
     Args:
-      text: truth values, integers and floats of at most eight bytes, or strings, as numpy writes
-        them.
-      short_floats: whether floats of one or two bytes that numpy does not know are read too, as
+      text: bools, integers and floats of at most eight bytes, or strings, in numpy's notation.
+      short_floats: whether floats of one or two bytes that numpy does not support are read too, as
         bytes.
 
     Raises:
@@ -37,7 +36,7 @@ def plain_dtype(text: Any, *, short_floats: bool = False) -> np.dtype:
 
 
 def array_size(dtype: np.dtype, shape: Any) -> int:
-    """How many bytes an array has.
+    """Number of bytes of an array.
 
     Raises:
       ValueError: ``shape`` is not a tuple of sizes.
@@ -57,13 +56,13 @@ def array_of(data: Any, dtype: np.dtype, shape: Any, *, columns_first: bool) -> 
     """The array of all of ``data``, in the byte order of this machine.
 
     Args:
-      data: bytes, which the array keeps if they are in this order already.
+      data: bytes, which the array uses without a copy if they are already in this order.
       dtype: a dtype without fields, objects or subarrays.
       shape: shape of the array.
       columns_first: whether the first axis varies fastest, in Fortran order.
 
     Raises:
-      ValueError: the bytes are too many or too few, or no such values.
+      ValueError: there are too many or too few bytes, or invalid values.
     """
     size = array_size(dtype, shape)
     if size != len(data):

@@ -18,28 +18,28 @@ _LISTS = "a dict of lists: node -> its neighbours"
 
 
 def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDataset:
-    """Reads Cora, CiteSeer or PubMed as Planetoid publishes it (https://arxiv.org/abs/1603.08861).
+    """Reads Cora, CiteSeer or PubMed in Planetoid's format (https://arxiv.org/abs/1603.08861).
 
     Pickles are read without executing any code that they refer to. The files begin with ``ind.``
     and the name: ``ind.cora.allx``, ``.ally``, ``.tx``, ``.ty``, ``.y``, ``.graph`` and
     ``.test.index``; ``.x`` repeats the first rows of ``.allx`` and is not read.
 
-    Nodes are in the order of the files: those of ``allx``, and behind them the test nodes in the
-    order of their numbers. A number that the index of the test leaves out, of which CiteSeer has
-    15, is a node without features and with the label -1, in no part. Every pair of joined nodes is
-    there in both directions once, and self loops are left out.
+    Nodes are in the order of the files: those of ``allx``, and then the test nodes in the order of
+    their numbers. A number missing from the index of the test, of which CiteSeer has 15, is a node
+    without features and with the label -1, in no part. Every pair of joined nodes is listed once in
+    each direction, and self loops are dropped.
 
     Args:
       path: folder with the files.
       name: the data set, if the folder has several: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
 
     Returns:
-      The data set with Planetoid's split: ``y`` tells how many of the first nodes train, the 500
-      behind them validate, and those of ``test.index`` are for the test.
+      The data set with Planetoid's split: the first nodes, as many as ``y`` has, are for training,
+      the next 500 for validation, and those of ``test.index`` for the test.
 
     Raises:
       FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is not what it should be, or refers to code; the message names it.
+      ValueError: a file is invalid, or refers to code; the message names it.
     """
     prefix = _prefix(Path(path), name)
     files = {part: prefix.with_name(f"{prefix.name}.{part}") for part in _PARTS}
@@ -87,7 +87,7 @@ _PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 
 
 def _prefix(folder: Path, name: str | None) -> Path:
-    """The folder with ``ind.`` and the name, with which the files of the data set begin."""
+    """Common prefix of the paths of the files: the folder, ``ind.`` and the name."""
     require_folder(folder, "files like ind.cora.allx")
     if name is not None:
         return folder / f"ind.{name.lower()}"
@@ -99,19 +99,19 @@ def _prefix(folder: Path, name: str | None) -> Path:
 
 
 def _test_nodes(path: Path) -> np.ndarray:
-    """The numbers of the test nodes, in the order in which the files have their rows."""
+    """The numbers of the test nodes, in the order of the files' rows."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: expected a test node a line")
     nodes = read_csv(path, np.int32, "a test node a line", columns=1)[:, 0]
     _require(path, np.unique(nodes).size == nodes.size, "every node once", "one of them again")
     _require(path, nodes.min() >= 0, "numbers from 0 on", nodes.min())
-    # Numbers that are left out become nodes.
+    # Missing numbers become nodes.
     require_room(path, 4 * (int(nodes.max()) + 1), "its nodes")
     return nodes
 
 
 def _classes(path: Path) -> tuple[np.ndarray, int]:
-    """The class of each node, -1 where it has none, and the number of classes."""
+    """The class of each node, -1 if it has none, and the number of classes."""
     hot = read_matrix(path, "labels")
     sums = hot.sum(axis=1)
     good = np.isin(hot, (0, 1)).all(axis=1) & (sums <= 1)
@@ -122,7 +122,7 @@ def _classes(path: Path) -> tuple[np.ndarray, int]:
 
 
 def _edges(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Both directions of every pair of neighbours once, [edges] int32 each."""
+    """Every pair of neighbours once in each direction, [edges] int32 each."""
     stored: Any = read_numbers(path, _LISTS)
     with naming(path, _LISTS):
         if not isinstance(stored, dict):
@@ -130,7 +130,7 @@ def _edges(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
         lists = [v.value.tolist() if isinstance(v, StoredArray) else v for v in stored.values()]
         if not all(isinstance(others, list | tuple) for others in lists):
             raise bad_file(path, f"expected {_LISTS}, got a value that is no list")
-        # A pickle may name the same list many times.
+        # A pickle may refer to the same list many times.
         require_room(path, 24 * sum(map(len, lists)), "its edges")
         nodes = numbers_to_int32(list(stored), path, "nodes")
         others = numbers_to_int32([node for one in lists for node in one], path, "neighbours")
@@ -147,6 +147,6 @@ def _edges(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _require(path: Path, good: Any, expected: str, got: Any) -> None:
-    """Raises ValueError that names the file unless what it holds is good."""
+    """Raises a ValueError that names the file unless its content is valid."""
     if not good:
         raise bad_file(path, f"expected {expected}, got {got}")

@@ -1,4 +1,4 @@
-"""Text that every Python carries: the help on its keywords and topics."""
+"""Text that is part of every Python: the help on its keywords and topics."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from jaxgnn.datasets._splits import generator_of
 
 @dataclass(frozen=True)
 class TextDataset:
-    """Text as bytes, in two parts without a paragraph in common.
+    """Text as bytes, in two parts without common paragraphs.
 
     Attributes:
-      name: what the data set is called.
+      name: name of the data set.
       train: [bytes] uint8.
       validation: [bytes] uint8.
     """
@@ -25,19 +25,19 @@ class TextDataset:
 def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
     """The language reference that ``help("topics")`` reads, split by topic, without any download.
 
-    About 400 kB of English and code, in UTF-8. Topics quote each other: a paragraph that several
-    have stays with the first by name, since the same one in both parts would be a test of memory.
-    The text differs a little between versions of Python.
+    About 400 kB of English and code, in UTF-8. Topics quote each other. A paragraph of several
+    topics is kept only in the first by name; in both parts it would test memorisation. The text
+    differs slightly between versions of Python.
 
     Args:
-      validation: fraction of the topics' bytes that is kept from training, between 0 and 1.
-      seed: of the choice of topics.
+      validation: fraction of the topics' bytes for validation, between 0 and 1.
+      seed: seed of the choice of topics.
 
     Returns:
       The text. Each topic begins with its name.
 
     Raises:
-      ValueError: ``validation`` leaves no topic to one of the parts.
+      ValueError: ``validation`` leaves one of the parts without a topic.
     """
     from pydoc_data.topics import topics
 
@@ -47,7 +47,8 @@ def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
     room = validation * sum(map(len, documents))
     parts: dict[str, list[bytes]] = {"train": [], "validation": []}
     for i in generator_of("datasets.pydoc_text", seed).permutation(len(documents)):
-        # Topics differ in size a hundredfold: one that is too large leaves room for others.
+        # Topics differ in size a hundredfold; after one that is too large, smaller ones may still
+        # fit.
         fits = len(documents[i]) <= room
         room -= len(documents[i]) if fits else 0
         parts["validation" if fits else "train"].append(documents[i])
@@ -59,7 +60,7 @@ def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
 
 
 def _without_repeats(topics: dict[str, str]) -> list[str]:
-    """The topics by name, each paragraph where it comes first; spaces make no difference."""
+    """The topics by name; each paragraph is kept only at its first place, ignoring spaces."""
     seen: set[str] = set()
     documents = []
     for name, text in sorted(topics.items()):

@@ -44,7 +44,7 @@ def read(name: str, path: str | PathLike[str], **options: Any) -> NodeDataset:
 
     Raises:
       FileNotFoundError: the folder or a file in it is missing.
-      ValueError: unknown name, or a file that is not what it should be.
+      ValueError: an unknown name, or an invalid file.
     """
     if name not in READERS:
         raise ValueError(f"datasets.read: name: expected one of {sorted(READERS)}, got {name!r}")

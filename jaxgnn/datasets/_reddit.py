@@ -1,4 +1,4 @@
-"""Reddit in the form in which DGL republished GraphSAGE's data."""
+"""Reddit in the form of DGL's publication of GraphSAGE's data."""
 
 from os import PathLike
 from pathlib import Path
@@ -19,18 +19,18 @@ _NODE_TYPES = {"train": 1, "validation": 2, "test": 3}
 def read_reddit(path: str | PathLike[str]) -> NodeDataset:
     """Reads the Reddit posts graph: 232,965 nodes, 114,615,892 edges, 41 communities.
 
-    Features are taken as stored. The graph is symmetric as published, so nothing is added.
+    Features are used as stored. The graph is symmetric as published, so nothing is added.
 
     Args:
       path: folder with ``reddit_data.npz`` (arrays feature, label and node_types, where 1, 2, 3
         mean training, validation, test) and ``reddit_graph.npz`` (a sparse matrix).
 
     Returns:
-      The data set; classes are counted as the largest label plus one.
+      The data set; the number of classes is the largest label plus one.
 
     Raises:
       FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is not what it should be; the message names it.
+      ValueError: a file is invalid; the message names it.
     """
     folder = Path(path)
     require_folder(folder, f"{_DATA} and {_GRAPH}")

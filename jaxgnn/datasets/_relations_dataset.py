@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Relation = tuple[str, str, str]
-"""What senders are, what the relation is called, and what receivers are."""
+"""Type of the senders, name of the relation, and type of the receivers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +21,12 @@ class RelationsDataset:
       edges: senders and receivers of each relation, int32 [2, edges], by ``("author", "writes",
         "paper")``; both are counted from 0 in their type.
       features: float32 [nodes, features] of each type that has some.
-      target: the type of the nodes that are to be classified.
+      target: the type of the nodes to classify.
       labels: class of each node of that type, int32.
       num_classes: number of classes.
-      train: sorted nodes of that type to train on, int32.
-      validation: nodes to validate by.
-      test: nodes to test with.
+      train: sorted training nodes of that type, int32.
+      validation: validation nodes.
+      test: test nodes.
       years: the year of each node of each type that has one, int32.
     """
 

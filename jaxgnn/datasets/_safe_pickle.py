@@ -21,32 +21,32 @@ from jaxgnn.datasets._pickle_parts import (
     new_csr,
 )
 
-# Bytes of objects for a byte of the file. Numbers of a list take four, numpy's in a set take nine.
+# Bytes of objects for each byte of the file. Numbers in a list take four, numpy's in a set nine.
 _GROWTH = 8
-_SLOT = 9  # bytes of a place in a list, with what a list keeps free
-_ENTRY = 100  # of a place in a dict, at the time when it grows
-_HEADER = 16  # of Python's garbage collector
-_LARGEST_SHARED = 256  # integers up to here are there once
+_SLOT = 9  # bytes of a place in a list, including its spare capacity
+_ENTRY = 100  # bytes of a place in a dict while it grows
+_HEADER = 16  # bytes of the header of Python's garbage collector
+_LARGEST_SHARED = 256  # smaller integers exist only once
 
 _NEWEST = 5
 _WHOLE = re.compile(rb"([+-]?[0-9]{1,20})L?", re.ASCII)
 _FLOAT = re.compile(rb"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|inf|nan)", re.ASCII)
 _INDEX = re.compile(rb"[0-9]{1,18}", re.ASCII)
-# In a string as Python 2 writes it: what is not printed comes as an escape of four characters.
+# In strings of Python 2, unprintable characters are escapes of four characters.
 _ESCAPED = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[\\'"nrt])?""", re.ASCII)
 
 
 def read_numbers(path: Path, contents: str) -> Any:
     """Reads a pickle of numbers, text, containers, numpy arrays and sparse matrices.
 
-    A pickle is a program, which may call whatever can be imported, and give it any state. This one
-    is read by a machine that knows a few names, and what each may be given: arrays of plain numbers
-    and strings, of as many bytes as the file has for them. It takes no more memory than 32 MiB and
+    A pickle is a program, which may call any importable function, and give its result any state.
+    Here it is read by a machine that supports a few names with checked arguments: arrays of plain
+    numbers and strings, of exactly the bytes in the file. It takes at most 32 MiB of memory plus
     eight times the file. Strings of Python 2 are read as latin-1.
 
     Args:
       path: the file.
-      contents: what it should hold, for the message when it is missing.
+      contents: expected content, for the message if it is missing.
 
     Returns:
       The object; arrays, sets and sparse matrices as ``StoredArray``, ``StoredSet`` and
@@ -54,7 +54,7 @@ def read_numbers(path: Path, contents: str) -> Any:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is no pickle, or refers to anything else; the message names it.
+      ValueError: the file is not a pickle, or refers to anything else; the message names it.
     """
     require_file(path, contents)
     return read_number_bytes(path, path.read_bytes())
@@ -66,13 +66,13 @@ def read_number_bytes(
     """Reads the bytes of a pickle of numbers, as ``read_numbers`` does.
 
     Args:
-      path: the file that they come from.
+      path: the file of the bytes.
       data: the bytes.
-      skipped: number of pickles in front of it, which are read too, but not returned.
-      parts: the names that it may refer to, and what they stand for.
+      skipped: number of previous pickles, which are read too, but not returned.
+      parts: the supported names, and their replacements.
 
     Raises:
-      ValueError: the bytes are no pickle, or refer to anything else; the message names the file.
+      ValueError: the bytes are not a pickle, or refer to anything else; the message names the file.
     """
     with naming(path, "a pickle"):
         try:
@@ -100,16 +100,16 @@ def run_pickle(
 
     Args:
       data: the bytes.
-      start: where the pickle begins.
-      parts: the names that it may refer to, and what they stand for.
-      persistent: makes the objects that a pickle only has the ids of; None refuses them.
-      most: how many bytes its objects may take; None for those of a data file.
+      start: position of the pickle.
+      parts: the supported names, and their replacements.
+      persistent: creates the objects that a pickle refers to by id; None rejects them.
+      most: largest size of its objects, in bytes; None for that of a data file.
 
     Returns:
-      The object, and where the pickle ends.
+      The object, and the end position of the pickle.
 
     Raises:
-      ValueError: it is no pickle.
+      ValueError: it is not a pickle.
       Refused: it refers to something else.
     """
     size = SLACK + _GROWTH * len(data) if most is None else most
@@ -134,13 +134,13 @@ class _Machine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._bottom = 0  # of the stack above the last mark
-        # Of stacks, of their marks, and of what was taken from them at once.
+        # Largest numbers of stack entries, of marks, and of entries removed at once.
         self._highest = self._deepest = self._largest = 0
         self._memo: list[Any] = []
         self._integers: dict[int, int] = {}
 
     def run(self) -> Any:
-        """Follows the instructions to the last."""
+        """Executes all instructions."""
         data, stack, steps = self._data, self._stack, _STEPS_BY_CODE
         while self._position < len(data):
             code = data[self._position]
@@ -155,7 +155,7 @@ class _Machine:
 
     @property
     def position(self) -> int:
-        """Where the machine stands: behind the pickle, once it has run."""
+        """Position in the bytes; after ``run``, the end of the pickle."""
         return self._position
 
     # -- the file --
@@ -180,7 +180,7 @@ class _Machine:
         return struct.unpack(format, self._take(struct.calcsize(format)))[0]
 
     def counted(self, format: str) -> bytes:
-        """Reads bytes that follow their length."""
+        """Reads bytes that are preceded by their length."""
         return self._take(self.number(format))
 
     def line(self) -> bytes:
@@ -193,7 +193,7 @@ class _Machine:
         return line
 
     def frame(self) -> None:
-        """Instructions that were written together, each of them whole."""
+        """Begins a frame, a group of complete instructions."""
         size = self.number("<Q")
         if self._position < self._end < len(self._data):
             raise ValueError("a frame begins within another one")
@@ -202,14 +202,14 @@ class _Machine:
         self._end = self._position + size
 
     def protocol(self) -> None:
-        """The first instruction of newer pickles."""
+        """Reads the first instruction of newer pickles."""
         if (version := self.number("<B")) > _NEWEST:
             raise ValueError(f"expected a protocol up to {_NEWEST}, got {version}")
 
     # -- the stack --
 
     def push(self, value: Any) -> None:
-        """Pushes an object that exists already."""
+        """Pushes an existing object."""
         self._stack.append(value)
 
     def make(self, value: Any) -> None:
@@ -218,7 +218,7 @@ class _Machine:
         self._stack.append(value)
 
     def integer(self, value: int) -> None:
-        """Puts an integer on the stack."""
+        """Pushes an integer."""
         if 0 <= value <= _LARGEST_SHARED:
             self._stack.append(value)
         else:
@@ -288,7 +288,7 @@ class _Machine:
 
     def keep(self, index: int) -> None:
         """Stores the top object in the memo."""
-        # Pickles count what they remember, and there is an instruction for each.
+        # Pickles number their memo entries, and each takes an instruction.
         if index > self._position:
             raise ValueError(f"it remembers an object as number {index}")
         missing = index + 1 - len(self._memo)
@@ -314,7 +314,7 @@ class _Machine:
     # -- containers --
 
     def extend(self, values: list[Any]) -> None:
-        """Adds to the list below them."""
+        """Appends values to the list below them."""
         target = self.top()
         if type(target) is not list:
             raise ValueError(f"it appends to a {type(target).__name__}")
@@ -322,7 +322,7 @@ class _Machine:
         target.extend(values)
 
     def add(self, values: list[Any]) -> None:
-        """Adds to the set below them."""
+        """Adds values to the set below them."""
         target = self.top()
         if type(target) is not StoredSet:
             raise ValueError(f"it adds members to a {type(target).__name__}")
@@ -352,7 +352,7 @@ class _Machine:
         self.push(StoredSet([]))
         self.add(values)
 
-    # -- what names stand for --
+    # -- replacements of names --
 
     def name(self, module: Any, name: Any) -> None:
         """Pushes the replacement for a name."""
@@ -363,7 +363,7 @@ class _Machine:
         self.push(self._parts[module, name])
 
     def persistent(self, pid: Any) -> None:
-        """Pushes the object that an id stands for."""
+        """Pushes the object with an id."""
         self.push(self._persistent(pid))
 
     def call(self) -> None:
@@ -374,12 +374,12 @@ class _Machine:
         self.push(part(arguments, self._budget))
 
     def new(self) -> None:
-        """Makes an object of a class, without its state."""
+        """Creates an object of a class, without its state."""
         self._budget.spend(4 * _ENTRY)
         self.push(new_csr(*self.last(2)))
 
     def build(self) -> None:
-        """Gives an object its state."""
+        """Sets the state of an object."""
         state, target = self.pop(), self.top()
         if type(target) not in (StoredArray, StoredDtype, StoredCSR):
             raise ValueError(f"it gives a state to a {type(target).__name__}")
@@ -402,7 +402,7 @@ def _matched(pattern: re.Pattern[bytes], text: bytes) -> bytes:
 
 
 def _long(data: bytes) -> int:
-    if len(data) > 9:  # a byte more than 64 bits, for the sign
+    if len(data) > 9:  # 64 bits and a byte for the sign
         raise ValueError(f"expected integers of 64 bits, got one of {len(data)} bytes")
     return int.from_bytes(data, "little", signed=True)
 
@@ -456,7 +456,7 @@ def _refuse_persistent(pid: Any) -> Any:
 def _read(
     read: str, format: str, decode: Callable[[Any], Any], store: str = "make"
 ) -> Callable[[_Machine], None]:
-    """Reads a number or counted bytes, and stores what they stand for."""
+    """Reads a number or counted bytes, and pushes their value."""
     return lambda machine: getattr(machine, store)(decode(getattr(machine, read)(format)))
 
 
@@ -520,7 +520,7 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"g": lambda m: m.recall(m.index()),
     b"h": lambda m: m.recall(m.number("<B")),
     b"j": lambda m: m.recall(m.number("<I")),
-    # What names stand for.
+    # Replacements of names.
     b"c": _name_line,
     b"\x93": lambda m: m.name(*m.last(2)),
     b"R": _Machine.call,
@@ -528,7 +528,7 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"b": _Machine.build,
     b"P": lambda m: m.persistent(m.line().decode("latin1")),
     b"Q": lambda m: m.persistent(m.pop()),
-    # What no data file has.
+    # Not used by data files.
     b"i": _refuse("an object of a class"),
     b"o": _refuse("an object of a class"),
     b"\x92": _refuse("an object of a class"),

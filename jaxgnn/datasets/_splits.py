@@ -10,7 +10,7 @@ from jaxgnn.datasets._node_dataset import SPLITS
 
 
 def generator_of(where: str, seed: Any) -> np.random.Generator:
-    """The generator of a seed; ValueError that names the function if it is no seed."""
+    """The generator of a seed; raises a ValueError with the function's name if it is invalid."""
     try:
         if seed is not None:
             return np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def class_split(labels: np.ndarray, train: int, validation: int, seed: int) -> d
 def _split_classes(
     labels: np.ndarray, cuts: Callable[[int], np.ndarray], seed: int
 ) -> dict[str, Any]:
-    """Shuffles each class, and cuts it where ``cuts`` of its size says, into three parts."""
+    """Shuffles each class, and cuts it into three parts at the positions ``cuts`` of its size."""
     rng = generator_of("datasets", seed)
     parts: list[list[np.ndarray]] = [[] for _ in SPLITS]
     for label in np.unique(labels):

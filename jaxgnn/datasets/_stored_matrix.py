@@ -1,4 +1,4 @@
-"""Matrices in pickles, sparse or dense, whose parts are checked before they are trusted."""
+"""Matrices in pickles, sparse or dense, which are validated first."""
 
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,11 @@ def read_matrix(path: Path, what: str) -> np.ndarray:
 
     Args:
       path: the file.
-      what: what the matrix has, such as "features".
+      what: content of the matrix, such as "features".
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file, and what is wrong with it.
+      ValueError: the file, and its fault.
     """
     stored = read_numbers(path, f"a matrix of {what}, a row for each node")
     with naming(path, what):
@@ -54,16 +54,16 @@ def _rows(path: Path, rows: list[Any] | tuple[Any, ...]) -> np.ndarray:
         kinds = {values.dtype.kind} if isinstance(values, np.ndarray) else set(map(type, values))
         if not kinds <= _KINDS_OF_NUMBERS:
             raise bad_file(path, f"expected features as numbers, got others in row {number}")
-        with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
+        with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
             features[number] = np.asarray(values, None if isinstance(values, np.ndarray) else float)
     return features
 
 
 def csr_to_dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
-    """The sparse matrix as a float32 one, checked before it is trusted.
+    """Converts a sparse matrix to a float32 array, after validating it.
 
     Args:
-      path: the file that it comes from.
+      path: its file.
       fields: ``_shape``, a pair of sizes, and ``data``, ``indices`` and ``indptr`` as arrays.
     """
     shape, parts = fields.get("_shape"), []
@@ -88,7 +88,7 @@ def csr_to_dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
     if ((indices < 0) | (indices >= columns)).any():
         raise bad_file(path, f"not a csr_matrix: a column is not in [0, {columns})")
     require_room(path, rows * columns * np.dtype(np.float32).itemsize, "its dense matrix")
-    wide = data.astype(np.float64)  # in which repeated entries are added
+    wide = data.astype(np.float64)  # so that repeated entries are added in float64
     own = (wide, indices.astype(np.int64), indptr.astype(np.int64))
     matrix = scipy.sparse.csr_array(own, shape=(rows, columns))
     matrix.sum_duplicates()
@@ -97,7 +97,7 @@ def csr_to_dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
 
 
 def length_of(stored: Any) -> int:
-    """How many entries a list, a set or an array has; none if it is something else."""
+    """Number of entries of a list, a set or an array; none for anything else."""
     if isinstance(stored, StoredArray):
         return stored.value.shape[0] if stored.value.ndim else 0
     members = stored.members if isinstance(stored, StoredSet) else stored

@@ -1,4 +1,4 @@
-"""Random graphs with the size, degrees and classes of published ones, made on the device."""
+"""Random graphs with the size, degrees and classes of published ones, generated on the device."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,13 +19,13 @@ class SyntheticScale:
 
     Attributes:
       nodes: number of nodes.
-      edges: directed edges to aim for, both directions counted; met to 1 %, and on small graphs
-        to sampling error.
+      edges: target number of directed edges, both directions counted; met within 1 %, and on small
+        graphs within sampling error.
       features: width of the features.
       communities: planted communities, which are the classes unless there are tasks.
-      exponent: s in [0, 1); the node of rank r is drawn with weight (r + 1)^-s, and so has
-        about that share of the edges.
-      tasks: binary tasks, or None for one class a node.
+      exponent: s in [0, 1); the node of rank r is drawn with weight (r + 1)^-s, and has about that
+        share of the edges.
+      tasks: number of binary tasks, or None for one class a node.
       train: fraction of the nodes in the training split.
       validation: fraction in the validation split; the test split has the rest.
     """
@@ -49,7 +49,7 @@ SCALES: dict[str, SyntheticScale] = {
         132_534, 78_500_000, 8, 64, 0.4, tasks=112, train=0.65, validation=0.16
     ),
 }
-"""Sizes that ``synthetic`` takes by name; all but "tiny" are near those of published graphs."""
+"""Sizes of ``synthetic`` by name; all except "tiny" are close to those of published graphs."""
 
 
 def synthetic(
@@ -60,31 +60,31 @@ def synthetic(
     signal: float = 1.5,
     on_device: bool = False,
 ) -> NodeDataset:
-    """Makes an undirected graph with planted communities and a power law of degrees.
+    """Generates an undirected graph with planted communities and a power law of degrees.
 
     Both ends of an edge are drawn by rank, rank r with weight (r + 1)^-s. Rank r belongs to
     community r mod C. With probability ``homophily`` the second end is moved to the nearest rank
-    of the first end's community. Node ids are then shuffled, so that they carry no order.
-    There are no self edges and no repeats; edges come sorted by receiver, then sender. What
-    repeats is drawn again, which saturates the pairs of the heaviest nodes.
+    of the first end's community. Node ids are then shuffled, so that their order is meaningless.
+    There are no self edges and no repeats; edges are sorted by receiver, then sender. Repeated
+    edges are drawn again, which saturates the pairs of the heaviest nodes.
 
     Features are the community's centre plus standard normal noise. The centres are normal
-    vectors of expected squared length ``signal``²: at the default, features alone tell a
-    community badly, their mean over the neighbours well. Labels are the communities; with
+    vectors of expected squared length ``signal``²: at the default, a node's own features predict
+    its community poorly, their mean over the neighbours well. Labels are the communities; with
     tasks, each task's label is the sign of a random projection of the community membership.
 
     Args:
-      scale: a key of ``SCALES``, or sizes of one's own.
-      seed: of everything random; equal seeds give equal data on one kind of device.
+      scale: a key of ``SCALES``, or custom sizes.
+      seed: seed of all random numbers; equal seeds give equal data on one kind of device.
       homophily: probability in [0, 1] of forcing an edge into one community.
       signal: length of the centres, in deviations of the noise of one feature.
-      on_device: whether to return jax arrays where they were made, rather than numpy arrays.
+      on_device: whether to return jax arrays on the device, rather than numpy arrays.
 
     Returns:
-      The data set. Arrays have NodeDataset's dtypes and shapes, whichever kind they are.
+      The data set. Arrays of either kind have NodeDataset's dtypes and shapes.
 
     Raises:
-      ValueError: unknown or impossible scale, or ``homophily`` outside [0, 1].
+      ValueError: an unknown or impossible scale, or ``homophily`` outside [0, 1].
     """
     name, sizes = _resolve(scale)
     if not 0 <= homophily <= 1:
@@ -137,7 +137,7 @@ def _resolve(scale: str | SyntheticScale) -> tuple[str, SyntheticScale]:
 def _draw_pairs(
     key: jax.Array, sizes: SyntheticScale, homophily: float
 ) -> tuple[jax.Array, jax.Array]:
-    """Distinct pairs of ranks low < high, each [pairs] int32, until there are enough."""
+    """Draws distinct pairs of ranks low < high, each [pairs] int32, until there are enough."""
     target = sizes.edges // 2
     low = high = jnp.zeros(0, jnp.int32)
     draws = target
@@ -149,7 +149,7 @@ def _draw_pairs(
         if missing <= _TOLERANCE * target:
             return low, high
         accepted = (low.size - known) / draws
-        # Repeats grow more likely with every round; the bound keeps the device's memory.
+        # Repeats become more likely with every round; the bound limits the device's memory.
         draws = min(int(missing / max(accepted, 0.1)) + 1, target)
     raise ValueError(
         f"datasets.synthetic: scale: {2 * target} edges are too many for these degrees and "
@@ -181,7 +181,7 @@ def _draw_ranks(key: jax.Array, sizes: SyntheticScale, count: int) -> jax.Array:
 
 
 def _distinct(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Drops repeated pairs and pairs of equal ends; the rest comes sorted."""
+    """Drops repeated pairs and pairs of equal ends, and sorts the others."""
     low, high, keep = _sort_and_mark(low, high)
     return low[keep], high[keep]
 
@@ -197,7 +197,7 @@ def _sort_and_mark(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Arra
 
 @jax.jit
 def _both_directions(one: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Pairs of nodes -> senders and receivers, sorted by receiver, then sender."""
+    """Converts pairs of nodes to senders and receivers, sorted by receiver, then sender."""
     receivers = jnp.concatenate([one, other])
     senders = jnp.concatenate([other, one])
     receivers, senders = jax.lax.sort((receivers, senders), num_keys=2)

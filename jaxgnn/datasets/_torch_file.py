@@ -1,4 +1,4 @@
-"""Files that torch has saved numpy arrays in, read without torch and without running code."""
+"""Reads files of numpy arrays saved by torch, without torch and without running code."""
 
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,25 @@ _ZIP = b"PK\3\4"
 def read_torch_numbers(path: Path, contents: str) -> Any:
     """Reads numbers, text, containers and numpy arrays that ``torch.save`` has written.
 
-    Such a file is a pickle with something around it: a zip archive, whose member ``data.pkl`` it
-    is, or in files of torch up to 1.5 three pickles before it. Tensors are not read: they are
-    stored apart, and no data set of OGB has them.
+    Such a file contains a pickle: a zip archive with the member ``data.pkl``, or in files of torch
+    up to 1.5 with three pickles before it. Tensors are not read: they are stored separately, and no
+    data set of OGB has them.
 
     Args:
       path: the file.
-      contents: what it should hold, for the message when it is missing.
+      contents: expected content, for the message if it is missing.
 
     Returns:
-      The object, as ``read_numbers`` gives it.
+      The object, as ``read_numbers`` returns it.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is none of torch, or refers to anything else; the message names it.
+      ValueError: the file is not a file of torch, or refers to anything else; the message names it.
     """
     require_file(path, contents)
     data = path.read_bytes()
     if data.startswith(MAGIC):
-        # Behind the two comes what machine wrote the file, which nobody asks for.
+        # The two are followed by a description of the writing machine, which is skipped.
         return read_number_bytes(path, data[len(MAGIC) :], skipped=1)
     if not data.startswith(_ZIP):
         raise bad_file(path, f"it starts with {data[:8]!r}, as no file of torch does")
@@ -48,6 +48,6 @@ def _member(path: Path) -> bytes:
         require_room(path, found[0].file_size, "its member data.pkl")
         with archive.open(found[0]) as stream:
             pickled = bytes(read_exactly(stream, found[0].file_size))
-            if stream.read(1):  # the sum of the member is compared at its end
+            if stream.read(1):  # reading to the end compares the checksum of the member
                 raise ValueError("its member data.pkl is longer than it says")
         return pickled

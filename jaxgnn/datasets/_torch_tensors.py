@@ -1,9 +1,10 @@
-"""Tensors of torch inside of pickles -> numpy arrays, without torch and without running code.
+"""Converts tensors of torch inside pickles to numpy arrays, without torch or running code.
 
 A pickled tensor is a view, of an offset, sizes and strides, into a storage. A storage is a list of
-numbers, as torch up to 0.4 has it, or the bytes of a file of its own in the format of torch 1.5:
-pickles of a number that the format is known by, its version, the machine that wrote it, the storage
-by its kind, key and length, and the keys; then the length as an int64, and the numbers.
+numbers, as in torch up to 0.4, or the bytes of a separate file in the format of torch 1.5. Such a
+file has pickles of a number that identifies the format, its version, the machine that wrote it, the
+storage by its kind, key and length, and the keys. Then follow the length as an int64, and the
+numbers.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from jaxgnn.datasets._plain_arrays import array_of, array_size, plain_dtype
 from jaxgnn.datasets._safe_pickle import run_pickle
 
 MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
-"""How files of torch up to 1.5 begin: with pickles of a number and of the version 1001."""
+"""Start of files of torch up to 1.5: pickles of a number and of the version 1001."""
 
 _DTYPES = {
     "DoubleStorage": "<f8",
@@ -31,9 +32,9 @@ _DTYPES = {
     "ByteStorage": "|u1",
     "BoolStorage": "|b1",
 }
-_LENGTH = 8  # bytes of the int64 in front of the numbers
-_SIZE = 200  # bytes of an array itself and of what holds it
-_MOST_DESCRIBED = 1 << 16  # bytes of the objects that say what a storage is
+_LENGTH = 8  # bytes of the int64 before the numbers
+_SIZE = 200  # bytes of an array object and its owner
+_MOST_DESCRIBED = 1 << 16  # bytes of the objects that describe a storage
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class _Description:
-    """What a pickle says of a storage before its numbers come."""
+    """Description of a storage in a pickle, before its numbers."""
 
     dtype: np.dtype
     key: str
@@ -53,13 +54,13 @@ class _Description:
 
 
 class _StorageFiles:
-    """Reads storages that are files of their own, whose beginnings are all alike."""
+    """Reads storages that are separate files, with a common header."""
 
     def __init__(self):
         self._beginning: bytes | None = None
 
     def __call__(self, arguments: tuple[Any, ...], budget: Budget) -> Storage:
-        """The storage in the bytes of a file."""
+        """Reads the storage in the bytes of a file."""
         (data,) = arguments
         if type(data) is not bytes:
             raise ValueError(f"expected the bytes of a storage, got a {type(data).__name__}")
@@ -81,7 +82,7 @@ class _StorageFiles:
 
 
 def _after_machine(data: bytes) -> int:
-    """Where the pickle that describes the writing machine ends, which must be of our byte order."""
+    """End of the pickle that describes the writing machine, which must have our byte order."""
     if not data.startswith(MAGIC):
         raise ValueError(f"a storage starts with {data[:8]!r}, as no file of torch does")
     machine, end = run_pickle(data, len(MAGIC), {}, most=_MOST_DESCRIBED)
@@ -91,7 +92,7 @@ def _after_machine(data: bytes) -> int:
 
 
 def _described(pid: Any) -> _Description:
-    """What the id of a storage says: its kind, its key, where it was, its length, and no view."""
+    """Parses the id of a storage: its kind, its key, its device, its length, and no view."""
     if type(pid) is not tuple or len(pid) != 6 or pid[0] != "storage" or pid[5] is not None:
         raise ValueError("expected the id of a whole storage, of six entries")
     _, kind, key, _, length, _ = pid
@@ -102,7 +103,7 @@ def _described(pid: Any) -> _Description:
 
 
 def _listed(name: str, arguments: tuple[Any, ...], budget: Budget) -> Storage:
-    """A storage of a list of numbers."""
+    """Creates a storage from a list of numbers."""
     (numbers,) = arguments
     kinds = {bool} if name == "BoolStorage" else {int, float}
     if type(numbers) is not list or not set(map(type, numbers)) <= kinds:
@@ -111,7 +112,7 @@ def _listed(name: str, arguments: tuple[Any, ...], budget: Budget) -> Storage:
     if dtype.kind in "iu" and not set(map(type, numbers)) <= {int}:
         raise ValueError(f"expected a {name} of integers")
     budget.spend(_SIZE + len(numbers) * dtype.itemsize)
-    return Storage(np.array(numbers, dtype))  # which refuses integers that do not fit
+    return Storage(np.array(numbers, dtype))  # raises for integers that do not fit
 
 
 def _tensor(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
@@ -138,7 +139,7 @@ def _tensor(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
 
 
 def _no_hooks(arguments: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
-    """An empty ordered dict, which stands for the hooks of a tensor."""
+    """An empty ordered dict, as the hooks of a tensor."""
     if arguments not in ((), ([],)):
         raise ValueError("expected an empty OrderedDict")
     budget.spend(_SIZE)
@@ -149,7 +150,7 @@ _KINDS = {("torch", name): Part(name, partial(_listed, name)) for name in _DTYPE
 
 
 def tensor_parts() -> Mapping[tuple[str, str], Part]:
-    """The names that a pickle of numbers, arrays and tensors may refer to; made for one file."""
+    """The supported names in a pickle of numbers, arrays and tensors; a new table for each file."""
     return {
         **PARTS,
         **_KINDS,

@@ -18,31 +18,31 @@ _MOST_CATEGORIES = 999
 
 
 def read_tu(path: str | PathLike[str]) -> GraphsDataset:
-    """Reads a data set of graphs as the TU collection has it (https://arxiv.org/abs/2007.08663).
+    """Reads a data set of graphs in the TU format (https://arxiv.org/abs/2007.08663).
 
     The files of a folder begin with the name of the data set, such as ``MUTAG_A.txt``:
 
-    - ``_A.txt``: a line an edge, two nodes, counted from 1 over all graphs. Graphs without
-      directions have both of each edge.
-    - ``_graph_indicator.txt``: a line a node, its graph, counted from 1.
-    - ``_graph_labels.txt``: a line a graph, its class, a whole number; or
-      ``_graph_attributes.txt``: the numbers to predict, which are read where both are there.
+    - ``_A.txt``: a line for each edge, with two nodes, counted from 1 over all graphs. Undirected
+      graphs have both directions of each edge.
+    - ``_graph_indicator.txt``: a line for each node, with its graph, counted from 1.
+    - ``_graph_labels.txt``: a line for each graph, with its class, a whole number; or
+      ``_graph_attributes.txt``: the numbers to predict, which take precedence.
     - ``_node_attributes.txt``, ``_node_labels.txt``, ``_edge_attributes.txt``,
-      ``_edge_labels.txt``: features, if there are any. Attributes come first; behind them labels
-      are one-hot, a column for each value that a column of labels has, in rising order.
+      ``_edge_labels.txt``: features, all optional. Attributes come first, then one-hot labels, with
+      a column for each value of a column of labels, in ascending order.
 
     Args:
       path: the folder, which has the files of one data set.
 
     Returns:
       The data set. Classes are in the order of their numbers, which are ``class_names``. Edges are
-      in the order of their graphs, and else of the file; repeats and self loops stay.
+      sorted by graph, and otherwise in the order of the file; repeats and self loops are kept.
 
     Raises:
       FileNotFoundError: the folder or a file is missing.
-      ValueError: the file, the line and what is wrong with it: a node or a graph out of range, an
-        edge from one graph to another, another number of lines than nodes, edges or graphs, a
-        feature that is no finite number.
+      ValueError: the file, the line and the fault: a node or a graph out of range, an edge from one
+        graph to another, another number of lines than nodes, edges or graphs, or a feature that is
+        not a finite number.
     """
     return read_folder(Path(path), one_hot)
 
@@ -64,7 +64,7 @@ def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
     ends = _edges(_file(prefix, "A"), graph_of_node)
     nodes = _features(prefix, "node", graph_of_node.size, read_labels)
     edges = _features(prefix, "edge", ends.shape[1], read_labels)
-    # Nodes and edges graph by graph, in the order of the files.
+    # Sorts nodes and edges by graph, otherwise in the order of the files.
     order = np.argsort(graph_of_node, kind="stable")
     counts = np.bincount(graph_of_node, minlength=num_graphs)
     number = np.empty(order.size, np.int64)  # of each node in its graph
@@ -87,7 +87,7 @@ def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
 
 
 def _prefix(folder: Path) -> Path:
-    """The folder with the name of the data set, with which its files begin."""
+    """Common prefix of the paths of the files: the folder and the name of the data set."""
     found = sorted(folder.glob("*_A.txt"))
     if len(found) != 1:
         expected = "one file that ends in _A.txt, the edges of one data set"
@@ -171,7 +171,7 @@ def _finite(path: Path, contents: str) -> np.ndarray:
 
 
 def as_they_are(path: Path, contents: str) -> np.ndarray:
-    """Labels as numbers from 0 on, float32 [lines, labels]."""
+    """Labels as non-negative numbers, float32 [lines, labels]."""
     values = _read(path, np.int32, contents)
     bad = (values < 0) | (values > _MOST_CATEGORIES)
     if bad.any():

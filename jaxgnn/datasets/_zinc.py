@@ -1,4 +1,4 @@
-"""ZINC, molecules whose constrained solubility is predicted, from either form of its files."""
+"""ZINC, molecules whose constrained solubility is predicted, from either format of its files."""
 
 from os import PathLike
 from pathlib import Path
@@ -19,19 +19,19 @@ _PARTS = {"train": "train", "validation": "val", "test": "test"}
 def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDataset:
     """Reads ZINC from the files of its benchmark, or from three folders of the TU collection.
 
-    220,011 molecules train, 24,445 validate and 5,000 test. Features are the kind of an atom and of
-    a bond, as ``node_categories`` and ``edge_categories`` say, and labels a number of each
-    molecule, its constrained solubility, float32 [graphs, 1].
+    220,011 molecules are for training, 24,445 for validation and 5,000 for the test. Features are
+    the kinds of atoms and bonds, described by ``node_categories`` and ``edge_categories``. Labels
+    are a number for each molecule, its constrained solubility, float32 [graphs, 1].
 
     Pickles are read without torch and without executing any code that they refer to.
 
     Args:
-      path: a folder with ``train.pickle``, ``val.pickle`` and ``test.pickle``, as the benchmark
-        (https://arxiv.org/abs/2003.00982) has them in its molecules.zip: lists of dicts of the
-        tensors ``atom_type``, ``bond_type`` and ``logP_SA_cycle_normalized``. Or one with the
+      path: a folder with ``train.pickle``, ``val.pickle`` and ``test.pickle`` from the benchmark's
+        (https://arxiv.org/abs/2003.00982) molecules.zip: lists of dicts of the tensors
+        ``atom_type``, ``bond_type`` and ``logP_SA_cycle_normalized``. Or one with the
         folders ZINC_train, ZINC_val and ZINC_test, each in the format of ``read_tu``.
-      subset: whether to read only the 12,000 molecules that the benchmark has tables of, whose
-        numbers are in ``train.index``, ``val.index`` and ``test.index`` of the folder, separated by
+      subset: whether to read only the 12,000 molecules of the benchmark's tables, whose numbers
+        are in ``train.index``, ``val.index`` and ``test.index`` of the folder, separated by
         commas.
 
     Returns:
@@ -39,7 +39,7 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
 
     Raises:
       FileNotFoundError: a folder or a file is missing.
-      ValueError: a file is not what it should be, or refers to code; the message names it.
+      ValueError: a file is invalid, or refers to code; the message names it.
     """
     folder = Path(path)
     require_folder(folder, "train.pickle, val.pickle and test.pickle, or ZINC_train and so on")
@@ -63,7 +63,7 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
 
 
 def _read_pickle(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
-    """A part from the pickle of the benchmark."""
+    """Reads a part from the pickle of the benchmark."""
     path = folder / f"{file}.pickle"
     molecules = read_molecules(path)
     numbers = np.arange(len(molecules))
@@ -73,7 +73,7 @@ def _read_pickle(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
 
 
 def _read_folder(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
-    """A part from a folder of the TU collection."""
+    """Reads a part from a folder of the TU collection."""
     path = folder / f"ZINC_{file}"
     data = read_folder(path, as_they_are)
     _check(path, data)
@@ -92,7 +92,7 @@ _FIELDS = (
 
 
 def _check(folder: Path, data: GraphsDataset) -> None:
-    """Raises unless a folder has a number of each graph, and a kind of each atom and bond."""
+    """Raises unless each graph has a number, and each atom and bond a kind."""
     has_number = data.class_names is None and data.labels.shape[1] == 1
     for name, features in (("node", data.node_features), ("edge", data.edge_features)):
         if features is None or features.shape[1] != 1:
@@ -117,7 +117,7 @@ def _numbers(path: Path, count: int) -> np.ndarray:
 
 
 def _chosen(data: GraphsDataset, graphs: np.ndarray) -> GraphsDataset:
-    """The data set of some of the graphs."""
+    """The data set restricted to some of the graphs."""
     pieces = [data[graph] for graph in graphs.tolist()]
 
     def joined(name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""ZINC in the pickles of the benchmark that uses it: molecules of tensors, a list for each part."""
+"""ZINC in the pickles of its benchmark: a list of molecules, made of tensors, for each part."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ _ATOMS, _BONDS, _LABEL = "atom_type", "bond_type", "logP_SA_cycle_normalized"
 
 
 def read_molecules(path: Path) -> list[Any]:
-    """Reads a list of molecules, each as it is stored.
+    """Reads a list of molecules, without converting them.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is no pickle of a list, or refers to code; the message names it.
+      ValueError: the file is not a pickle of a list, or refers to code; the message names it.
     """
     require_file(path, "a list of molecules")
     molecules = read_number_bytes(path, path.read_bytes(), parts=tensor_parts())
@@ -36,12 +36,12 @@ def graphs_of(path: Path, molecules: list[Any], numbers: np.ndarray) -> GraphsDa
 
     Args:
       path: the file.
-      molecules: a dict each: ``atom_type`` [atoms] and ``bond_type`` [atoms, atoms], whole numbers,
-        zero where there is no bond, and the number to predict.
-      numbers: which molecules, in which order.
+      molecules: dicts with ``atom_type`` [atoms] and ``bond_type`` [atoms, atoms], whole numbers,
+        zero for no bond, and the number to predict.
+      numbers: positions of the molecules to convert, in order.
 
     Raises:
-      ValueError: a molecule is not as above; the message names the file and the molecule.
+      ValueError: a molecule is invalid; the message names the file and the molecule.
     """
     made = [_graph(path, number, molecules[number]) for number in numbers.tolist()]
     atoms, ends, bonds, labels = zip(*made, strict=True)
@@ -80,7 +80,7 @@ def _graph(
 
 
 def _kinds(path: Path, number: int, molecule: dict[Any, Any], key: str) -> np.ndarray:
-    """An array of kinds, whole numbers from 0 on."""
+    """An array of kinds, non-negative whole numbers."""
     stored = molecule.get(key)
     kinds = stored.value if isinstance(stored, StoredArray) else np.zeros(0)
     if kinds.dtype.kind not in "iu":

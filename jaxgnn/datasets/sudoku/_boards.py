@@ -7,10 +7,10 @@ import numpy as np
 
 CELLS = 81
 
-_LONGEST = 1 << 20  # characters of any drawing of a board, but not of a device without end
+_LONGEST = 1 << 20  # characters, more than a drawn board has, but finite for devices
 
 _EMPTY = ".0"
-# Characters that people draw grids with.
+# Characters of drawn grids.
 _DECORATION = str.maketrans("", "", " \t\r\n|+-=")
 
 
@@ -27,12 +27,12 @@ UNITS, UNIT_NAMES = _units()
 
 @dataclass(frozen=True)
 class Conflict:
-    """A digit that stands more than once in a row, column or box.
+    """A digit that occurs more than once in a row, column or box.
 
     Attributes:
-      unit: such as "row 3"; boxes are counted row by row. All numbers count from 1.
+      unit: name such as "row 3"; boxes are counted row by row. All numbers count from 1.
       digit: the digit.
-      cells: where it stands, as (row, column).
+      cells: cells of the digit, as (row, column).
     """
 
     unit: str
@@ -51,13 +51,14 @@ def parse(text: str) -> np.ndarray:
 
     Args:
       text: 81 cells, row by row: digits, and '.' or '0' where empty. White space and the lines
-        of a drawn grid ('|', '-', '+', '=') make no difference.
+        of a drawn grid ('|', '-', '+', '=') are ignored.
 
     Returns:
       [81] int8.
 
     Raises:
-      ValueError: another number of cells, or another character, which the message places.
+      ValueError: the number of cells is wrong, or a character is invalid; the message gives its
+        place.
 
     Example:
       >>> parse("53..7...." + "." * 72)[:5].tolist()
@@ -75,7 +76,7 @@ def parse(text: str) -> np.ndarray:
 
 
 def load(source: str | os.PathLike[str]) -> np.ndarray:
-    """Reads a board from a file that holds it alone, or from the text itself.
+    """Reads a board from a file that contains nothing else, or from the text itself.
 
     Args:
       source: name of a file, which may be a pipe or a device such as ``/dev/stdin``; or the text of
@@ -86,14 +87,14 @@ def load(source: str | os.PathLike[str]) -> np.ndarray:
 
     Raises:
       FileNotFoundError: ``source`` is a path, and there is no such file.
-      ValueError: the text is no board, or the file can not be read; the message names the file,
-        if it was one.
+      ValueError: the text is not a board, or the file can not be read; the message names the file,
+        if there is one.
     """
     if os.path.exists(source) and not os.path.isdir(source):
         try:
             with open(source, encoding="utf-8") as file:
                 return parse(file.read(_LONGEST))
-        except (ValueError, OSError) as error:  # no text at all is a ValueError, too
+        except (ValueError, OSError) as error:  # a file that is not text also raises ValueError
             raise ValueError(f"{os.fspath(source)}: {error}") from error
     if not isinstance(source, str):
         raise FileNotFoundError(f"no file {os.fspath(source)}: expected a Sudoku of {CELLS} cells")
@@ -120,13 +121,13 @@ def to_grid(board: np.ndarray) -> str:
 
 
 def conflicts(board: np.ndarray) -> list[Conflict]:
-    """Finds every digit that stands more than once in a unit: rows, then columns, then boxes.
+    """Finds every digit that occurs more than once in a unit: rows, then columns, then boxes.
 
     Args:
       board: [81].
 
     Returns:
-      The conflicts; none if the board obeys the rules so far.
+      The conflicts; empty if the board obeys the rules so far.
 
     Example:
       >>> for conflict in conflicts(parse("5...5...." + "." * 72)):
@@ -145,7 +146,7 @@ def conflicts(board: np.ndarray) -> list[Conflict]:
 
 
 def have_conflicts(boards: np.ndarray) -> np.ndarray:
-    """Which of [boards, 81] have a conflict, [boards] bool."""
+    """Mask of the boards [boards, 81] that have a conflict, [boards] bool."""
     digits = np.where(boards > 0, np.int16(1) << boards.astype(np.int16), np.int16(0))
     bad = np.zeros(boards.shape[0], bool)
     for unit in UNITS:

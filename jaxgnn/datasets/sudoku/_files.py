@@ -1,4 +1,4 @@
-"""Published files of puzzles -> arrays, with errors that name the file and the line."""
+"""Reads published files of puzzles, with errors that name the file and the line."""
 
 from collections.abc import Callable, Iterator
 from os import PathLike
@@ -14,25 +14,25 @@ from jaxgnn.datasets.sudoku._solve import describe_count, solve
 _PAIR = 2 * CELLS + 1
 _KAGGLE_HEADER = b"quizzes,solutions"
 
-# Lines that are looked at together: some tens of megabytes.
+# Lines that are processed together: some tens of megabytes.
 _LINES = 1 << 16
 
 
 def read_palm(path: str | PathLike[str]) -> Puzzles:
-    """Reads lines of a quiz and its solution, as Palm et al. (2018) published them.
+    """Reads lines of a quiz and its solution, as published by Palm et al. (2018).
 
     Args:
       path: a file of lines "quiz,solution", 81 digits each, 0 where a cell is empty; compressed
         if its name ends in .gz.
 
     Returns:
-      The puzzles. It is not checked whether each solution is unique.
+      The puzzles. The uniqueness of the solutions is not checked.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file and the number of the first line that is not what it should be: of
-        another length, with other characters, with a digit twice in a unit, or with an invalid
-        solution, or the solution of another puzzle.
+      ValueError: the file and the number of the first invalid line: of another length, with other
+        characters, with a digit twice in a unit, or with an invalid solution, or the solution of
+        another puzzle.
     """
     file = Path(path)
     lines = _files.read_lines(file, "lines 'quiz,solution' of 81 digits each")
@@ -40,18 +40,18 @@ def read_palm(path: str | PathLike[str]) -> Puzzles:
 
 
 def read_kaggle(path: str | PathLike[str]) -> Puzzles:
-    """Reads Kaggle's million of puzzles: the lines of ``read_palm`` below "quizzes,solutions".
+    """Reads Kaggle's million puzzles: the lines of ``read_palm`` after "quizzes,solutions".
 
     Args:
       path: the csv file; compressed if its name ends in .gz.
 
     Returns:
-      The puzzles. It is not checked whether each solution is unique.
+      The puzzles. The uniqueness of the solutions is not checked.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file and the number of the first line that is not what it should be, as for
-        ``read_palm``; the header is line 1.
+      ValueError: the file and the number of the first invalid line, as for ``read_palm``; the
+        header is line 1.
     """
     file, header = Path(path), _KAGGLE_HEADER.decode()
     lines = _files.read_lines(file, f"a line {header!r} and lines of two times 81 digits")
@@ -73,9 +73,8 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file and the number of the first line that is not what it should be: of
-        another length, with other characters, with a digit twice in a unit, or with no solution
-        or several.
+      ValueError: the file and the number of the first invalid line: of another length, with other
+        characters, with a digit twice in a unit, or with no solution or several.
     """
     file = Path(path)
     lines = _files.read_lines(file, f"lines of {CELLS} digits")
@@ -84,7 +83,7 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
         data.puzzles[part] = puzzles
         found, solutions = solve(puzzles)
         data.solutions[part] = solutions[:, 0]
-        # A default argument, since a loop's functions share its variables.
+        # Default arguments, because a loop's functions share its variables.
         count = (found != 1, lambda i, f=found, s=solutions: str(describe_count(int(f[i]), s[i])))
         _check(file, 1 + part.start, [_conflict_check(puzzles), count])
     return data
@@ -111,7 +110,7 @@ def _read_pairs(file: Path, lines: list[bytes], first: int) -> Puzzles:
     return data
 
 
-# Which lines are bad, and what to say about one of them.
+# A mask of invalid lines, and a function that describes the fault of one of them.
 _Check = tuple[np.ndarray, Callable[[int], str]]
 
 
@@ -140,7 +139,7 @@ def _conflict_check(boards: np.ndarray, prefix: str = "") -> _Check:
 
 
 def _check(file: Path, first: int, checks: list[_Check]) -> None:
-    """Raises for the first line that any check finds bad, with what the first such check says."""
+    """Raises for the first line that any check marks as invalid, with that check's description."""
     bad = np.any([flags for flags, _ in checks], axis=0)
     if bad.any():
         i = int(np.argmax(bad))
@@ -151,16 +150,16 @@ def _check(file: Path, first: int, checks: list[_Check]) -> None:
 def _blocks(
     file: Path, lines: list[bytes], width: int, first: int
 ) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields positions and digits, [lines, width], of the lines up to the first that has no digits.
+    """Yields positions and digits, [lines, width], of the lines up to the first invalid one.
 
     Args:
-      file: named in errors.
+      file: name of the file in errors.
       lines: its lines, from line number ``first`` on.
       width: characters of a line; the middle one of a pair is a comma, and 0 in the digits.
       first: number of the first line.
 
     Raises:
-      ValueError: about that line, after all before it were yielded; or there are no lines.
+      ValueError: about that line, after all lines before it; or if there are no lines.
     """
     if not lines:
         raise ValueError(f"{file}: it holds no puzzles")

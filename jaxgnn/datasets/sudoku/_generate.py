@@ -10,10 +10,10 @@ from jaxgnn._ffi import sudoku as native
 from jaxgnn.datasets.sudoku._boards import CELLS
 from jaxgnn.datasets.sudoku._puzzles import Puzzles
 
-# Minimal puzzles outside these bounds are too rare to be found by chance.
+# Minimal puzzles outside these bounds are too rare to be found at random.
 FEWEST, MOST_MINIMAL = 18, 28
 
-# Seconds between two reports of progress, which are also the moments to interrupt.
+# Seconds between two reports of progress; an interrupt also takes effect then.
 _REPORT = 0.5
 
 
@@ -26,34 +26,33 @@ def generate(
     threads: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Puzzles:
-    """Makes random puzzles that have exactly one solution.
+    """Generates random puzzles that have exactly one solution.
 
-    A random grid loses givens in random order until each one left is needed: such a puzzle is
-    minimal, and has 24 or 25 givens as a rule. For a number of givens, puzzles with more are thrown
-    away, and to those with fewer random cells of the solution are added. Below 22, givens are
+    A random grid loses givens in random order until each one left is needed. Such a puzzle is
+    minimal, and usually has 24 or 25 givens. For a given number, puzzles with more givens are
+    discarded, and random cells of the solution are added to those with fewer. Below 22, givens are
     exchanged for others until some become superfluous.
 
-    Puzzle i comes from random numbers of its own, so that it depends on the seed, its level and i
-    alone, whatever the number of threads and of puzzles. At different levels one seed may come upon
-    the same grids: puzzles to be held out need another seed.
+    Puzzle i has its own random numbers. It depends only on the seed, its level and i, not on the
+    number of threads and of puzzles. At different levels one seed may generate the same grids, so
+    held-out puzzles need another seed.
 
     Args:
-      count: how many puzzles.
-      givens: 18 to 81, how many cells are given; or several numbers, such as ``range(19, 35)``,
-        that the puzzles take in turn; or None for minimal puzzles as they come. One with 18
-        takes a core a minute or two. Some with 17 exist, but are too rare to be found in this
-        way.
-      minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are
-        added then.
+      count: number of puzzles.
+      givens: number of givens, 18 to 81; or several numbers, such as ``range(19, 35)``, that the
+        puzzles take in turn; or None for minimal puzzles with any number. One with 18 takes a core
+        a minute or two. Puzzles with 17 exist, but are too rare to be found in this way.
+      minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are then
+        added.
       seed: seed of all random choices.
       threads: number of threads; None for all CPUs that the process may use.
-      progress: called now and then with the number of puzzles made so far.
+      progress: called at intervals with the number of puzzles generated so far.
 
     Returns:
       The puzzles and their solutions.
 
     Raises:
-      ValueError: no such number of puzzles, givens or threads, or a negative seed.
+      ValueError: an invalid number of puzzles, givens or threads, or a negative seed.
       NotImplementedError: the compiled library is missing.
 
     Example:
@@ -83,18 +82,18 @@ def generate(
 
 
 def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puzzles:
-    """Gives random further cells of the solution.
+    """Adds random cells of the solution as givens.
 
     Args:
       data: puzzles with their solutions.
-      givens: how many cells of each shall be given, one number or [count].
+      givens: new number of givens of each puzzle, one number or [count].
       seed: seed of the choice of cells.
 
     Returns:
       The puzzles with their new givens.
 
     Raises:
-      ValueError: more than 81, or fewer than a puzzle has.
+      ValueError: the number is more than 81, or less than a puzzle already has.
     """
     wanted = np.broadcast_to(np.asarray(givens), (len(data),))
     bad = (wanted < data.givens) | (wanted > CELLS)
@@ -104,8 +103,8 @@ def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puz
             f"datasets.sudoku.add_givens: givens: expected {data.givens[i]} to {CELLS} for "
             f"puzzle {i}, got {wanted[i]}"
         )
-    # A random key for each cell, no two in a puzzle alike: the lowest bits are the cell's number.
-    # Those that are given come first.
+    # A random key for each cell, all different in a puzzle: the lowest bits are the cell's number.
+    # Givens come first.
     cells = np.arange(CELLS, dtype=np.uint32)
     keys = np.random.default_rng(seed).integers(1, 2**25, data.puzzles.shape, np.uint32)
     keys = np.where(data.puzzles > 0, cells, (keys << np.uint32(7)) | cells)
@@ -115,7 +114,7 @@ def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puz
 
 
 def _levels(count: int, givens: int | Iterable[int] | None, minimal: bool) -> np.ndarray:
-    """How many givens each puzzle shall have, [count] int8; 81 where any number will do."""
+    """Required number of givens of each puzzle, [count] int8; 81 if any number is valid."""
     if givens is None:
         _require("minimal", "False where givens is None: all are minimal", minimal, not minimal)
         return np.full(count, CELLS, np.int8)

@@ -33,10 +33,10 @@ class Puzzles:
         return self.puzzles.shape[0]
 
     def __getitem__(self, index: slice | np.ndarray) -> "Puzzles":
-        """The puzzles of a slice, or of an array of positions or flags."""
+        """Returns the puzzles of a slice, or of an array of positions or flags."""
         return Puzzles(self.puzzles[index], self.solutions[index])
 
     @property
     def givens(self) -> np.ndarray:
-        """How many cells of each puzzle are given, [count] int32."""
+        """Number of givens of each puzzle, [count] int32."""
         return np.count_nonzero(self.puzzles, axis=1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""More givens, on the device: puzzles as easy as training wants them just now."""
+"""Adds givens on the device, to set the difficulty of puzzles during training."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,17 @@ def reveal(
     solution: Int[Array, "81"],
     givens: Int[Array, ""] | int,
 ) -> Int[Array, "81"]:
-    """Gives random further cells of the solution: ``add_givens`` for one puzzle, on the device.
+    """Adds random cells of the solution as givens: ``add_givens`` for one puzzle, on the device.
 
     So minimal puzzles are data for all numbers of givens, and a curriculum chooses the number. A
     batch needs a key for each: `jax.vmap(reveal)(jax.random.split(key, count), puzzles, solutions,
     givens)`.
 
     Args:
-      key: of ``jax.random``.
+      key: key of ``jax.random``.
       puzzle: 0 where a cell is empty.
       solution: digits from 1.
-      givens: how many cells shall be given; a puzzle that has as many or more stays as it is.
+      givens: new number of givens; a puzzle that has as many or more is unchanged.
 
     Returns:
       The puzzle with its new givens.
@@ -35,7 +35,7 @@ def reveal(
     blank = puzzle == 0
     numbers = jax.random.bits(key, puzzle.shape)
     place = jnp.arange(puzzle.shape[0])
-    # How many blank cells come before each, in a random order; equal numbers keep their order.
+    # Number of blank cells before each, in a random order; equal numbers keep their order.
     before = (numbers < numbers[:, None]) | (
         (numbers == numbers[:, None]) & (place < place[:, None])
     )

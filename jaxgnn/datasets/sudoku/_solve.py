@@ -1,4 +1,4 @@
-"""Solutions of boards, how many there are, and how hard they are to find."""
+"""Solutions of boards, their number, and their difficulty."""
 
 import itertools
 import warnings
@@ -12,15 +12,15 @@ from jaxgnn.datasets.sudoku._templates import iterate_solutions
 
 
 class Difficulty(NamedTuple):
-    """How hard boards are for two solvers; each [count].
+    """Difficulty of boards for two solvers; each [count].
 
     Attributes:
-      rounds: int32, rounds in which every cell with one candidate, and every cell that is the
-        only place of a digit in a unit, is filled at once, until there are no more.
-      open: int32, cells still empty then; 0 means that singles solve the puzzle.
-      guesses: int64, guesses of a search that also knows what rows, columns and boxes that share
-        a digit rule out, until it has found the solution and that there is no other. It guesses
-        at the first of the cells with two candidates, or else three, or else more.
+      rounds: int32, number of rounds that fill at once every cell with one candidate, and every
+        cell that is the only place of a digit in a unit, until there are no more.
+      open: int32, cells that are then still empty; 0 means that singles solve the puzzle.
+      guesses: int64, guesses of a search until it has found the solution and proved it unique. It
+        also uses eliminations by units that share a digit, and guesses at the first of the cells
+        with two candidates, or else three, or else more.
     """
 
     rounds: np.ndarray
@@ -31,16 +31,16 @@ class Difficulty(NamedTuple):
 def solve(
     boards: np.ndarray, *, limit: int = 2, threads: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Looks for solutions of boards.
+    """Searches for solutions of boards.
 
     Args:
       boards: [count, 81] integers, 0 where a cell is empty.
-      limit: how many solutions of a board to look for, at least 1.
+      limit: largest number of solutions to find for a board, at least 1.
       threads: number of threads; None for all CPUs that the process may use.
 
     Returns:
-      How many solutions each board has, [count] int32, at most ``limit``; and the solutions,
-      [count, limit, 81] int8, zeros where there is none.
+      The number of solutions of each board, [count] int32, at most ``limit``; and the solutions,
+      [count, limit, 81] int8, zeros for missing ones.
 
     Raises:
       ValueError: ``boards`` are not digits of that shape, or ``limit`` is less than 1.
@@ -63,7 +63,7 @@ def solve(
 
 
 def check_unique(board: np.ndarray) -> np.ndarray:
-    """Solves a board that has to have exactly one solution.
+    """Solves a board that must have exactly one solution.
 
     Args:
       board: [81] integers, 0 where a cell is empty.
@@ -72,8 +72,8 @@ def check_unique(board: np.ndarray) -> np.ndarray:
       The solution, [81] int8.
 
     Raises:
-      ValueError: digits stand more than once in a unit, and where; or there is no solution, or
-        more than one, and a cell in which they differ.
+      ValueError: digits occur more than once in a unit, with their places; or there is no solution,
+        or more than one, with a cell in which they differ.
     """
     where = "datasets.sudoku.check_unique: board"
     clashes = conflicts(board)
@@ -88,7 +88,7 @@ def check_unique(board: np.ndarray) -> np.ndarray:
 
 
 def describe_count(found: int, solutions: np.ndarray) -> str | None:
-    """What is wrong if a board has ``found`` of two solutions, [2, 81]; None if it has just one."""
+    """The error if a board has ``found`` of two solutions, [2, 81]; None if it has exactly one."""
     if found == 0:
         return "it has no solution"
     if found == 1:
@@ -100,7 +100,7 @@ def describe_count(found: int, solutions: np.ndarray) -> str | None:
 
 
 def difficulty(boards: np.ndarray, *, threads: int | None = None) -> Difficulty:
-    """Rates boards by how they are solved.
+    """Rates the difficulty of boards for two solvers.
 
     Args:
       boards: [count, 81] integers, 0 where a cell is empty.

@@ -1,7 +1,7 @@
 """The symmetries of Sudoku, on the device.
 
 Relabelling the digits, permuting rows inside a band, columns inside a stack, bands and stacks, and
-transposing turn a puzzle into another one with as many givens and solutions. There are
+transposing turn a puzzle into another one with the same number of givens and solutions. There are
 9! · 2 · 6⁸ = 1.2e12 of them.
 """
 
@@ -21,8 +21,8 @@ class Symmetry(NamedTuple):
     """A symmetry, as a pytree.
 
     Attributes:
-      cells: for each cell of the new board the cell of the old one that it is filled from.
-      digits: the new digit in place of each; 0 stays 0.
+      cells: for each cell of the new board, the source cell in the old one.
+      digits: the new digit for each old one; 0 stays 0.
     """
 
     cells: Int[Array, "81"]
@@ -30,10 +30,10 @@ class Symmetry(NamedTuple):
 
 
 def random_symmetry(key: Array) -> Symmetry:
-    """Draws one of all symmetries, each as likely as another.
+    """Draws a symmetry uniformly from all symmetries.
 
     Args:
-      key: of ``jax.random``.
+      key: key of ``jax.random``.
 
     Returns:
       The symmetry. Works under ``jit``; with many keys, under ``vmap``.
@@ -50,24 +50,24 @@ def random_symmetry(key: Array) -> Symmetry:
 
 
 def apply_symmetry(symmetry: Symmetry, boards: Int[Array, "*batch 81"]) -> Int[Array, "*batch 81"]:
-    """Turns boards into their images: puzzles, or solutions."""
+    """Applies a symmetry to boards: puzzles, or solutions."""
     boards = jnp.asarray(boards)
     return symmetry.digits.astype(boards.dtype)[boards[..., symmetry.cells]]
 
 
 def invert_symmetry(symmetry: Symmetry) -> Symmetry:
-    """The symmetry that leads back, from the answer to an image to the answer asked for."""
+    """The inverse symmetry, which maps the answer to an image back to the original."""
     return Symmetry(_inverse(symmetry.cells), _inverse(symmetry.digits))
 
 
 def augment(key: Array, *boards: Int[Array, "*batch 81"]) -> Any:
-    """Applies one random symmetry to a puzzle and its solution, or to whatever boards there are.
+    """Applies one random symmetry to a puzzle and its solution, or to any number of boards.
 
     A batch needs a key for each puzzle, or all puzzles get the same symmetry:
     ``jax.vmap(augment)(jax.random.split(key, count), puzzles, solutions)``.
 
     Args:
-      key: of ``jax.random``.
+      key: key of ``jax.random``.
       *boards: each [..., 81].
 
     Returns:
@@ -84,7 +84,7 @@ def augment(key: Array, *boards: Int[Array, "*batch 81"]) -> Any:
 
 
 def _random_order(key: Array, count: int) -> Int[Array, "count"]:
-    """A permutation: the ranks of random numbers. For so few, comparing all beats a sort."""
+    """A permutation: ranks of random numbers. For so few, comparing all is faster than a sort."""
     numbers = jax.random.bits(key, (count,))
     place = jnp.arange(count)
     # Equal numbers keep their order.

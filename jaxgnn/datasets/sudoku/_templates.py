@@ -1,4 +1,4 @@
-"""A solver in NumPy, for installs without the compiled one: a digit at a time, not a cell."""
+"""A solver in NumPy, for installs without the compiled one; it places digit by digit."""
 
 import functools
 import itertools
@@ -22,10 +22,10 @@ def iterate_solutions(board: np.ndarray) -> Iterator[np.ndarray]:
 def _place(
     ways: dict[int, np.ndarray], board: np.ndarray, filled: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Places the digit with the fewest ways left, in each of them, and the others around it.
+    """Places the digit with the fewest remaining ways, in each of them, and then the other digits.
 
     Args:
-      ways: of the digits that are left, the sets of nine cells that can hold each, [ways, 2].
+      ways: for each remaining digit, the sets of nine cells that can hold it, [ways, 2].
       board: [81], without those digits.
       filled: its cells, [2].
     """
