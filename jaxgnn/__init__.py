@@ -22,7 +22,7 @@ from jaxgnn.ops import segment_variance as segment_variance
 from jaxgnn.ops import verify as verify
 from jaxgnn.ops._aggregate.segments import segment_softmax as segment_softmax
 
-# Imported when they are first asked for: they take Flax and more with them.
+# Imported on first use, because they import Flax and more.
 _MODULES = (
     "datasets",
     "distributed",

@@ -1,4 +1,4 @@
-"""The ``jaxgnn`` command: what is usable on this machine, and a solver of Sudokus."""
+"""The ``jaxgnn`` command: lists usable implementations, and solves Sudokus."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from jaxgnn import pretrained
 
 
-# More text than any drawing of a board has.
+# Longer than any drawing of a board.
 _LONGEST_BOARD = 1 << 20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; a bad puzzle or file, or no place for the output, ends it with one line."""
+    """Runs a command; an invalid puzzle or file, or a failed output, ends it with one line."""
     status: int | str
     try:
         try:
             status = _run(_parser().parse_args(arguments))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # else Python does at the end, and complains by itself
-    except BrokenPipeError:  # whoever was to read it has gone, and needs no more
+                sys.stdout.flush()  # else Python flushes at exit, with its own message
+    except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         status = 1
     except OSError as error:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace) -> int | str:
-    """Runs a command and prints what it says; returns what the process is to end with."""
+    """Runs a command and prints its output; returns the exit status or message."""
     if options.command == "info":
         print(_info.report())
         return 0
@@ -54,8 +54,8 @@ def _run(options: argparse.Namespace) -> int | str:
 
 
 def _drop_output() -> None:
-    """Lets what can not be written go to nowhere, so that Python does not try once more."""
-    with contextlib.suppress(OSError, ValueError):  # an output without a number of its own
+    """Discards unwritable output, so that Python does not try to write it again at exit."""
+    with contextlib.suppress(OSError, ValueError):  # an output without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -73,15 +73,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    """An option's number, in which Python would take underscores, too."""
+    """Parses an option's number; Python itself would also accept underscores."""
     if re.fullmatch("[+-]?[0-9]{1,18}", text, re.ASCII) is None:
         raise argparse.ArgumentTypeError(f"expected a whole number, got {text[:80]!r}")
     return int(text)
 
 
 def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
-    """Asks the network for its answer; ``weights`` names a file, None stands for those shipped."""
-    # Networks take a second to import, which ``info`` need not wait for.
+    """Runs the network on a puzzle; ``weights`` names a file, None selects those of the library."""
+    # Networks take a second to import, which ``info`` avoids.
     from jaxgnn import pretrained
     from jaxgnn.datasets import sudoku
 
@@ -92,7 +92,7 @@ def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAns
         return solver.solve(puzzle, effort)
     try:
         board = sudoku.parse("" if sys.stdin is None else sys.stdin.read(_LONGEST_BOARD))
-    except ValueError as error:  # no text at all is one, too
+    except ValueError as error:  # raised also if the input is not text
         raise ValueError(f"standard input: {error}") from error
     return solver.solve(board, effort)
 

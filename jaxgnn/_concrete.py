@@ -1,4 +1,4 @@
-"""Whether the values of arrays are known, or only their shapes."""
+"""Test for concrete arrays, as opposed to traced ones."""
 
 from __future__ import annotations
 

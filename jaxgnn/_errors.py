@@ -1,15 +1,15 @@
-"""One shape for every complaint about a user's input."""
+"""Common format of errors about a user's input."""
 
 from __future__ import annotations
 
 
 def bad_input(where: str, argument: str, expected: str, got: object) -> ValueError:
-    """Makes the ValueError that names the op, the argument, what was expected and what came.
+    """Creates a ValueError that names the op, the argument, the expected and the actual value.
 
     Args:
       where: the public function or class, for example ``"spmm"``.
-      argument: the offending argument.
-      expected: what it should have been.
-      got: what came instead.
+      argument: the invalid argument.
+      expected: description of valid values.
+      got: the actual value.
     """
     return ValueError(f"{where}: {argument} must be {expected}, got {got}")

@@ -1,4 +1,4 @@
-"""``jaxgnn info``: what runs here, and why the rest does not."""
+"""``jaxgnn info``: lists usable implementations, and reasons why others are not."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def kernels() -> list[dispatch.Kernel]:
 
 
 def tables() -> dict[str, dispatch.Kernel]:
-    """By name, with the implementations of all kernels of that name.
+    """Tables by name, with the implementations of all kernels of that name.
 
-    An op that runs its formula as it stands by ``"xla"``, and is split into other pieces for the
-    rest, has a table for each.
+    An op that runs its plain formula for ``"xla"``, and is split into other parts for the other
+    implementations, has a table for each.
     """
     merged: dict[str, dict[dispatch.Name, dispatch.Implementation]] = {}
     for kernel in kernels():
@@ -52,7 +52,7 @@ def _describe_chip(chip: Chip) -> str:
 
 
 def report() -> str:
-    """Versions, devices, and for each op which implementations are usable on each platform."""
+    """Versions, devices, and for each op the usable implementations on each platform."""
     lines = [f"jaxgnn {__version__}, Python {platform.python_version()}"]
     lines.append(", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
     for device in jax.devices():

@@ -1,4 +1,4 @@
-"""Functions of graphs as files: exported in one process, loaded and called in another."""
+"""Export of functions of graphs to files, and loading of these files in other processes."""
 
 from jaxgnn._exporting.export import export as export
 from jaxgnn._exporting.load import ExportedFunction as ExportedFunction

@@ -1,4 +1,4 @@
-"""``jaxgnn.export``: a function of graphs and arrays as the bytes of a file."""
+"""``jaxgnn.export``: converts a function of graphs and arrays to the bytes of a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxgnn._exporting.trees import leaves_of, rebuilt, structure_of
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.dispatch import Platform, current_platform
 
-_GPU_KERNELS = "mosaic_gpu"  # the custom calls of Pallas kernels begin with it
+_GPU_KERNELS = "mosaic_gpu"  # prefix of the custom calls of Pallas kernels
 
 
 def export(
@@ -31,40 +31,41 @@ def export(
 ) -> bytes:
     """Lowers a function to a program that other processes can load, without its Python code.
 
-    The program is that of ``jax.export``, with the kernels of this library in it, and parameters of
-    a model that the function holds. ``jaxgnn.load_exported`` loads the bytes, from a file or
-    directly. Exported sizes are fixed unless ``shapes`` names them.
+    The program is that of ``jax.export``. It includes the kernels of this library, and the
+    parameters of models that the function captures. ``jaxgnn.load_exported`` loads the bytes, from
+    a file or directly. Exported sizes are fixed unless ``shapes`` names them.
 
-    Of a graph among the arguments the edges, weights and scales are passed. Nobody validates them:
-    senders out of range are taken for the nearest node. What kernels need beside them (the plan) is
-    made by the program at each call; a graph that the function holds has its plan in the program.
+    Of a graph argument, the edges, weights and scales are passed. They are not validated: senders
+    out of range are clamped to the nearest node. The program computes the further input of kernels
+    (the plan) at each call; the plan of a captured graph is stored in the program.
 
-    Where sizes are symbolic, plain JAX takes the place of kernels that have to know them.
+    With symbolic sizes, plain JAX replaces kernels that require fixed sizes.
 
     Args:
-      function: maps pytrees of arrays to a pytree of arrays: a model, say, or a function that calls
-        one. Pytrees may have tuples, lists, dicts, ``CSRGraph``, ``GraphBatch``, ``Incidence`` and
-        ``CBSR``.
-      *args: example arguments, which show structures, shapes and dtypes. ``jax.ShapeDtypeStruct``
-        objects may stand for arrays.
-      shapes: for each argument None, or the sizes as ``jax.export.symbolic_shape`` reads them: of
-        an array one for each axis, such as ``"nodes, _"``; of a ``CSRGraph`` those of nodes and
-        edges, such as ``"nodes, edges"``. ``_`` is the size of the example. If the example is
-        square, the graph has as many columns as rows; otherwise the number of columns is fixed.
-      platforms: ``"cpu"``, ``"cuda"`` or both; None for the present one. No GPU is needed to export
-        for one.
-      metadata: what ``load_exported`` is to find beside the program, as JSON can hold it, such as
-        names of classes.
+      function: maps pytrees of arrays to a pytree of arrays: for example a model, or a function
+        that calls one. Pytrees may contain tuples, lists, dicts, ``CSRGraph``, ``GraphBatch``,
+        ``Incidence`` and ``CBSR``.
+      *args: example arguments, which define structures, shapes and dtypes.
+        ``jax.ShapeDtypeStruct`` objects may replace arrays.
+      shapes: for each argument None, or its sizes in the notation of
+        ``jax.export.symbolic_shape``: for an array one for each axis, such as ``"nodes, _"``; for
+        a ``CSRGraph`` those of nodes and edges, such as ``"nodes, edges"``. ``_`` is the size of
+        the example. If the example is square, the graph has as many columns as rows; otherwise
+        the number of columns is fixed.
+      platforms: ``"cpu"``, ``"cuda"`` or both; None for the present one. Export for a GPU does not
+        require one.
+      metadata: values for ``load_exported`` besides the program, in types that JSON supports, such
+        as names of classes.
 
     Returns:
       The bytes of the file.
 
     Raises:
-      ValueError: if an argument or a result is no such pytree, a shape can not be read, the
-        function can not be traced with symbolic sizes, a platform is unknown, the function has
-        callbacks, or ``metadata`` is not JSON.
-      NotImplementedError: if an implementation that was asked for by name can not run with these
-        sizes, or on a platform.
+      ValueError: if an argument or a result is not such a pytree, a shape is invalid, the function
+        can not be traced with symbolic sizes, a platform is unknown, the function has callbacks, or
+        ``metadata`` is not JSON.
+      NotImplementedError: if an implementation requested by name does not support these sizes or
+        a platform.
 
     Example:
       >>> import jax.numpy as jnp, jaxgnn
@@ -81,7 +82,7 @@ def export(
     arguments = structure_of("export", "args", args)
     specs = _specs(args, shapes)
     inputs = [spec for _, spec in leaves_of("export", "args", arguments, specs)]
-    results: list[Any] = []  # the structure of the result, once it is traced
+    results: list[Any] = []  # the structure of the result, set by the trace
 
     def flat(*leaves):
         result = function(*rebuilt(arguments, iter(leaves)))
@@ -105,7 +106,7 @@ def export(
 
 
 def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.export.Exported:
-    # The library writes its version into the file, and its reader compares it.
+    # The library writes its version to the file, and the reader compares it.
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _ffi.TARGETS]
     make = jax.export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)
     try:
@@ -114,7 +115,7 @@ def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.exp
         expected = "sizes with which the function can be traced; name fewer of them"
         raise bad_input("export", "shapes", expected, str(error).strip()) from error
     except NotImplementedError as error:
-        if "callback" not in str(error):  # but an implementation that can not run
+        if "callback" not in str(error):  # but an implementation that is not supported
             raise
         expected = "without callbacks into Python, which another process does not have"
         raise bad_input("export", "function", expected, str(error)) from error
@@ -155,7 +156,7 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 
 def _specs(args: tuple[Any, ...], shapes: Sequence[str | None] | None) -> tuple[Any, ...]:
-    """The arguments, with shapes and dtypes in the place of their arrays."""
+    """The arguments, with shapes and dtypes instead of their arrays."""
     if shapes is None:
         shapes = (None,) * len(args)
     if not isinstance(shapes, list | tuple) or len(shapes) != len(args):

@@ -1,7 +1,7 @@
 """The file of an exported function: a zip archive of a program and its description in JSON.
 
-Nothing in it is code of Python, and nothing is unpickled. The program is StableHLO in its portable
-form, which later versions of JAX read.
+It contains no Python code, and nothing is unpickled. The program is StableHLO in its portable
+form, which later versions of JAX support.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _MOST_DESCRIPTION = 1 << 24
 
 @dataclass(frozen=True)
 class Description:
-    """What a file says of its program.
+    """Description of the program in a file.
 
     Attributes:
-      platforms: those that the program was made for, ``"cpu"`` and ``"cuda"``.
+      platforms: platforms of the program, ``"cpu"`` and ``"cuda"``.
       kernels: names of the custom calls of this library's kernels in it.
       arguments: structure of the arguments (``trees``).
       result: structure of the result.
       inputs: shape, such as ``"nodes, 8"``, and dtype of each array among the arguments.
-      outputs: the same of each array of the result.
-      kept: which inputs the program reads.
+      outputs: shape and dtype of each array of the result.
+      kept: mask of the inputs that the program reads.
       has_symbols: whether the program depends on symbolic sizes or on the platform.
       calling_convention: version of JAX's calling convention.
-      metadata: of the caller.
+      metadata: metadata of the caller.
       format: version of this file's format.
       jaxgnn: version of the library that wrote the file.
       jax: version of JAX that wrote the file.
@@ -75,14 +75,14 @@ _TYPES = {
 
 
 def custom_calls(module: str) -> set[str]:
-    """Names of the functions outside of the program that it calls, from its text."""
+    """Names of the external functions that a program calls, from its text."""
     return set(re.findall(r"custom_call @([\w.$]+)", module))
 
 
 def packed(description: Description, program: bytes) -> bytes:
     """The bytes of a file."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:  # stored, so a reader knows what it unpacks to
+    with zipfile.ZipFile(file, "w") as archive:  # uncompressed, so that sizes are known
         archive.writestr(_DESCRIPTION, json.dumps(asdict(description), allow_nan=False))
         archive.writestr(_PROGRAM, program)
     return file.getvalue()
@@ -96,8 +96,8 @@ def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, 
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: names the source, and says what is wrong with it: no such file's content, cut
-        short, or of a version that this one can not read.
+      ValueError: names the source and its fault: not such a file, truncated, or of an unsupported
+        version.
     """
     is_bytes = isinstance(source, bytes | bytearray)
     name = f"{len(source)} bytes" if is_bytes else os.fspath(source)
@@ -118,7 +118,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         raise ValueError(f"a compressed {name}")
     if name == _DESCRIPTION and info.file_size > _MOST_DESCRIPTION:
         raise ValueError(f"a {name} of {info.file_size} bytes")
-    return archive.read(info)  # compares its checksum
+    return archive.read(info)  # verifies the checksum
 
 
 def _description(name: str, entries: Any) -> Description:
@@ -139,22 +139,22 @@ def _description(name: str, entries: Any) -> Description:
 
 
 def versions_of(name: str, entries: dict[str, Any]) -> str:
-    """Says which versions wrote the file and which read it."""
+    """Text with the versions that wrote the file and that read it."""
     writer = f"jaxgnn {str(entries.get('jaxgnn'))[:80]} and jax {str(entries.get('jax'))[:80]}"
     reader = f"jaxgnn {__version__} and jax {jax.__version__}"
     return f"load_exported: {name} was written by {writer}, and this is {reader}"
 
 
 def check_versions(name: str, entries: dict[str, Any]) -> None:
-    """Complains about a file that this version of the library, or of JAX, can not run.
+    """Checks that this version of the library, and of JAX, supports a file.
 
     Raises:
-      ValueError: says the version that wrote the file and the one that reads it.
+      ValueError: with the versions that wrote the file and that read it.
     """
     versions = versions_of(name, entries)
     if entries["format"] != _FORMAT:
         raise ValueError(f"{versions}: expected format {_FORMAT}, got {entries['format']}")
-    # What a kernel takes may change with each release; a program of plain JAX has none.
+    # The interface of kernels may change with each release; a program of plain JAX has none.
     if entries.get("kernels") and entries.get("jaxgnn") != __version__:
         raise ValueError(
             f"{versions}: its kernels need the version that wrote it; export it again, or under "

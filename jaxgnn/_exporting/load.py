@@ -1,4 +1,4 @@
-"""``jaxgnn.load_exported``: the function of a file, ready to be called."""
+"""``jaxgnn.load_exported``: loads the function of a file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
 
 
 class ExportedFunction:
-    """A function of a file that ``jaxgnn.export`` has made; ``load_exported`` makes these.
+    """A function from a file of ``jaxgnn.export``, as returned by ``load_exported``.
 
-    It is called like the function that was exported, eagerly or inside ``jax.jit``, and compiles
-    once for each combination of sizes. It has no gradient: to serve one, export it.
+    It is called like the exported function, eagerly or inside ``jax.jit``, and is compiled once for
+    each combination of sizes. It has no gradient; export the gradient function to use one.
 
     Attributes:
-      platforms: platforms that it can run on, ``"cpu"`` and ``"cuda"``.
+      platforms: supported platforms, ``"cpu"`` and ``"cuda"``.
       kernels: names of the custom calls of this library's kernels in it.
       inputs: shape and dtype of each array among the arguments, such as ``"float32[nodes, 8]"``.
-      metadata: what the caller of ``export`` has added.
+      metadata: metadata passed to ``export``.
       jaxgnn_version: version of the library that exported it.
       jax_version: version of JAX that exported it.
     """
@@ -45,11 +45,11 @@ class ExportedFunction:
         self._where = f"load_exported: {source}"
         self._arguments, self._result = description.arguments, description.result
         self._exported = exported
-        # Without this each call would be traced and compiled anew.
+        # Without this each call would be traced and compiled again.
         self._run = jax.jit(self._exported.call)
 
     def __repr__(self) -> str:
-        """Shows what it takes and where it runs."""
+        """Shows its inputs and platforms."""
         inputs, platforms = ", ".join(self.inputs), ", ".join(self.platforms)
         return f"ExportedFunction({inputs}; platforms={platforms}, jaxgnn={self.jaxgnn_version})"
 
@@ -60,7 +60,7 @@ class ExportedFunction:
           *args: pytrees of the structure, dtypes and sizes of the example. Graphs need no plan.
 
         Returns:
-          What the function returns: new pytrees of JAX arrays.
+          The result of the function: new pytrees of JAX arrays.
 
         Raises:
           ValueError: names the first argument of another structure, dtype or shape.
@@ -70,7 +70,7 @@ class ExportedFunction:
             self._check(path, leaf, aval)
         try:
             results = self._run(*(leaf for _, leaf in named))
-        except ValueError as error:  # of sizes that are not the same where one name says so
+        except ValueError as error:  # different sizes for one symbolic name
             paths = [path for path, _ in named]
             text = re.sub(r"args\[(\d+)\]", lambda found: paths[int(found[1])], str(error))
             found = text.partition(" Using the following")[0]
@@ -92,20 +92,20 @@ class ExportedFunction:
 
 
 def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
-    """Loads a function that ``jaxgnn.export`` has made, in any process that has this library.
+    """Loads a function exported by ``jaxgnn.export``, in any process that has this library.
 
-    Kernels that the program calls are registered with XLA. A file is data: no Python code is in it.
-    Its program runs with the rights of the process, as any model does that XLA compiles.
+    Kernels of the program are registered with XLA. A file is data and contains no Python code. Its
+    program runs with the rights of the process, like any model that XLA compiles.
 
     Args:
       source: path of the file, or its bytes.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is no such file, is cut short or damaged, was written by a version whose
-        format, kernels or program this version does not have (the message says both versions), or
-        is for another platform than the present one.
-      NotImplementedError: if it has kernels that can not run here, with the reason.
+      ValueError: if it is not such a file, is truncated or damaged, was written by a version with
+        another format, kernels or program (the message names both versions), or is for another
+        platform than the present one.
+      NotImplementedError: if its kernels are not supported here, with the reason.
     """
     name, description, program = unpacked(source)
     _prepare(name, description)
@@ -118,20 +118,20 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
 
 
 def _check_program(name: str, description: Description, exported: jax.export.Exported) -> None:
-    """Complains about a program that JAX can not read, or that would call Python back."""
+    """Checks that JAX supports the program, and that it would not call Python."""
     try:
         found = custom_calls(exported.mlir_module())
-    except Exception as error:  # MLIR has errors of its own
+    except Exception as error:  # MLIR has its own errors
         versions = versions_of(name, dataclasses.asdict(description))
         raise ValueError(f"{versions}: its program can not be read: {error}") from error
-    # A callback is an address of the process that exported it.
+    # A callback is an address in the exporting process.
     callbacks = sorted(call for call in found if "callback" in call)
     if callbacks:
         raise ValueError(f"load_exported: {name} must call no Python, got a call of {callbacks[0]}")
 
 
 def _prepare(name: str, description: Description) -> None:
-    """Registers what the program calls on this platform, or says why that is not possible."""
+    """Registers the calls of the program on this platform, or raises with the reason."""
     platform = current_platform()
     if platform not in description.platforms:
         expected = f"{name} on {' or '.join(description.platforms)}, for which it was exported"
@@ -140,7 +140,7 @@ def _prepare(name: str, description: Description) -> None:
     reasons = [_ffi.why_missing(platform) if compiled else None]
     if platform == "cuda" and any(kernel not in _ffi.TARGETS for kernel in description.kernels):
         reasons.append(no_mosaic_gpu(platform))
-    # With several platforms the kernels may be those of another one.
+    # With several platforms the kernels may belong to another one.
     known = [reason for reason in reasons if reason is not None]
     if known and len(description.platforms) == 1:
         raise NotImplementedError(f"load_exported: {name}: {known[0]}")
@@ -149,8 +149,8 @@ def _prepare(name: str, description: Description) -> None:
 def _rebuilt(description: Description, program: bytes) -> jax.export.Exported:
     """The ``jax.export.Exported`` of a program.
 
-    It is made from that of another function which takes and returns arrays of the same shapes, so
-    that JAX itself fills in what is not known of its fields.
+    It is built from the export of another function with the same shapes, so that JAX itself sets
+    its other fields.
     """
     scope = jax.export.SymbolicScope()
     inputs, outputs = (

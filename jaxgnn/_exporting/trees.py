@@ -1,8 +1,8 @@
-"""The structure of arguments and results as JSON: what is an array, and what holds the arrays.
+"""The structure of arguments and results as JSON: arrays and their containers.
 
 A structure is ``"*"`` for an array, None for None, and otherwise an object with one entry: the kind
-of container, and what it holds. Of a graph only its edges, weights and scales are kept; a plan is
-made again by the program that needs one.
+of container, and its content. Of a graph only its edges, weights and scales are kept; a program
+that needs a plan computes it again.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ _HOLDS = f"arrays in tuples, lists, dicts and {', '.join(_KINDS)}"
 
 
 def structure_of(where: str, path: str, tree: Any) -> Any:
-    """The structure of a tree, which JSON can hold.
+    """The structure of a tree, as JSON values.
 
     Args:
-      where: the function that complains, such as ``"export"``.
+      where: name of the function in errors, such as ``"export"``.
       path: name of the tree in its errors, such as ``"args"``.
       tree: arrays, or numbers, in containers.
 
     Raises:
-      ValueError: names the path of something that is neither an array nor a known container.
+      ValueError: names the path of a value that is neither an array nor a supported container.
     """
     if tree is None:
         return None
@@ -134,7 +134,7 @@ def _leaves_of_kind(where: str, path: str, structure: Any, tree: Any) -> Iterato
     if not isinstance(tree, kind.cls):
         raise bad_input(where, path, f"a {name}", type(tree).__name__)
     for option, expected in structure["options"].items():
-        if option == "num_cols" and expected is None:  # a square graph, of any size
+        if option == "num_cols" and expected is None:  # a square graph of any size
             expected = tree.num_rows
         if getattr(tree, option) != expected:
             raise bad_input(where, f"{path}.{option}", repr(expected), repr(getattr(tree, option)))
@@ -143,7 +143,7 @@ def _leaves_of_kind(where: str, path: str, structure: Any, tree: Any) -> Iterato
 
 
 def _options_of(tree: Any) -> dict[str, Any]:
-    """The static options of a pytree of this library; None as ``num_cols`` of a square graph."""
+    """The static options of a pytree of this library; ``num_cols`` is None for a square graph."""
     kind = next(kind for kind in _KINDS.values() if isinstance(tree, kind.cls))
     options = {option: getattr(tree, option) for option in kind.options}
     if isinstance(tree, CSRGraph) and tree.num_cols == tree.num_rows:
@@ -158,5 +158,5 @@ def _entry(where: str, path: str, key: Any, value: Any) -> list[Any]:
 
 
 def _sorted(tree: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """The entries of a dict in an order that does not depend on how it was made."""
+    """The entries of a dict in an order that does not depend on insertion."""
     return sorted(tree.items(), key=lambda entry: (type(entry[0]).__name__, str(entry[0])))

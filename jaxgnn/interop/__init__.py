@@ -1,4 +1,4 @@
-"""Other libraries' names and weights; ``jaxgnn.interop.jraph`` needs the package jraph."""
+"""Names and weights of other libraries; ``jaxgnn.interop.jraph`` needs the package jraph."""
 
 from jaxgnn.interop.pyg import from_pyg as from_pyg
 from jaxgnn.interop.pyg import to_pyg as to_pyg

@@ -1,8 +1,8 @@
-"""What the parameters of layers are called in PyTorch Geometric, and which shapes they have there.
+"""Names and shapes of layers' parameters in PyTorch Geometric.
 
 ``ROWS`` has a row for each class of layer. A row is a list of parameters and of parts, which are
-modules inside of the layer with rows of their own. Networks need no row: what has none is taken
-apart by its attributes, whose names are those of the PyTorch module.
+modules inside the layer with their own rows. Networks need no row: a module without a row is read
+by its attributes, whose names are those of the PyTorch module.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jaxgnn.models import MaxKGNN
 
 
 class Form(NamedTuple):
-    """How an array of PyTorch Geometric becomes one of this library, and back.
+    """Conversion of an array of PyTorch Geometric to one of this library, and back.
 
     Attributes:
-      here: from an array there to one here.
-      there: from an array here to one there.
+      here: function from an array there to one here.
+      there: function from an array here to one there.
     """
 
     here: Callable[[np.ndarray], np.ndarray]
@@ -39,16 +39,16 @@ class Match(NamedTuple):
     """A parameter here, and its name there.
 
     Attributes:
-      ours: attributes that lead from the layer to the parameter, such as ``"src_linear.kernel"``.
+      ours: path of attributes from the layer to the parameter, such as ``"src_linear.kernel"``.
         ``*`` stands for all items of a list: the array there has them along its first axis.
       theirs: name in the state dict, after the prefix of the layer.
-      form: how one array becomes the other.
-      zero: whether the parameter is zero where the state dict lacks it, as a bias is.
-      shared: parameter that must be equal where the layer lacks ``ours``, since it shares them.
-      older: whether this is the name in earlier releases, or in another layer there that is the
-        same one here; it is read and not written.
-      at: place on the first axis of the parameter, of which the array there is this part; None for
-        all of it.
+      form: conversion between the arrays.
+      zero: whether the parameter is zero if the state dict lacks it, as a bias is.
+      shared: parameter that must be equal if the layer lacks ``ours``, because it shares them.
+      older: whether this is the name in earlier releases, or in another layer there that equals
+        this one; it is read and not written.
+      at: index on the first axis of the parameter for the array there; None for the whole
+        parameter.
     """
 
     ours: str
@@ -61,12 +61,12 @@ class Match(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A number of the layer that is no parameter here, and an array [1] there.
+    """A number of the layer that is not a parameter here, and is an array [1] there.
 
-    A state dict may lack it; the layer then keeps its own.
+    If a state dict lacks it, the layer keeps its own.
 
     Attributes:
-      ours: the attribute of the layer that is a record, and the field of it, with a dot between.
+      ours: attribute of the layer that is a record, and the field of it, separated by a dot.
       theirs: name in the state dict, after the prefix of the layer.
     """
 
@@ -75,12 +75,12 @@ class Number(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A module inside of a layer, and its prefix in the state dict.
+    """A module inside a layer, and its prefix in the state dict.
 
     Attributes:
-      ours: attributes that lead from the layer to the module, such as ``"convolutions.0"``.
+      ours: path of attributes from the layer to the module, such as ``"convolutions.0"``.
       theirs: prefix of the names of its parameters.
-      unused: whether the arrays there are of no use where the layer lacks the module.
+      unused: whether the arrays there are ignored if the layer lacks the module.
       older: whether this is the prefix in earlier releases, which is read and not written.
     """
 
@@ -91,7 +91,7 @@ class Part(NamedTuple):
 
 
 class Ignored(NamedTuple):
-    """An array that is of no use here.
+    """An array that is ignored here.
 
     Attributes:
       theirs: name in the state dict, after the prefix of the layer.
@@ -101,11 +101,11 @@ class Ignored(NamedTuple):
 
 
 class InOrder(NamedTuple):
-    """Names that a state dict has in this order, by which other arrays are stacked.
+    """Names in the order of a state dict, by which other arrays are stacked.
 
     Attributes:
       theirs: the names, after the prefix of the layer.
-      what: what they are the names of, in words.
+      what: description of the named things.
     """
 
     theirs: tuple[str, ...]
@@ -139,7 +139,7 @@ _SAGE = [
     _kernel("neighbor_linear", "lin_l"),
     _kernel("self_linear", "lin_r", zero=True),  # root_weight=False
     _bias("self_linear.bias", "lin_l.bias"),
-    _kernel("neighbor_linear", "lin_rel", older=True),  # GraphConv, which is one of sums
+    _kernel("neighbor_linear", "lin_rel", older=True),  # GraphConv, which sums
     _kernel("self_linear", "lin_root", zero=True, older=True),
     _bias("self_linear.bias", "lin_rel.bias", older=True),
 ]
@@ -163,7 +163,7 @@ _GATV2 = [
 ]
 _TRANSFORMER = [
     *(Part(f"{part}_linear", f"lin_{part}") for part in ("query", "key", "value", "edge", "beta")),
-    Part("root_linear", "lin_skip", unused=True),  # there too with root_weight=False
+    Part("root_linear", "lin_skip", unused=True),  # also there with root_weight=False
 ]
 _HYPERGRAPH = [
     Match("kernel", "lin.weight", TRANSPOSED),
@@ -211,7 +211,7 @@ _SCHNET = [
 
 
 def _pna(layer: nn.PNAConv) -> Row:
-    """A tower is a ``Sequential`` there, and a place on the first axis of the parameters here."""
+    """A tower is a ``Sequential`` there, and an index on the first axis of the parameters here."""
     networks = {"pre": 1 + len(layer.pre_others), "post": 1 + len(layer.post_others)}
     towers = [
         Match(f"{path}.{ours}", f"{name}_nns.{tower}.{2 * i}.{theirs}", form, at=tower)
@@ -229,7 +229,7 @@ def _pna(layer: nn.PNAConv) -> Row:
 
 
 def _key_first(a: np.ndarray) -> np.ndarray:
-    """Queries, keys and values along the first axis as keys, queries and values, and back."""
+    """Reorders queries, keys and values on the first axis to keys, queries and values, and back."""
     first, second, third = np.split(a, 3)
     return np.concatenate([second, first, third])
 
@@ -269,7 +269,7 @@ def _gat(layer: nn.GATConv) -> Row:
 
 
 def _mlp(mlp: nn.FusedMLP) -> Row:
-    """Linear layers at every other place of a ``Sequential``, or in the list of an ``MLP``."""
+    """Linear layers at every second index of a ``Sequential``, or in the list of an ``MLP``."""
     places = range(len(mlp.layers))
     return [
         *(Part(f"layers.{i}", f"{2 * i}") for i in places),
@@ -282,7 +282,7 @@ def _sequential(network: nnx.Sequential) -> Row:
     return [Part(f"layers.{i}", f"{i}") for i in modules]
 
 
-# The layers of MaxK-GNN's published networks, which are made of DGL's; {i} is the layer's number.
+# The layers of MaxK-GNN's published networks, built from DGL's; {i} is the layer's number.
 _MAXK: dict[str, list[Match | Part]] = {
     "sage": [
         _kernel("convolutions.{i}.self_linear", "layers.{i}.fc_self"),
@@ -360,10 +360,10 @@ ROWS: dict[type, Row | Callable[[Any], Row]] = {
 
 
 def row_of(module: nnx.Module) -> Row:
-    """The row of a module's class; for classes of a user, a row with the names of its attributes.
+    """The row of a module's class; for a user's class, a row with the names of its attributes.
 
     Raises:
-      ValueError: for layers of this library that have parameters and no row.
+      ValueError: for layers of this library with parameters but without a row.
     """
     for kind in type(module).__mro__:
         if kind in ROWS:

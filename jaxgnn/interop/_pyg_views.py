@@ -1,6 +1,6 @@
-"""What one array of a state dict stands for here: a parameter, a part of one, several, or a number.
+"""Views of an array of a state dict: a parameter, a part of one, several, or a number.
 
-A ``View`` reads and sets it as one array, whichever of these it is.
+A ``View`` reads and sets any of these as one array.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def whole(variable: nnx.Variable) -> View:
     """All of a variable."""
 
     def write(array: np.ndarray) -> None:
-        variable[...] = jnp.array(array, variable.dtype)  # a copy: the caller's may change
+        variable[...] = jnp.array(array, variable.dtype)  # a copy of the caller's array
 
     piece = id(variable), None
     return View(
@@ -44,7 +44,7 @@ def whole(variable: nnx.Variable) -> View:
 
 
 def part(variable: nnx.Variable, place: int) -> View:
-    """One place on the first axis of a variable."""
+    """One index on the first axis of a variable."""
 
     def write(array: np.ndarray) -> None:
         variable[...] = variable[...].at[place].set(jnp.array(array, variable.dtype))
@@ -69,7 +69,7 @@ def stack(variables: Sequence[nnx.Variable]) -> View:
 
 
 def field(layer: nnx.Module, attribute: str, name: str) -> View:
-    """A number of a record that is an attribute of a layer and no variable, as an array [1]."""
+    """A number in a record that is an attribute of a layer, not a variable, as an array [1]."""
     record: Any = getattr(layer, attribute)
 
     def read() -> np.ndarray:

@@ -1,10 +1,10 @@
-"""All public names of jraph, whose segment functions and models run on this library's kernels.
+"""All public names of jraph, with segment functions and models on this library's kernels.
 
-``from jaxgnn.interop import jraph`` in place of ``import jraph`` is the whole change. Segment
-functions are those of ``jaxgnn``, also where they are defaults of the models' arguments and inside
-of the models. They drop the entries of negative ids, as jraph does, where ``jaxgnn`` refuses them.
-``GraphsTuple`` and other classes are jraph's own, so graphs are exchanged freely. What jraph's
-models do beside that is jraph's code.
+Replace ``import jraph`` by ``from jaxgnn.interop import jraph``; nothing else changes. Segment
+functions are those of ``jaxgnn``, also inside the models and as defaults of their arguments. They
+drop the entries of negative ids, as jraph does, where ``jaxgnn`` raises an error. ``GraphsTuple``
+and other classes are jraph's own, so graphs can be exchanged freely. Everything else in jraph's
+models is jraph's code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _rebuilt(module: types.ModuleType, names: dict[str, Any]) -> dict[str, Any]:
 
     Args:
       module: a module of jraph.
-      names: what takes the place of names of that module, which may also be modules.
+      names: replacements of names of that module, which may also be modules.
     """
     made: dict[str, Any] = {**vars(module), **names}
     replaced = {id(old): names[name] for name, old in vars(module).items() if name in names}
@@ -74,7 +74,7 @@ def _rebuilt(module: types.ModuleType, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Any]:
-    """The public names of jraph, with the functions that are rebuilt."""
+    """The public names of jraph, including the rebuilt functions."""
     utils = sys.modules[_jraph.segment_sum.__module__]
     models = sys.modules[_jraph.GraphNetwork.__module__]
     of_utils = _rebuilt(utils, _OURS)

@@ -1,4 +1,4 @@
-"""Weights of PyTorch Geometric in the layers of this library, and back; torch is not needed."""
+"""Conversion of weights between PyTorch Geometric and this library; torch is not needed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from jaxgnn.interop._pyg_views import View, field, part, stack, whole
 def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: str = "") -> M:
     """Sets the parameters of a layer or network from a state dict of PyTorch Geometric.
 
-    The layer then computes what the one of PyTorch Geometric does, if its options mean the same:
-    "Coming from PyTorch Geometric" in the docs has a table of layers and of what differs. It is
-    made as always, with the widths, heads and features of edges of the other.
+    The layer then computes the same as that of PyTorch Geometric, if their options correspond:
+    "Coming from PyTorch Geometric" in the docs has a table of layers and of differences. Construct
+    it as usual, with the same widths, heads and features of edges.
 
     - **Layers** with a row in that table are read by the names of release 2 of PyTorch Geometric.
     - **Networks** of your own are read by the names of their attributes: ``self.conv1`` here is
@@ -37,23 +37,23 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     - **``models.MaxKGNN``** reads checkpoints of the published MaxK-GNN of the same ``kind``,
       whose layers are DGL's: https://github.com/xiexi51/MaxK-GNN.
 
-    What a layer there does without becomes zero: a bias, or the matrix of a ``SAGEConv`` with
+    Parameters that a layer there lacks become zero: a bias, or the matrix of a ``SAGEConv`` with
     ``root_weight=False``. Nothing is set unless everything fits.
 
     Args:
-      state_dict: arrays by name, as ``{name: tensor.cpu().numpy() for name, tensor in
-        module.state_dict().items()}`` makes them, or anything that numpy reads, such as tensors of
-        torch on the host.
-      layer: what receives the parameters, in place. They keep the dtypes that they have.
-      prefix: only names that begin so are read, for example ``"encoder.conv1."``.
+      state_dict: arrays by name, such as ``{name: tensor.cpu().numpy() for name, tensor in
+        module.state_dict().items()}``, or anything that numpy reads, such as tensors of torch on
+        the host.
+      layer: the layer or network whose parameters are set, in place. They keep their dtypes.
+      prefix: only names with this prefix are read, for example ``"encoder.conv1."``.
 
     Returns:
       The same ``layer``.
 
     Raises:
-      ValueError: if a name belongs to no parameter, a parameter finds no array, an array is of
-        another shape or not of numbers, two arrays of one parameter differ, or relations, by which
-        arrays are stacked, have another order. The error says which names and shapes are meant.
+      ValueError: if a name belongs to no parameter, a parameter has no array, an array has another
+        shape or is not of numbers, two arrays of one parameter differ, or relations, by which
+        arrays are stacked, have another order. The error lists the names and shapes.
 
     Example:
       >>> import numpy as np
@@ -85,10 +85,11 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
 
 
 def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
-    """Makes the state dict of PyTorch Geometric from a layer or network.
+    """Creates the state dict of PyTorch Geometric from a layer or network.
 
-    The names are those that ``from_pyg`` reads, and all biases that the layer has are there. Torch
-    loads it by ``module.load_state_dict({name: torch.from_numpy(array) for name, array in
+    The names are those that ``from_pyg`` reads, with all biases of the layer. Torch loads it by
+    ``module.load_state_dict({name: torch.from_numpy(array) for name, array in
+    state_dict.items()})``.
     state_dict.items()})``.
 
     Args:
@@ -118,13 +119,13 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
 
 
 class _Place(NamedTuple):
-    """Where an array of a state dict belongs.
+    """Destination of an array of a state dict.
 
     Attributes:
-      view: what it sets.
-      ours: the name of that.
-      form: how an array there becomes one here.
-      zero: whether it is zero where a state dict has none of its names.
+      view: view that it sets.
+      ours: name of the view.
+      form: conversion from the array there to the one here.
+      zero: whether it is zero if a state dict has none of its names.
       older: whether the name is that of an earlier release.
     """
 
@@ -140,17 +141,17 @@ class _Place(NamedTuple):
 
 
 class _Names:
-    """All names that a state dict of a layer may have.
+    """All possible names in a state dict of a layer.
 
     Args:
       layer: the layer or network.
-      prefix: what all names begin with.
+      prefix: common prefix of all names.
 
     Attributes:
-      places: where the array of a name belongs.
-      ignored: names, and prefixes that end in a dot, of arrays that are of no use here.
-      lacking: names and prefixes of what the layer lacks, with the names it would have here.
-      orders: names that a state dict has in an order, and what they are the names of.
+      places: destination of the array of each name.
+      ignored: names, and prefixes that end in a dot, of ignored arrays.
+      lacking: names and prefixes of missing parts of the layer, with their names here.
+      orders: names in the order of a state dict, and descriptions of the named things.
     """
 
     def __init__(self, layer: nnx.Module, prefix: str):
@@ -161,7 +162,7 @@ class _Names:
         self._read(layer, "", prefix, older=False)
 
     def _read(self, module: nnx.Module, ours: str, theirs: str, older: bool) -> None:
-        """Adds the names of a module, to which the two paths lead."""
+        """Adds the names of a module, given by its paths here and there."""
         for entry in row_of(module):
             if isinstance(entry, InOrder):
                 named = tuple(theirs + name for name in entry.theirs)
@@ -201,7 +202,7 @@ class _Names:
 
 
 def _at(module: Any, path: str) -> Any:
-    """What attributes and places in lists lead to; None where one is None or missing."""
+    """Follows a path of attributes and list indices; None if one is None or missing."""
     for step in path.split("."):
         if not step.isdigit():
             module = getattr(module, step, None)
@@ -213,7 +214,7 @@ def _at(module: Any, path: str) -> Any:
 
 
 def _view(module: nnx.Module, path: str, at: int | None) -> View | None:
-    """What a path and a place on the first axis lead to; None where the layer lacks it."""
+    """The view of a path and an index on the first axis; None if the layer lacks it."""
     if "*" in path:
         items, _, of_each = path.partition(".*.")
         return stack([_at(item, of_each) for item in _at(module, items)])
@@ -224,12 +225,12 @@ def _view(module: nnx.Module, path: str, at: int | None) -> View | None:
 
 
 def _covered(name: str, names: Iterable[str]) -> str | None:
-    """The one of some names, or of prefixes that end in a dot, that a name is or begins with."""
+    """The first of some names, or of prefixes that end in a dot, that matches a name."""
     return next((n for n in names if name == n or (n.endswith(".") and name.startswith(n))), None)
 
 
 def _variables(layer: nnx.Module) -> dict[str, nnx.Variable]:
-    """The variables of a layer that a state dict holds, by name."""
+    """The variables of a layer that a state dict has, by name."""
     return {
         ".".join(map(str, path)): node
         for path, node in nnx.iter_graph(layer)
@@ -238,7 +239,7 @@ def _variables(layer: nnx.Module) -> dict[str, nnx.Variable]:
 
 
 def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[Hashable, np.ndarray]:
-    """The arrays that are given, in their forms here, by the keys of their views.
+    """Converts the given arrays to their forms here, by the keys of their views.
 
     Raises:
       ValueError: if an array has another shape, is not of numbers, or differs from another one of
@@ -260,7 +261,7 @@ def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[Hashable, np.ndarra
 
 
 def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
-    """The array as it is there, after checks of its shape and dtype."""
+    """The array in its form there, after checks of its shape and dtype."""
     where = f"state_dict[{name!r}]"
     try:
         array = np.asarray(value)
@@ -277,7 +278,7 @@ def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
 
 
 def _check_all_are_used(layer: nnx.Module, names: _Names, given: Mapping[str, Any]) -> None:
-    """Raises ValueError if a name that is given belongs to no variable of the layer."""
+    """Raises ValueError if a given name belongs to no variable of the layer."""
     known = {*names.places, *names.ignored}
     unused = [name for name in given if _covered(name, known) is None]
     if not unused:
@@ -321,7 +322,7 @@ def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[
 
 
 def _check_orders(names: _Names, given: Mapping[str, Any]) -> None:
-    """Raises ValueError if names by whose order arrays are stacked come in another order."""
+    """Raises ValueError if names that define the order of stacked arrays have another order."""
     for order in names.orders:
         found = [name for name in given if name in order.theirs]
         if found != list(order.theirs):

@@ -1,8 +1,8 @@
 """Scores of classifiers and of rankings, computed on the device.
 
 All of them work under ``jit`` and ``vmap``, on one list of scores or on a batch of them, with masks
-for padding. They agree with scikit-learn and with the evaluators of the Open Graph Benchmark, ties
-included. ``jaxgnn.training`` has the scores of node classifiers that experiments compute on the
+for padding. They equal scikit-learn and the evaluators of the Open Graph Benchmark, also for ties.
+``jaxgnn.training`` has the scores of node classifiers that experiments compute on the
 host.
 """
 

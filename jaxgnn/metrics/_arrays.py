@@ -1,4 +1,4 @@
-"""What the scores share: checks of their arguments, and means with few roundings."""
+"""Shared parts of the scores: checks of their arguments, and means with few roundings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jaxtyping import Array, Bool, Float, Num
 
 from jaxgnn._errors import bad_input
 
-# Number of terms that are added one after the other.
+# Number of terms that are added sequentially.
 _MOST_IN_TURN = 32
 
 
 def as_numbers(where: str, argument: str, values: Any) -> Num[Array, "*shape"]:
-    """The values as an array of the device.
+    """The values as an array on the device.
 
     Raises:
-      ValueError: if they are neither numbers nor flags, or have no axis.
+      ValueError: if they are neither numbers nor bools, or have no axis.
     """
     values = values if hasattr(values, "dtype") else np.asarray(values)
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
@@ -30,7 +30,7 @@ def as_numbers(where: str, argument: str, values: Any) -> Num[Array, "*shape"]:
 
 
 def as_mask(where: str, argument: str, mask: Any, shape: tuple[int, ...]) -> Bool[Array, "*shape"]:
-    """The mask as an array of this shape; None stands for all.
+    """The mask as an array of this shape; None selects all.
 
     Raises:
       ValueError: if it is not of dtype bool, or does not broadcast to the shape.
@@ -47,14 +47,14 @@ def as_mask(where: str, argument: str, mask: Any, shape: tuple[int, ...]) -> Boo
 def mean_where(
     values: Float[Array, "*batch n"], counted: Bool[Array, "*batch n"]
 ) -> Float[Array, "*batch"]:
-    """The mean of the values that count; NaN where none does."""
+    """The mean of the selected values; NaN if there are none."""
     return _sum(jnp.where(counted, values, 0)) / jnp.sum(counted, -1).astype(values.dtype)
 
 
 def all_finite(
     values: Num[Array, "*batch n"], counted: Bool[Array, "*batch n"]
 ) -> Bool[Array, "*batch"]:
-    """Whether all values that count are finite."""
+    """Whether all selected values are finite."""
     return jnp.all(jnp.isfinite(values) | ~counted, -1)
 
 
@@ -65,10 +65,10 @@ def result_dtype(*arrays: Array) -> Any:
 
 
 def _sum(values: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
-    """The sum over the last axis, of parts of 32: its error does not grow with their number.
+    """The sum over the last axis, in parts of 32, whose error does not grow with their number.
 
-    A compiler for CPUs may add the terms of a sum one after the other, and lose three digits of a
-    million terms in float32.
+    A CPU compiler may add all terms sequentially, and lose three digits with a million terms in
+    float32.
     """
     while values.shape[-1] > _MOST_IN_TURN:
         missing = -values.shape[-1] % _MOST_IN_TURN

@@ -1,4 +1,4 @@
-"""Scores of binary classifiers that look at the order of the examples alone."""
+"""Scores of binary classifiers that depend only on the order of the examples."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ def roc_auc(
     labels: Num[Array, "*batch n"] | Bool[Array, "*batch n"],
     mask: Bool[Array, "*batch n"] | None = None,
 ) -> Float[Array, "*batch"]:
-    """Area under the ROC curve: the chance that a positive scores above a negative.
+    """Area under the ROC curve: the probability that a positive scores above a negative.
 
-    ``1 / (P N) Σ_p Σ_n ([s_p > s_n] + ½ [s_p = s_n])`` over the P positives and N negatives, which
-    is what ``sklearn.metrics.roc_auc_score`` computes. Of several tasks the Open Graph Benchmark
-    takes the mean over those that have an area: ``jnp.nanmean(roc_auc(scores.T, labels.T))``.
+    ``1 / (P N) Σ_p Σ_n ([s_p > s_n] + ½ [s_p = s_n])`` over the P positives and N negatives, as
+    computed by ``sklearn.metrics.roc_auc_score``. For several tasks the Open Graph Benchmark takes
+    the mean over those that have an area: ``jnp.nanmean(roc_auc(scores.T, labels.T))``.
 
     Args:
-      scores: larger means more likely positive, [*batch, n]; only their order counts. float64
+      scores: larger means more likely positive, [*batch, n]; only their order matters. float64
         becomes float32 unless ``jax_enable_x64`` is set.
-      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
-        below zero has none and is left out.
-      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
+      labels: 1 or True for positive, 0 or False for negative; examples with a label that is NaN or
+        below zero are ignored.
+      mask: False for examples to ignore, such as padding; broadcast to the scores. None selects
         all.
 
     Returns:
       A number in [0, 1] for each list of the batch, float32 (float64 for scores of float64). NaN
-      where the examples that count have one class alone, a score that is not finite, or a label
-      that is neither 0 nor 1.
+      if the selected examples have only one class, a score that is not finite, or a label that is
+      neither 0 nor 1.
 
     Raises:
       ValueError: if scores and labels differ in shape or have no example, the mask does not fit, or
-        known labels are other floats and the scores integers, as in the order of scikit-learn.
+        the arguments seem to be in scikit-learn's order: known labels are other floats, and the
+        scores integers.
 
     Example:
       >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
@@ -56,29 +57,30 @@ def average_precision(
     labels: Num[Array, "*batch n"] | Bool[Array, "*batch n"],
     mask: Bool[Array, "*batch n"] | None = None,
 ) -> Float[Array, "*batch"]:
-    """Average precision: the mean over the positives of the precision where each is found.
+    """Average precision: the mean over the positives of the precision at each positive.
 
-    ``1 / P Σ_p |{q positive: s_q ≥ s_p}| / |{e: s_e ≥ s_p}|``: what
-    ``sklearn.metrics.average_precision_score`` computes as the sum of the precisions at all
-    thresholds, weighted by the growth of the recall. Examples of equal scores are found together.
-    Of several tasks the Open Graph Benchmark takes the mean over those with both classes.
+    ``1 / P Σ_p |{q positive: s_q ≥ s_p}| / |{e: s_e ≥ s_p}|``, as computed by
+    ``sklearn.metrics.average_precision_score``: the sum of the precisions at all thresholds,
+    weighted by the growth of the recall. Examples with equal scores share a threshold.
+    For several tasks the Open Graph Benchmark takes the mean over those with both classes.
 
     Args:
-      scores: larger means more likely positive, [*batch, n]; only their order counts. float64
+      scores: larger means more likely positive, [*batch, n]; only their order matters. float64
         becomes float32 unless ``jax_enable_x64`` is set.
-      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
-        below zero has none and is left out.
-      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
+      labels: 1 or True for positive, 0 or False for negative; examples with a label that is NaN or
+        below zero are ignored.
+      mask: False for examples to ignore, such as padding; broadcast to the scores. None selects
         all.
 
     Returns:
       A number in [0, 1] for each list of the batch, float32 (float64 for scores of float64). NaN
-      where the examples that count have no positive (scikit-learn warns and returns 0), a score
-      that is not finite, or a label that is neither 0 nor 1.
+      if the selected examples have no positive (scikit-learn warns and returns 0), a score that is
+      not finite, or a label that is neither 0 nor 1.
 
     Raises:
       ValueError: if scores and labels differ in shape or have no example, the mask does not fit, or
-        known labels are other floats and the scores integers, as in the order of scikit-learn.
+        the arguments seem to be in scikit-learn's order: known labels are other floats, and the
+        scores integers.
 
     Example:
       >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
@@ -89,16 +91,16 @@ def average_precision(
 
 
 class _Ranking(NamedTuple):
-    """Examples by score, the lowest first, and those that do not count behind them.
+    """Examples in ascending order of scores, with ignored ones at the end.
 
     Attributes:
-      positive: whether each is a positive that counts.
-      below: how many that count have lower scores than each.
-      positives_below: how many of these are positives.
-      through: how many that count have at most the score of each.
-      positives_through: how many of these are positives.
-      num_counted: how many count, [*batch, 1].
-      num_positives: how many of these are positives, [*batch, 1].
+      positive: whether each is a selected positive.
+      below: number of selected examples with lower scores than each.
+      positives_below: number of positives among these.
+      through: number of selected examples with at most the score of each.
+      positives_through: number of positives among these.
+      num_counted: number of selected examples, [*batch, 1].
+      num_positives: number of positives among these, [*batch, 1].
     """
 
     positive: Bool[Array, "*batch n"]
@@ -115,7 +117,7 @@ def _ranking(scores: Array, labels: Array, counted: Array) -> _Ranking:
         (~counted, scores, counted & (labels > 0)), dimension=-1, num_keys=2
     )
     num_counted = jnp.sum(counted, -1, keepdims=True, dtype=jnp.int32)
-    # Groups of equal scores: where the group of each example begins, and where the next one does.
+    # Start of each example's group of equal scores, and start of the next group.
     changes = (ordered[..., 1:] != ordered[..., :-1]) | (left_out[..., 1:] != left_out[..., :-1])
     edge = jnp.ones((*scores.shape[:-1], 1), bool)
     place = lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
@@ -139,7 +141,7 @@ def _ranking(scores: Array, labels: Array, counted: Array) -> _Ranking:
 
 @jax.jit
 def _roc_auc(scores: Array, labels: Array, mask: Array) -> Array:
-    counted = mask & (labels >= 0)  # which a NaN is not
+    counted = mask & (labels >= 0)  # false for NaN
     ranking, dtype = _ranking(scores, labels, counted), result_dtype(scores)
     negatives_below = ranking.below - ranking.positives_below
     negatives_through = ranking.through - ranking.positives_through
@@ -153,7 +155,7 @@ def _roc_auc(scores: Array, labels: Array, mask: Array) -> Array:
 
 @jax.jit
 def _average_precision(scores: Array, labels: Array, mask: Array) -> Array:
-    counted = mask & (labels >= 0)  # which a NaN is not
+    counted = mask & (labels >= 0)  # false for NaN
     ranking, dtype = _ranking(scores, labels, counted), result_dtype(scores)
     found = ranking.num_counted - ranking.below
     hits = ranking.num_positives - ranking.positives_below
@@ -164,7 +166,7 @@ def _average_precision(scores: Array, labels: Array, mask: Array) -> Array:
 
 
 def _are_valid(scores: Array, labels: Array, counted: Array) -> Bool[Array, "*batch"]:
-    """Whether all scores that count are finite, and all their labels zeros and ones."""
+    """Whether all selected scores are finite, and all their labels zeros and ones."""
     are_classes = jnp.all((labels == 0) | (labels == 1) | ~counted, -1)
     return all_finite(scores, counted) & are_classes
 
@@ -177,13 +179,13 @@ def _checked(where: str, scores: Any, labels: Any, mask: Any) -> tuple[Array, Ar
     if labels.shape != scores.shape:
         raise bad_input(where, "labels", f"of the scores' shape {scores.shape}", labels.shape)
     _check_order(where, scores, labels)
-    if labels.dtype == bool:  # which no number is compared with
+    if labels.dtype == bool:  # bools can not be compared with numbers
         labels = labels.astype(jnp.int8)
     return scores, labels, as_mask(where, "mask", mask, scores.shape)
 
 
 def _check_order(where: str, scores: Array, labels: Array) -> None:
-    """Raises ValueError if scores and labels, as far as known, look like each other."""
+    """Raises ValueError if concrete scores and labels seem to be exchanged."""
     are_floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (scores, labels)]
     if are_floats != [False, True] or not is_concrete(labels):
         return

@@ -1,4 +1,4 @@
-"""Scores of rankings: where a positive stands among its candidates."""
+"""Scores of rankings, from the rank of a positive among its candidates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jaxgnn._errors import bad_input
 from jaxgnn.metrics._arrays import all_finite, as_mask, as_numbers, mean_where, result_dtype
 
 Ties = Literal["optimistic", "mean", "pessimistic"]
-"""Where a positive stands among negatives of its score: before them, in their midst, or behind."""
+"""Rank of a positive among negatives of equal score: before, in the middle of, or after them."""
 
-# How many ranks, in halves, a positive loses to each negative of its score.
+# Ranks, in halves, that a positive loses to each negative of equal score.
 _HALVES: dict[Ties, int] = {"optimistic": 0, "mean": 1, "pessimistic": 2}
 
 
@@ -29,27 +29,27 @@ def mrr(
 ) -> Float[Array, "*batch"]:
     """Mean reciprocal rank: ``mean_q 1 / rank_q``, where the best rank is 1.
 
-    The rank of a positive is one more than the number of its negative candidates with a higher
-    score; one with the same score counts one half, as the evaluator of the Open Graph Benchmark has
-    it (``ogbl-citation2``, ``ogbl-wikikg2``).
+    The rank of a positive is one plus the number of its negative candidates with a higher score;
+    one with the same score counts one half, as in the evaluator of the Open Graph Benchmark
+    (``ogbl-citation2``, ``ogbl-wikikg2``).
 
     Args:
       positives: score of the right candidate of each query, [*batch, queries]. float64 becomes
         float32 unless ``jax_enable_x64`` is set, and so do the negatives.
       negatives: scores of the other candidates, [*batch, queries, candidates]; or
-        [*batch, candidates], with one axis less, where all queries have the same ones.
-      mask: False for queries to be left out, such as padding; None for all.
-      negative_mask: False for candidates to be left out, broadcast to the negatives; None for all.
-        A query without any candidate is left out.
-      ties: where a positive stands among negatives of its score.
+        [*batch, candidates], with one axis less, if all queries have the same ones.
+      mask: False for queries to ignore, such as padding; None selects all.
+      negative_mask: False for candidates to ignore, broadcast to the negatives; None selects all.
+        A query without any candidate is ignored.
+      ties: rank of a positive among negatives of equal score.
 
     Returns:
       A number in (0, 1] for each list of queries, float32 (float64 for scores of float64). NaN
-      where no query counts, or a score that counts is not finite.
+      if no query is selected, or a selected score is not finite.
 
     Raises:
-      ValueError: if there are no queries or no candidates, shapes do not fit, or ``ties`` has no
-        such name.
+      ValueError: if there are no queries or no candidates, shapes do not fit, or ``ties`` is
+        invalid.
 
     Example:
       >>> positives = jnp.array([0.9, 0.2])
@@ -72,29 +72,29 @@ def hits_at_k(
 ) -> Float[Array, "*batch"]:
     """Hits@K: the fraction of the queries whose positive is among the first ``k``.
 
-    With negatives that all positives share this is the evaluator of the Open Graph Benchmark
+    If all positives share the negatives, this equals the evaluator of the Open Graph Benchmark
     (``ogbl-ppa``, ``ogbl-collab``, ``ogbl-ddi``): a positive has to score above the ``k``-th
-    highest negative, and of fewer than ``k`` negatives all positives are hits. The Hits@1, 3 and 10
-    that come with its mean reciprocal rank are those with ``ties="mean"``.
+    highest negative, and with fewer than ``k`` negatives all positives are hits. With
+    ``ties="mean"`` it equals the Hits@1, 3 and 10 reported with its mean reciprocal rank.
 
     Args:
       positives: score of the right candidate of each query, [*batch, queries]. float64 becomes
         float32 unless ``jax_enable_x64`` is set, and so do the negatives.
       negatives: scores of the other candidates, [*batch, queries, candidates]; or
-        [*batch, candidates], with one axis less, where all queries have the same ones.
+        [*batch, candidates], with one axis less, if all queries have the same ones.
       k: the largest rank that is a hit, at least 1.
-      mask: False for queries to be left out, such as padding; None for all.
-      negative_mask: False for candidates to be left out, broadcast to the negatives; None for all.
-        A query without any candidate is left out.
-      ties: where a positive stands among negatives of its score.
+      mask: False for queries to ignore, such as padding; None selects all.
+      negative_mask: False for candidates to ignore, broadcast to the negatives; None selects all.
+        A query without any candidate is ignored.
+      ties: rank of a positive among negatives of equal score.
 
     Returns:
       A number in [0, 1] for each list of queries, float32 (float64 for scores of float64). NaN
-      where no query counts, or a score that counts is not finite.
+      if no query is selected, or a selected score is not finite.
 
     Raises:
-      ValueError: if there are no queries or no candidates, shapes do not fit, ``k`` is no positive
-        integer, or ``ties`` has no such name.
+      ValueError: if there are no queries or no candidates, shapes do not fit, ``k`` is not a
+        positive integer, or ``ties`` is invalid.
 
     Example:
       >>> positives, negatives = jnp.array([0.9, 0.4, 0.2]), jnp.array([0.1, 0.6, 0.3])
@@ -125,7 +125,7 @@ def _hits(positives: Array, negatives: Array, mask: Array, negative_mask: Array,
 def _ranks(
     positives: Array, negatives: Array, mask: Array, negative_mask: Array, ties: Ties
 ) -> tuple[Int[Array, "*batch queries"], Bool[Array, "*batch queries"], Bool[Array, "*batch"]]:
-    """Twice the rank of each query, which queries count, and whether their scores are finite."""
+    """Twice the rank of each query, a mask of selected queries, and whether scores are finite."""
     shared = negatives.ndim == positives.ndim
     counts = _shared_counts if shared else _own_counts
     higher, equal, candidates = counts(positives, negatives, negative_mask)
@@ -139,7 +139,7 @@ def _ranks(
 
 
 def _own_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """How many of each query's own candidates score higher, score the same, and are there."""
+    """Numbers of each query's own candidates: with a higher score, with the same, and in all."""
     dtype = jnp.promote_types(positives.dtype, negatives.dtype)
     own, negatives = positives[..., None].astype(dtype), negatives.astype(dtype)
     flags = ((negatives > own) & mask, (negatives == own) & mask, mask)
@@ -147,7 +147,7 @@ def _own_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Array,
 
 
 def _shared_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """The same of candidates that all queries share, which are sorted once."""
+    """The same for candidates that all queries share, which are sorted once."""
     dtype = jnp.promote_types(positives.dtype, negatives.dtype)
     is_float = jnp.issubdtype(dtype, jnp.floating)
     last = jnp.inf if is_float else jnp.iinfo(dtype).max
@@ -161,7 +161,7 @@ def _shared_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Arr
 
 
 def _places(ordered: Array, values: Array, side: Literal["left", "right"]) -> Array:
-    """Where each value of each list belongs in the sorted list of the same batch."""
+    """Insertion position of each value of each list in the sorted list of the same batch."""
     search = functools.partial(jnp.searchsorted, side=side)
     for _ in ordered.shape[:-1]:
         search = jax.vmap(search)

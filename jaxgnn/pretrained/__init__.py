@@ -1,7 +1,7 @@
 """Trained weights that come with the library, and solvers that use them.
 
-Experiments train and export them; here they are loaded and asked. The log of a training run lies
-beside its weights.
+Experiments train and export them; this package loads and runs them. The log of a training run is
+stored beside its weights.
 """
 
 from jaxgnn.pretrained._model_file import load_model as load_model

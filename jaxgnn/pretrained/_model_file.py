@@ -1,4 +1,4 @@
-"""A model in one file: numbers by name, and what it is made with. No code is stored or run."""
+"""A model in one file: arrays by name, and its options. No code is stored or run."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ NETWORKS = (
     "RecurrentRelationalNetwork",
     "SudokuGNN",
 )
-"""The classes of ``jaxgnn.models`` that a file may name."""
+"""Classes of ``jaxgnn.models`` that a file may contain."""
 
 _DESCRIPTION = "description.json"
 _FORMAT = 1
 _PLAIN = str | int | float | None
 _LISTS = ("k", "strategy")  # options that may be sequences
-# What a network is made of is in its file. Its other sizes are tables that are made at once.
+# The arrays of a network are in its file. Its other sizes are of tables that are built at once.
 _MOST = {"box": 16, "num_layers": 4096, "coupler_layers": 4096, "num_experts": 128}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _NO_SIZES = ("num_steps", "recompute_every")
 
 
 def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
-    """Writes a network of ``jaxgnn.models`` to a file, from which ``load_model`` makes it again.
+    """Writes a network of ``jaxgnn.models`` to a file, from which ``load_model`` restores it.
 
-    The file has the name of its class, the options that it was made with, and its arrays.
+    The file has the name of its class, its options, and its arrays.
 
     Args:
       path: the file, an uncompressed ``.npz``.
-      model: the network, in training or in evaluation mode, which is not stored.
+      model: the network; its training or evaluation mode is not stored.
 
     Raises:
-      ValueError: if the model is none of the networks of ``jaxgnn.models``, or was made with
-        something that is neither a number nor a name, such as an ``Incidence``.
+      ValueError: if the model is not a network of ``jaxgnn.models``, or has an option that is
+        neither a number nor a name, such as an ``Incidence``.
 
     Example:
       >>> import os, tempfile, jaxgnn
@@ -80,24 +80,24 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
 
 
 def load_model(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
-    """Makes the network of a file that ``save_model`` has written.
+    """Creates the network of a file written by ``save_model``.
 
-    Nothing in the file is run. Its options can only be those of a class of ``jaxgnn.models``, and
-    its arrays must have the names, shapes and dtypes that the class has with these options.
+    Nothing in the file is executed. Its options must be those of a class of ``jaxgnn.models``, and
+    its arrays must have the names, shapes and dtypes of that class with these options.
 
     Args:
       path: the file.
-      **options: keyword arguments of the network's class in the place of those of the file, such as
+      **options: keyword arguments of the network's class that replace those of the file, such as
         ``dtype`` or ``implementation``.
 
     Returns:
-      The network, like a new one: the ``rngs`` of a call decide on dropout, until ``train()`` or
+      The network, like a new one: the ``rngs`` of a call determine dropout, until ``train()`` or
       ``eval()`` is called.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not such a file, is cut short or of a newer format, names another class
-        or other options, or lacks an array or has one that does not fit. Names the file.
+      ValueError: if it is not such a file, is truncated or of a newer format, names another class
+        or other options, or has missing or mismatched arrays. Names the file.
     """
     return read_model(Path(path), options, NETWORKS, "a model that save_model has written")
 
@@ -105,10 +105,10 @@ def load_model(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
 def write_model(
     where: str, path: str | os.PathLike[str], model: nnx.Module, options: Mapping[str, Any]
 ) -> None:
-    """Writes a model that its class and these options make again.
+    """Writes a model that its class and these options can restore.
 
     Raises:
-      ValueError: if they do not, because shapes, dtypes or limits are others.
+      ValueError: if they can not, because shapes, dtypes or limits differ.
     """
     network = type(model).__name__
     arrays = {name: np.asarray(leaf) for name, leaf in _named(model).items()}
@@ -124,19 +124,19 @@ def write_model(
 def read_model(
     path: Path, options: Mapping[str, Any], networks: tuple[str, ...], contents: str
 ) -> nnx.Module:
-    """Makes the model of a file.
+    """Creates the model of a file.
 
     Args:
       path: the file.
-      options: keyword arguments in the place of those of the file.
-      networks: names of the classes that it may be of.
-      contents: what the file should hold, for errors.
+      options: keyword arguments that replace those of the file.
+      networks: names of the allowed classes.
+      contents: expected content of the file, for errors.
     """
     found = _read(path, contents)
     network, saved = _described(path, found, networks, contents)
     with naming(path, f"weights of a {network}"):
         model = _make(network, saved)
-    if options:  # those of the caller, of which errors do not name the file
+    if options:  # errors of the caller's options do not name the file
         model = _make(network, {**saved, **options})
     found = _with_short_floats(found, _named(model))
     _check(str(path), found, model)
@@ -158,7 +158,7 @@ def _read(path: Path, contents: str) -> dict[str, np.ndarray]:
 def _described(
     path: Path, found: dict[str, np.ndarray], networks: tuple[str, ...], contents: str
 ) -> tuple[str, dict[str, Any]]:
-    """The network's class, and the options that it was made with; takes them out of the arrays."""
+    """The network's class and its options, which are removed from the arrays."""
     try:
         description = parse_json(str(found.pop(_DESCRIPTION)))
         version, writer = description.get("format", 0), description.get("jaxgnn")
@@ -191,7 +191,7 @@ def _newer(path: Path, version: int, writer: Any) -> _NewerFormatError:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether an option is a number or a name, or one of those that may be sequences of them."""
+    """Whether an option is a number or a name, or a sequence of them where allowed."""
     if isinstance(value, list) and name in _LISTS:
         return all(_is_plain(name, part) for part in value)
     return isinstance(value, _PLAIN)
@@ -200,7 +200,7 @@ def _is_plain(name: str, value: Any) -> bool:
 def _check_sizes(
     where: str, network: str, options: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Complains about a size that the arrays of a network can not have."""
+    """Raises for a size that the arrays of a network can not have."""
     entries = sum(array.size for array in arrays.values())
     for name, value in options.items():
         limit = min(entries, _MOST.get(name, entries))
@@ -211,13 +211,13 @@ def _check_sizes(
 
 
 def _make(network: str, options: Mapping[str, Any]) -> nnx.Module:
-    """The model without numbers: shapes and dtypes alone."""
+    """The model without values: only shapes and dtypes."""
     given = {name: _option(value) for name, value in options.items()}
     return nnx.eval_shape(lambda: getattr(models, network)(**given, rngs=nnx.Rngs(0)))
 
 
 def _option(value: Any) -> Any:
-    """An option as it is written in Python: a tuple, or a dtype of JAX by its name."""
+    """Converts an option to its Python form: a tuple, or a dtype of JAX by its name."""
     if isinstance(value, list):
         return tuple(value)
     is_dtype = isinstance(value, str) and value in _DTYPES
@@ -225,7 +225,7 @@ def _option(value: Any) -> Any:
 
 
 def _named(model: nnx.Module) -> dict[str, Any]:
-    """Dotted name -> array, or its shape and dtype."""
+    """Arrays, or their shapes and dtypes, by dotted name."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
 
@@ -233,7 +233,7 @@ def _named(model: nnx.Module) -> dict[str, Any]:
 def _with_short_floats(
     arrays: dict[str, np.ndarray], expected: dict[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Names the dtypes that NumPy's files know by their size alone, such as bfloat16."""
+    """Stores the names of dtypes that NumPy's files know only by their size, such as bfloat16."""
     named = {}
     for name, array in arrays.items():
         dtype = expected[name].dtype if name in expected else array.dtype
@@ -243,7 +243,7 @@ def _with_short_floats(
 
 
 def _check(where: str, arrays: Mapping[str, np.ndarray], model: nnx.Module) -> None:
-    """Complains about the first array that is not that of the model."""
+    """Raises for the first array that does not match the model."""
     expected = {name: (leaf.dtype, leaf.shape) for name, leaf in _named(model).items()}
     got = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     for name in sorted(expected.keys() | got.keys()):

@@ -1,4 +1,4 @@
-"""Runs a Sudoku network until its answers are solutions, with new attempts where they are not."""
+"""Runs a Sudoku network until its answers are solutions, with new attempts after failures."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from jaxgnn.models._sudoku_losses import fulfils_rules
 from jaxgnn.models._sudoku_recurrence import perturbed
 
 _CELLS = 81
-# Standard deviation of what is added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 that
-# with which most of the attempts at five hard puzzles succeeded, with the weights of the library.
+# Standard deviation of noise added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 the one
+# with which most attempts at five hard puzzles succeeded, with the weights of the library.
 _NOISE = 1.0
 
 
 @dataclass(frozen=True)
 class SudokuEffort:
-    """How long a network may work on a puzzle.
+    """Limits of a network's work on a puzzle.
 
     Attributes:
-      steps: most steps of message passing for a puzzle, of all attempts together.
-      attempt_steps: most steps of one attempt.
-      attempts: new attempts that are made at the same time.
-      seed: seed of the noise with which new attempts begin.
+      steps: largest number of message passing steps for a puzzle, of all attempts together.
+      attempt_steps: largest number of steps of one attempt.
+      attempts: number of new attempts made at the same time.
+      seed: seed of the noise in new attempts.
 
     Raises:
       ValueError: if one of the first three is not at least 1, or the seed is negative.
@@ -54,17 +54,17 @@ class SudokuEffort:
 
 @dataclass(frozen=True)
 class SudokuSolutions:
-    """What a network has made of puzzles.
+    """A network's answers to puzzles.
 
     Attributes:
-      digits: [count, 81] int8, the solution where there is one, and elsewhere the answer of the
-        first attempt after its last step; givens are in their places, and 0 where what the network
-        says is NaN or infinite.
+      digits: [count, 81] int8, the solution if one was found, otherwise the answer of the first
+        attempt after its last step. It includes the givens, and is 0 where the network's output
+        is NaN or infinite.
       solved: [count] bool, whether ``digits`` has every digit once in each row, column and box.
       steps: [count] int32, the step of its attempt after which the answer was the solution, counted
         from 1; 0 where not solved.
-      restarts: [count] int32, attempts that were begun after the first.
-      seconds: time that the steps took, without compilation.
+      restarts: [count] int32, number of attempts after the first.
+      seconds: time of the steps, without compilation.
     """
 
     digits: np.ndarray
@@ -85,26 +85,26 @@ def solve_sudokus(
     """Runs a network on puzzles until each grid is complete and free of conflicts.
 
     All puzzles have a first attempt, which ends at the solution or after
-    ``effort.attempt_steps``. Those without a solution then have new attempts, several at a time,
-    until one of them succeeds or ``effort.steps`` are used up. A new attempt begins with random
-    numbers in the memory of the network, and every other one takes a guess for given: a digit drawn
-    from what the network said in its first attempt, in a cell of which it was not sure. Turning the
-    puzzle by a symmetry would change nothing for ``CandidateNetwork`` and
-    ``EquivariantRelationalNetwork``, whose answers turn with it.
+    ``effort.attempt_steps``. Puzzles without a solution then have new attempts, several at a time,
+    until one of them succeeds or ``effort.steps`` are used up. A new attempt starts with random
+    numbers in the memory of the network. Every second one adds a guess as a given: a digit drawn
+    from the probabilities of the first attempt, in a cell where they are uncertain. Transforming
+    the puzzle by a symmetry would change nothing for ``CandidateNetwork`` and
+    ``EquivariantRelationalNetwork``, whose answers transform with it.
 
-    An answer is the network's, never that of a search: a grid that keeps the givens and obeys the
-    rules is the solution, if the puzzle has only one.
+    An answer always comes from the network, never from a search. A grid that keeps the givens and
+    obeys the rules is the solution, if the puzzle has only one.
 
     Args:
       model: one of the Sudoku networks of ``jaxgnn.models``.
       puzzles: [count, 81] integers, 0 where a cell is empty.
-      effort: how long it may work on each puzzle; None for the default, up to 2,048 steps.
-      batch_size: puzzles that have their first attempts at the same time.
-      progress: called now and then with the number of puzzles that are done.
+      effort: limits of the work on each puzzle; None for the default, up to 2,048 steps.
+      batch_size: number of puzzles with simultaneous first attempts.
+      progress: called at intervals with the number of finished puzzles.
 
     Returns:
-      The solutions. The first attempts of other puzzles in the batch make no difference but for
-      roundings; the noise of new attempts depends on ``effort.seed`` and their number alone.
+      The solutions. A first attempt does not depend on other puzzles in the batch, except for
+      rounding; the noise of new attempts depends only on ``effort.seed`` and their number.
 
     Raises:
       ValueError: if ``puzzles`` are not digits of that shape, or ``batch_size`` is not positive.
@@ -124,7 +124,7 @@ def solve_sudokus(
     done = 0
     for start in range(0, len(puzzles), batch_size):
         part = np.arange(start, min(start + batch_size, len(puzzles)))
-        # One shape, one program: the last batch is filled up with its own first puzzles.
+        # One shape, one program: the last batch is padded with its own first puzzles.
         filled = np.resize(part, min(batch_size, len(puzzles)))
         first = run.first_attempts(puzzles[filled])
         found.digits[part] = first.digits[: len(part), 0]
@@ -144,7 +144,7 @@ def solve_sudokus(
 
 
 class _Run:
-    """A network at work, and the seconds that its steps have taken."""
+    """A network in use, and the seconds of its steps."""
 
     def __init__(self, model: nnx.Module, effort: SudokuEffort):
         self._graphdef, self._state = nnx.split(model)
@@ -161,7 +161,7 @@ class _Run:
     def new_attempts(
         self, puzzle: np.ndarray, chances: np.ndarray
     ) -> tuple[np.ndarray | None, int, int]:
-        """The solution [81] or None, the step at which it was found, and the attempts made."""
+        """The solution [81] or None, the step at which it was found, and the number of attempts."""
         effort, restarts = self._effort, 0
         left = effort.steps - effort.attempt_steps
         while left >= effort.attempts:
@@ -177,9 +177,9 @@ class _Run:
         return None, 0, restarts
 
     def _with_guesses(self, puzzle: np.ndarray, chances: np.ndarray, number: int) -> np.ndarray:
-        """The boards of attempts from ``number`` on, [attempts, 81]; every other has a guess.
+        """The boards of attempts from ``number`` on, [attempts, 81]; every second has a guess.
 
-        The less sure the network is of a cell, the more often the cell is chosen; its digit is
+        Cells are chosen with a probability that grows with the network's uncertainty. The digit is
         drawn with the network's own probabilities.
         """
         boards = np.repeat(puzzle[None], self._effort.attempts, axis=0)
@@ -194,7 +194,7 @@ class _Run:
         return boards
 
     def _attempt(self, puzzles: np.ndarray, number: int, noise: float, limit: int) -> _Progress:
-        """Attempts at puzzles [count, attempts, 81], which end when each has a solution."""
+        """Attempts at puzzles [count, attempts, 81], which end when each puzzle has a solution."""
         program = partial(_attempts, self._graphdef, self._state, jnp.asarray(puzzles, jnp.int32))
         key = jax.random.fold_in(self._key, number)
         if puzzles.shape not in self._compiled:
@@ -207,15 +207,15 @@ class _Run:
 
 
 class _Progress(NamedTuple):
-    """What attempts have reached, on the device or, when they are done, as NumPy arrays.
+    """State of attempts, on the device or, when they are done, as NumPy arrays.
 
     Attributes:
-      step: [] int32, steps made so far.
+      step: [] int32, number of steps so far.
       state: state of the network; None when they are done.
       digits: [count, attempts, 81] int32, the answers: solutions, or those after the last step.
-      solved_at: [count, attempts] int32, steps after which the answers were solutions, 0 where they
-        are none.
+      solved_at: [count, attempts] int32, steps after which the answers were solutions, 0 for none.
       chances: [count, attempts, 81, 9] float32, probabilities of the digits, the mean over all
+        steps.
         steps.
     """
 
@@ -235,7 +235,7 @@ def _attempts(
     noise: float,
     limit: int,
 ) -> _Progress:
-    """Runs until every puzzle has an attempt that is solved, or ``limit`` steps are made."""
+    """Runs until every puzzle has a solved attempt, or for ``limit`` steps."""
     model: Any = nnx.merge(graphdef, parameters)
     recurrence = model.recurrence(puzzles)
 

@@ -15,7 +15,7 @@ from jaxgnn.pretrained._weights import load_weights
 
 
 def sudoku_weights() -> Path:
-    """Returns the path of the weights in the library, which ``sudoku_solver`` loads by default."""
+    """Returns the path of the library's weights, which ``sudoku_solver`` loads by default."""
     return Path(__file__).parent / "sudoku.npz"
 
 
@@ -25,13 +25,13 @@ class SudokuAnswer:
 
     Attributes:
       puzzle: [81] int8, 0 where a cell is empty.
-      board: [81] int8, the solution, or what the first attempt ended with, and the givens; 0 where
-        what the network says is NaN or infinite.
+      board: [81] int8, the solution, or the final answer of the first attempt, with the givens; 0
+        where the network's output is NaN or infinite.
       solved: whether ``board`` is full and breaks no rule, so that it is the solution.
       steps: the step of its attempt after which the answer was the solution, counted from 1; 0 if
         there is none.
-      restarts: new attempts that were begun after the first.
-      seconds: time that the steps took, without compilation.
+      restarts: number of attempts after the first.
+      seconds: time of the steps, without compilation.
       conflicts: the conflicts of ``board`` with the rules.
     """
 
@@ -60,7 +60,7 @@ class SudokuAnswer:
 
 
 class SudokuSolver:
-    """A trained network, asked for one puzzle at a time.
+    """A trained network that answers one puzzle at a time.
 
     Args:
       model: one of the Sudoku networks of ``jaxgnn.models``.
@@ -74,23 +74,23 @@ class SudokuSolver:
     ) -> SudokuAnswer:
         """The network's answer to a puzzle that has exactly one solution.
 
-        A search, which is no part of the network, sees to that first. Then ``solve_sudokus`` runs
-        the network until its answer is the solution.
+        A search, separate from the network, first verifies this. Then ``solve_sudokus`` runs the
+        network until its answer is the solution.
 
         Args:
           puzzle: 81 cells, row by row, with '.' or '0' where empty; or the name of a file with
             them; or an array [81] with 0 where empty.
-          effort: how long the network may work on it; None for the default, up to 2,048 steps.
+          effort: limits of the network's work on it; None for the default, up to 2,048 steps.
 
         Raises:
-          ValueError: if ``puzzle`` has another number of cells, or something else than digits in
-            them; if a digit stands twice in a row, a column or a box, and where; if there is no
-            solution, or more than one, and a cell in which two differ.
+          ValueError: if ``puzzle`` has another number of cells, or invalid digits; if a digit
+            occurs twice in a row, a column or a box, with the place; if there is no solution, or
+            more than one, with a cell in which two differ.
           FileNotFoundError: if ``puzzle`` is a path, and there is no such file.
         """
         board = puzzle if isinstance(puzzle, np.ndarray) else sudoku.load(puzzle)
         sudoku.check_unique(board)
-        board = np.array(board, np.int8)  # kept in the answer, so not the caller's
+        board = np.array(board, np.int8)  # a copy, because the answer keeps it
         model = nnx.merge(self._graphdef, self._state)
         found = solve_sudokus(model, board[None], effort)
         answer = found.digits[0]
@@ -114,7 +114,7 @@ def sudoku_solver(weights: str | os.PathLike[str] | None = None) -> SudokuSolver
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is no such file.
+      ValueError: if it is not such a file.
     """
     if weights is None and not sudoku_weights().is_file():
         raise FileNotFoundError(

@@ -23,15 +23,15 @@ _NETWORKS = (
 def save_weights(
     path: str | os.PathLike[str], model: nnx.Module, options: Mapping[str, Any]
 ) -> None:
-    """Writes the parameters of a model, with what it takes to make it again.
+    """Writes the parameters of a model, with its options.
 
     Args:
       path: the file, an uncompressed ``.npz``.
       model: one of the Sudoku networks of ``jaxgnn.models``.
-      options: keyword arguments of its class, without ``rngs``, that JSON can hold.
+      options: keyword arguments of its class, without ``rngs``, of types that JSON supports.
 
     Raises:
-      ValueError: if the model is of another class, or has other parameters than one made with
+      ValueError: if the model is of another class, or its parameters do not match
         ``options``.
     """
     network = type(model).__name__
@@ -41,11 +41,11 @@ def save_weights(
 
 
 def load_weights(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
-    """Makes the model of a file that ``save_weights`` has written.
+    """Creates the model of a file written by ``save_weights``.
 
     Args:
-      path: the file; one of ``save_model`` with a Sudoku network in it will do.
-      **options: keyword arguments of the model's class in the place of those of the file, such as
+      path: the file; a file of ``save_model`` with a Sudoku network is supported too.
+      **options: keyword arguments of the model's class that replace those of the file, such as
         ``dtype`` or ``implementation``.
 
     Raises:
