@@ -28,7 +28,7 @@ class AttentionGNN(nnx.Module):
       kind: kind of layer.
       num_layers: number of layers.
       heads: number of attention heads.
-      dropout: probability of zeroing an entry in front of a layer.
+      dropout: probability of zeroing an entry before a layer.
       attention_dropout: probability of dropping a neighbour for a head.
       implementation: name of the kernels of the sparse ops.
       dtype: dtype of the computation.

@@ -34,7 +34,7 @@ class Recipe:
       hidden_features: width of the hidden layers.
       heads: number of attention heads, which share the width.
       dropout: probability of dropout inside the network.
-      attention_dropout: probability of leaving out a neighbour for a head.
+      attention_dropout: probability of dropping a neighbour for a head.
       input_dropout: probability of dropout of the features.
       normalize_features: whether the features of each node are divided by their sum.
       self_loops: edges added from each node to itself: 0, 1 (where there is none yet), or 2.

@@ -48,7 +48,7 @@ def compare(
       vmap: whether the seeds of a variant are trained in one program.
 
     Raises:
-      ValueError: if the options give a schedule of k, or an option or a data file is at fault.
+      ValueError: if the options give a schedule of k, or an option or a data file is invalid.
     """
     on_one = {"--vmap": vmap, "--processes": repeats.processes > 1}
     check_alone(config, "compare", on_one)

@@ -12,12 +12,12 @@ On a GPU, in calls of less than ten minutes::
     python -m experiments.sudoku cost --recipe candidate --batches 128 256 512
     python -m experiments.sudoku train --recipe candidate --test 1000 --minutes 12 --stop-after 7 \
         --evaluations 20 --eval-puzzles 1500
-    python -m experiments.sudoku train ...  # the same once more, until it says that it is finished
+    python -m experiments.sudoku train ...  # repeat until it says that it is finished
     python -m experiments.sudoku evaluate --run runs/sudoku/candidate --test 1000 --batch-size 1000
     python -m experiments.sudoku export --run runs/sudoku/candidate \
         --out jaxgnn/pretrained/sudoku.npz
 
-Training that goes on from weights, on harder puzzles and with later states::
+Training that starts from weights, on harder puzzles and with later states::
 
     python -m experiments.sudoku train --recipe harder --initial jaxgnn/pretrained/sudoku.npz \
         --minutes 25 --stop-after 8 --test 1000 --evaluations 20 --eval-puzzles 1500

@@ -254,7 +254,7 @@ class MessagePassing(nnx.Module):
       >>> logits.shape
       (5, 2, 3)
 
-      With functions of one's own:
+      With a user's own functions:
 
       >>> layer = nn.MessagePassing(
       ...     lambda x_dst, x_src, edges: edges * (x_src - x_dst),
