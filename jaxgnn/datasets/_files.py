@@ -130,7 +130,7 @@ def numbers_to_int32(values: list[Any] | tuple[Any, ...], path: Path, what: str)
         _complain_of_kinds(values, path, what)
     if set(map(type, values)) == {int} and _INT32.min <= min(values) <= max(values) <= _INT32.max:
         return np.fromiter(values, np.int32, len(values))
-    # With an explicit dtype, because numpy converts a list with a larger integer to objects.
+    # With a dtype, because numpy converts a list with integers of more than 64 bits to objects.
     return to_int32(np.fromiter(values, np.float64, len(values)), path, what)
 
 
