@@ -70,6 +70,7 @@ def _family(name: str, *below: str) -> dict[str, set[str]]:
 # What a module may import of this project, by the longest prefix of its name that stands here.
 ALLOWED = {
     "jaxgnn": {"jaxgnn._exporting", "jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops"},
+    "jaxgnn._byte_order": set(),
     "jaxgnn._errors": set(),
     "jaxgnn._concrete": set(),
     "jaxgnn._version": set(),
@@ -83,7 +84,13 @@ ALLOWED = {
     },
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
-    "jaxgnn.graph": {"jaxgnn._concrete", "jaxgnn._errors", "jaxgnn.graph", "pallas_kernels.chip"},
+    "jaxgnn.graph": {
+        "jaxgnn._byte_order",
+        "jaxgnn._concrete",
+        "jaxgnn._errors",
+        "jaxgnn.graph",
+        "pallas_kernels.chip",
+    },
     "jaxgnn._ffi": {
         "jaxgnn.graph",
         "jaxgnn._ffi",
@@ -119,7 +126,12 @@ ALLOWED = {
         "jaxgnn.models",
     },
     "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
-    "jaxgnn.metrics": {"jaxgnn._concrete", "jaxgnn._errors", "jaxgnn.metrics"},
+    "jaxgnn.metrics": {
+        "jaxgnn._byte_order",
+        "jaxgnn._concrete",
+        "jaxgnn._errors",
+        "jaxgnn.metrics",
+    },
     "jaxgnn.distributed": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.distributed"},
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {

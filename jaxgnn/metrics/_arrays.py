@@ -8,25 +8,40 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num
 
+from jaxgnn._byte_order import in_native_order
 from jaxgnn._errors import bad_input
 
 # Number of terms that are added sequentially.
 _MOST_IN_TURN = 32
 
 
-def as_numbers(where: str, argument: str, values: Any) -> Num[Array, "*shape"]:
-    """The values as an array on the device.
+def as_numbers(where: str, argument: str, values: Any) -> Any:
+    """Returns the values as an array of NumPy or of JAX.
 
     Raises:
-      ValueError: if they are neither numbers nor bools, or have no axis.
+      ValueError: if they are neither numbers nor flags, have no axis, or are a list of integers and
+        others that no dtype holds.
     """
-    values = values if hasattr(values, "dtype") else np.asarray(values)
+    array = in_native_order(
+        values if hasattr(values, "dtype") else _of_list(where, argument, values)
+    )
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
-    if not any(jnp.issubdtype(values.dtype, kind) for kind in kinds):
-        raise bad_input(where, argument, "an array of real numbers", f"dtype {values.dtype}")
-    if values.ndim == 0:
+    if not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
+        raise bad_input(where, argument, "an array of real numbers", f"dtype {array.dtype}")
+    if array.ndim == 0:
         raise bad_input(where, argument, "an array of at least one axis", "a single number")
-    return jnp.asarray(values)
+    return array
+
+
+def as_classes(labels: Any) -> Num[Array, "*shape"]:
+    """Returns labels as an array of the device: 0 and 1, below zero or NaN for none, or others.
+
+    Known ones become int8: labels of more bits could become 0 or 1 on the device.
+    """
+    if not isinstance(labels, np.ndarray):
+        return labels.astype(jnp.int8) if labels.dtype == bool else jnp.asarray(labels)
+    others = np.where(labels > 0, 2, -1)
+    return jnp.asarray(np.where((labels == 0) | (labels == 1), labels, others), jnp.int8)
 
 
 def as_mask(where: str, argument: str, mask: Any, shape: tuple[int, ...]) -> Bool[Array, "*shape"]:
@@ -76,6 +91,17 @@ def _sum(values: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
         parts = jnp.pad(values, padding).reshape(*values.shape[:-1], -1, _MOST_IN_TURN)
         values = jnp.sum(parts, -1)
     return jnp.sum(values, -1)
+
+
+def _of_list(where: str, argument: str, values: Any) -> np.ndarray:
+    """The array of a list; NumPy rounds integers beside others to float64."""
+    array = np.asarray(values)
+    if array.dtype == np.float64 and np.any(np.abs(array) >= 2.0**53):
+        given = np.asarray(values, object)
+        for number, read in zip(given.flat, array.flat, strict=True):
+            if isinstance(number, int) and number != float(read):
+                raise bad_input(where, argument, "numbers that one dtype holds", number)
+    return array
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

@@ -12,7 +12,15 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxgnn._concrete import is_concrete
 from jaxgnn._errors import bad_input
-from jaxgnn.metrics._arrays import all_finite, as_mask, as_numbers, mean_where, result_dtype
+from jaxgnn.metrics._arrays import (
+    all_finite,
+    as_classes,
+    as_mask,
+    as_numbers,
+    mean_where,
+    result_dtype,
+)
+from jaxgnn.metrics._order import comparable
 
 
 def roc_auc(
@@ -27,11 +35,11 @@ def roc_auc(
     the mean over those that have an area: ``jnp.nanmean(roc_auc(scores.T, labels.T))``.
 
     Args:
-      scores: larger means more likely positive, [*batch, n]; only their order matters. float64
-        becomes float32 unless ``jax_enable_x64`` is set.
-      labels: 1 or True for positive, 0 or False for negative; examples with a label that is NaN or
-        below zero are ignored.
-      mask: False for examples to ignore, such as padding; broadcast to the scores. None selects
+      scores: larger means more likely positive, [*batch, n]; only their order counts. Arrays of
+        NumPy, and lists, keep it in all 64 bits of int64, uint64 and float64.
+      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
+        below zero has none and is left out.
+      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
         all.
 
     Returns:
@@ -65,11 +73,11 @@ def average_precision(
     For several tasks the Open Graph Benchmark takes the mean over those with both classes.
 
     Args:
-      scores: larger means more likely positive, [*batch, n]; only their order matters. float64
-        becomes float32 unless ``jax_enable_x64`` is set.
-      labels: 1 or True for positive, 0 or False for negative; examples with a label that is NaN or
-        below zero are ignored.
-      mask: False for examples to ignore, such as padding; broadcast to the scores. None selects
+      scores: larger means more likely positive, [*batch, n]; only their order counts. Arrays of
+        NumPy, and lists, keep it in all 64 bits of int64, uint64 and float64.
+      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
+        below zero has none and is left out.
+      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
         all.
 
     Returns:
@@ -179,13 +187,12 @@ def _checked(where: str, scores: Any, labels: Any, mask: Any) -> tuple[Array, Ar
     if labels.shape != scores.shape:
         raise bad_input(where, "labels", f"of the scores' shape {scores.shape}", labels.shape)
     _check_order(where, scores, labels)
-    if labels.dtype == bool:  # bools can not be compared with numbers
-        labels = labels.astype(jnp.int8)
-    return scores, labels, as_mask(where, "mask", mask, scores.shape)
+    (scores,) = comparable(where, scores=scores)
+    return scores, as_classes(labels), as_mask(where, "mask", mask, scores.shape)
 
 
-def _check_order(where: str, scores: Array, labels: Array) -> None:
-    """Raises ValueError if concrete scores and labels seem to be exchanged."""
+def _check_order(where: str, scores: Any, labels: Any) -> None:
+    """Raises ValueError if scores and labels, as far as known, look like each other."""
     are_floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (scores, labels)]
     if are_floats != [False, True] or not is_concrete(labels):
         return

@@ -11,12 +11,16 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxgnn._errors import bad_input
 from jaxgnn.metrics._arrays import all_finite, as_mask, as_numbers, mean_where, result_dtype
+from jaxgnn.metrics._order import comparable
 
 Ties = Literal["optimistic", "mean", "pessimistic"]
 """Rank of a positive among negatives of equal score: before, in the middle of, or after them."""
 
 # Ranks, in halves, that a positive loses to each negative of equal score.
 _HALVES: dict[Ties, int] = {"optimistic": 0, "mean": 1, "pessimistic": 2}
+
+# Ranks are counted in int32, in halves.
+_MOST_RANKS = 2**30 - 1
 
 
 def mrr(
@@ -34,8 +38,9 @@ def mrr(
     (``ogbl-citation2``, ``ogbl-wikikg2``).
 
     Args:
-      positives: score of the right candidate of each query, [*batch, queries]. float64 becomes
-        float32 unless ``jax_enable_x64`` is set, and so do the negatives.
+      positives: score of the right candidate of each query, [*batch, queries]. Arrays of NumPy,
+        and lists, are compared with the negatives in all bits of both; where one of the two is
+        traced, they are rounded to one dtype of the device.
       negatives: scores of the other candidates, [*batch, queries, candidates]; or
         [*batch, candidates], with one axis less, if all queries have the same ones.
       mask: False for queries to ignore, such as padding; None selects all.
@@ -48,8 +53,9 @@ def mrr(
       if no query is selected, or a selected score is not finite.
 
     Raises:
-      ValueError: if there are no queries or no candidates, shapes do not fit, or ``ties`` is
-        invalid.
+      ValueError: if there are no queries or no candidates, shapes do not fit, or ``ties`` has no
+        such name; or if one of the two is traced, both are integers, and the other one exceeds the
+        dtype that JAX has for both.
 
     Example:
       >>> positives = jnp.array([0.9, 0.2])
@@ -78,8 +84,9 @@ def hits_at_k(
     ``ties="mean"`` it equals the Hits@1, 3 and 10 reported with its mean reciprocal rank.
 
     Args:
-      positives: score of the right candidate of each query, [*batch, queries]. float64 becomes
-        float32 unless ``jax_enable_x64`` is set, and so do the negatives.
+      positives: score of the right candidate of each query, [*batch, queries]. Arrays of NumPy,
+        and lists, are compared with the negatives in all bits of both; where one of the two is
+        traced, they are rounded to one dtype of the device.
       negatives: scores of the other candidates, [*batch, queries, candidates]; or
         [*batch, candidates], with one axis less, if all queries have the same ones.
       k: the largest rank that is a hit, at least 1.
@@ -93,8 +100,9 @@ def hits_at_k(
       if no query is selected, or a selected score is not finite.
 
     Raises:
-      ValueError: if there are no queries or no candidates, shapes do not fit, ``k`` is not a
-        positive integer, or ``ties`` is invalid.
+      ValueError: if there are no queries or no candidates, shapes do not fit, ``k`` is no positive
+        integer, or ``ties`` has no such name; or if one of the two is traced, both are integers,
+        and the other one exceeds the dtype that JAX has for both.
 
     Example:
       >>> positives, negatives = jnp.array([0.9, 0.4, 0.2]), jnp.array([0.1, 0.6, 0.3])
@@ -105,7 +113,7 @@ def hits_at_k(
     if isinstance(k, bool) or not hasattr(k, "__index__") or k < 1:
         raise bad_input(where, "k", "an int of at least 1", repr(k))
     arrays = _checked(where, positives, negatives, mask, negative_mask, ties)
-    return _hits(*arrays, ties, int(k))
+    return _hits(*arrays, ties, min(int(k), _MOST_RANKS))
 
 
 @functools.partial(jax.jit, static_argnums=4)
@@ -139,23 +147,21 @@ def _ranks(
 
 
 def _own_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """Numbers of each query's own candidates: with a higher score, with the same, and in all."""
-    dtype = jnp.promote_types(positives.dtype, negatives.dtype)
-    own, negatives = positives[..., None].astype(dtype), negatives.astype(dtype)
+    """How many of each query's own candidates score higher, score the same, and are there."""
+    own = positives[..., None]
     flags = ((negatives > own) & mask, (negatives == own) & mask, mask)
     return tuple(jnp.sum(flag, -1, dtype=jnp.int32) for flag in flags)  # pyrefly: ignore
 
 
 def _shared_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """The same for candidates that all queries share, which are sorted once."""
-    dtype = jnp.promote_types(positives.dtype, negatives.dtype)
+    """The same of candidates that all queries share, which are sorted once."""
+    dtype = positives.dtype  # that of the negatives too
     is_float = jnp.issubdtype(dtype, jnp.floating)
     last = jnp.inf if is_float else jnp.iinfo(dtype).max
-    ordered = jnp.sort(jnp.where(mask, negatives.astype(dtype), last), axis=-1)
+    ordered = jnp.sort(jnp.where(mask, negatives, last), axis=-1)
     there = jnp.sum(mask, -1, dtype=jnp.int32)[..., None]
     lower, through = (
-        jnp.minimum(_places(ordered, positives.astype(dtype), side), there)
-        for side in ("left", "right")
+        jnp.minimum(_places(ordered, positives, side), there) for side in ("left", "right")
     )
     return there - through, through - lower, jnp.broadcast_to(there, positives.shape)
 
@@ -191,4 +197,5 @@ def _checked(
         as_mask(where, "mask", mask, positives.shape),
         as_mask(where, "negative_mask", negative_mask, negatives.shape),
     )
-    return positives, negatives, *masks
+    scores = comparable(where, positives=positives, negatives=negatives)
+    return scores[0], scores[1], *masks

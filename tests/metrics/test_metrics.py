@@ -148,7 +148,78 @@ def test_scores_of_float64_keep_their_order():
         assert metrics.roc_auc(close, [0, 0, 1, 1]).dtype == jnp.float64
 
 
+WIDE = {
+    "int64": np.array([2**31 + 5, 2**31 + 6, -(2**40), 2**40]),
+    "int64, all bits": [2**62, 2**62 + 1, 2**62 - 1, -(2**62)],
+    "uint64": np.array([2**64 - 3, 2**64 - 2, 2**64 - 1, 2**64 - 1], np.uint64),
+    "float64": 1 + np.array([0, 1, 2, 2]) * 2.0**-50,
+    "float64 beyond float32": np.array([1e300, -1e300, 1e-300, 2e-300]),
+    "less than normal": np.float32([1e-40, 2e-40, 0, -1e-40]),
+    "big-endian": np.array([3, 1, 2, 2], ">i4"),
+    "flags": np.array([True, False, True, True]),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_scores_of_the_host_are_compared_in_all_their_bits(name):
+    scores = WIDE[name]
+    exact = np.asarray(scores).tolist()
+    order = {number: float(rank) for rank, number in enumerate(sorted(set(exact)))}
+    ranks = np.float32([order[number] for number in exact])
+    labels = np.array([0, 1, 0, 1])
+    for metric in (metrics.roc_auc, metrics.average_precision):
+        assert metric(scores, labels) == metric(ranks, labels)
+    for metric in (metrics.mrr, functools.partial(metrics.hits_at_k, k=2)):
+        for at in (slice(1, None), (None, slice(1, None))):  # shared, and each query's own
+            negatives = np.asarray(scores)[at]
+            assert metric(np.asarray(scores)[:1], negatives) == metric(ranks[:1], ranks[at])
+
+
+def test_numbers_of_two_dtypes_are_compared_without_rounding():
+    # Each first number is the larger one by less than their common dtype of NumPy or JAX holds.
+    for larger, smaller in (
+        (np.array([2**53 + 1]), np.float64([2**53])),
+        (np.array([2**24 + 1], np.int32), jnp.float32([2**24])),
+        (np.array([2**64 - 1], np.uint64), np.array([2**63 - 1])),
+        (np.array([2**31], np.uint32), jnp.array([-1])),
+        (np.array([257], np.int16), jnp.array([256], jnp.bfloat16)),
+        (np.float64([0.5 + 2**-40]), np.float32([0.5])),
+    ):
+        assert metrics.mrr(larger, smaller) == 1
+        assert metrics.mrr(smaller, larger) == 0.5
+    assert metrics.hits_at_k([1.0, 3.0], [2.0, 4.0], 2**40) == 1
+    with jax.enable_x64(True):
+        assert metrics.mrr(np.array([2**53 + 1]), np.float64([2**53])) == 1
+
+
+def test_wide_scores_that_are_not_finite_or_masked_stay_so():
+    wide = np.array([np.nan, 0.1, 1 / 3, np.inf])
+    assert np.isnan(metrics.roc_auc(wide, [1, 0, 1, 1]))
+    mask = np.array([False, True, True, False])
+    assert metrics.roc_auc(wide, [1, 0, 1, 1], mask) == 1
+    assert metrics.mrr(wide[1:3], wide[[0, 1]], negative_mask=mask[:2]) == pytest.approx(5 / 6)
+
+
+def test_labels_of_64_bits_do_not_become_classes():
+    scores = np.float32([1, 2, 3])
+    for label in (2**32 + 1, 2**32, 1 + 1e-12):
+        assert np.isnan(metrics.roc_auc(scores, np.array([0, 1, label])))
+    for label in (-(2**32), -1e-50, np.nan):  # no label
+        assert metrics.roc_auc(scores, np.array([0, 1, label])) == 1
+
+
+def test_integers_that_would_wrap_beside_traced_ones_are_refused():
+    score = jax.jit(lambda positives: metrics.mrr(positives, np.array([2**40])))
+    assert score(jnp.array([1.0])) == 1 / 2
+    with pytest.raises(ValueError, match=r"metrics.mrr: negatives must be integers that int32 hol"):
+        score(jnp.array([1]))
+
+
 BAD = {
+    "a list that no dtype holds": (
+        lambda: metrics.roc_auc([2**63 + 1, -1, 2**63], [0, 1, 1]),
+        f"metrics.roc_auc: scores must be numbers that one dtype holds, got {2**63 + 1}",
+    ),
     "MRR with no candidates": (
         lambda: metrics.mrr(np.ones(3), np.ones((3, 0))),
         r"metrics.mrr: negatives must be of at least one candidate, got shape \(3, 0\)",
