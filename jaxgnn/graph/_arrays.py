@@ -12,6 +12,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgnn._byte_order import in_native_order as in_native_order
 from jaxgnn._concrete import is_concrete as is_concrete
 from jaxgnn._errors import bad_input
 
@@ -47,6 +48,16 @@ def take(array: Any, positions: Any) -> jax.Array:
     if is_concrete(array, positions):
         return put_own(np.asarray(array)[np.asarray(positions)])
     return jnp.asarray(kept(array))[positions]
+
+
+def as_jax(where: str, argument: str, array: Any) -> jax.Array:
+    """Converts as ``jnp.asarray`` does, and takes numpy arrays of either byte order.
+
+    Raises:
+      ValueError: if JAX would cut integers of 64 bits.
+    """
+    require_kept_integers(where, argument, array)
+    return jnp.asarray(in_native_order(array))
 
 
 def match_varying(*trees: Any) -> tuple[Any, ...]:
@@ -136,10 +147,15 @@ def shown_sides(graph: Any) -> str:
 
 
 def kept(array: Any) -> Any:
-    """Returns a read-only copy of a writable numpy array, and anything else unchanged."""
-    if not isinstance(array, np.ndarray) or _is_read_only(array):
+    """Returns a read-only copy of a writable numpy array, and anything else unchanged.
+
+    An array of the other byte order is copied too, into that of the machine.
+    """
+    if not isinstance(array, np.ndarray):
         return array
-    return own(np.array(array))
+    if not array.dtype.isnative:
+        return own(in_native_order(array))
+    return array if _is_read_only(array) else own(np.array(array))
 
 
 def own(array: Any) -> Any:
@@ -175,6 +191,7 @@ def put_own(array: Any) -> jax.Array:
     """
     if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
         require_x64()
+    array = in_native_order(array)
     # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
     # asarray, device_put compiles nothing for a new shape.
     with jax.ensure_compile_time_eval():
@@ -210,6 +227,18 @@ def require_integers(where: str, argument: str, array: Any) -> None:
     """Raises ValueError unless ``array`` has an integer dtype."""
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise bad_input(where, argument, "of an integer dtype", array.dtype)
+
+
+def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
+    """Raises ValueError if JAX would cut integers of 64 bits to 32, and lose their upper halves."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
+        return
+    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    bounds = np.iinfo(narrow)
+    for value in (leaf.min(), leaf.max()):
+        if not bounds.min <= value <= bounds.max:
+            expected = f"in the range of {narrow}, or used under jax_enable_x64"
+            raise bad_input(where, argument, expected, int(value))
 
 
 def require_floats(where: str, argument: str, array: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxgnn._byte_order import in_native_order
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
     is_concrete,
@@ -253,7 +254,7 @@ def host_array(where: str, argument: str, values: Any) -> np.ndarray:
       ValueError: if they are traced, and so have no values yet.
     """
     if isinstance(values, np.ndarray):
-        return values
+        return in_native_order(values)
     if not is_concrete(values):
         raise bad_input(where, argument, "concrete; make batches outside jit", "a tracer")
     return np.asarray(values)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, own, take
+from jaxgnn.graph._arrays import is_concrete, own, require_kept_integers, take
 from jaxgnn.graph._edge_list import EdgeNames
 
 
@@ -48,18 +48,6 @@ def require_leading(where: str, argument: str, leaf: Any, length: int, of_what: 
     # The other dtypes of numpy are strings, objects and times.
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
         raise bad_input(where, argument, "of a numeric or boolean dtype", leaf.dtype)
-
-
-def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
-    """Raises ValueError if JAX would truncate integers of 64 bits to 32 bits."""
-    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
-        return
-    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    bounds = np.iinfo(narrow)
-    for value in (leaf.min(), leaf.max()):
-        if not bounds.min <= value <= bounds.max:
-            expected = f"in the range of {narrow}, or used under jax_enable_x64"
-            raise bad_input(where, argument, expected, int(value))
 
 
 def known_order(graph: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxgnn._byte_order import in_native_order
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
     first_outside,
@@ -57,7 +58,7 @@ def as_arrays(edges: EdgeList) -> EdgeList:
 
 def as_array(values: Any, empty_dtype: Any = None) -> Any:
     """Converts to an array, of dtype ``empty_dtype`` if empty, since numpy makes [] float."""
-    array = values if hasattr(values, "dtype") else np.asarray(values)
+    array = in_native_order(values if hasattr(values, "dtype") else np.asarray(values))
     return array if array.size or empty_dtype is None else np.zeros(array.shape, empty_dtype)
 
 

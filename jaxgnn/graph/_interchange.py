@@ -13,8 +13,7 @@ import numpy as np
 import scipy.sparse
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import put_own, require_size
-from jaxgnn.graph._edge_data import require_kept_integers
+from jaxgnn.graph._arrays import put_own, require_kept_integers, require_size
 
 if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import KeepsArrays, is_concrete, require_floats, shown
 from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._edge_list import as_array
 
 # Larger coordinates leave too few digits of float64 for squared distances in a tree of clouds.
 _LARGEST = 1e100
@@ -160,7 +161,7 @@ def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
     Raises:
       ValueError: names the first bad entry.
     """
-    points = points if hasattr(points, "dtype") else np.asarray(points)
+    points = as_array(points)
     if points.ndim != 2:
         raise bad_input(where, "points", "of shape (points, dimensions)", f"shape {points.shape}")
     require_floats(where, "points", points)
@@ -173,8 +174,7 @@ def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
             raise bad_input(where, f"points[{at}]", expected, np.asarray(points)[at].tolist())
     if batch is None:
         return points, None
-    batch = batch if hasattr(batch, "dtype") else np.asarray(batch)
-    batch = np.zeros(batch.shape, np.int32) if batch.size == 0 else batch
+    batch = as_array(batch, np.int32)
     if not jnp.issubdtype(batch.dtype, jnp.integer):
         raise bad_input(where, "batch", "of an integer dtype", batch.dtype)
     if batch.shape != points.shape[:1]:

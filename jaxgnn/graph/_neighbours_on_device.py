@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.graph._neighbour_edges import (
     BEYOND_HALF_OF_THE_BOX,
     NeighbourEdges,
@@ -68,7 +69,7 @@ def knn_graph_on_device(
     where = "knn_graph_on_device"
     points, batch = check_points(where, points, batch)
     k = check_k(where, k, points.shape[0], batch, loop=loop)
-    return _nearest(jnp.asarray(points), _batch(batch), None, None, k, loop, _TILE_ENTRIES)
+    return _nearest(jnp.asarray(points), _batch(where, batch), None, None, k, loop, _TILE_ENTRIES)
 
 
 def radius_graph_on_device(
@@ -128,12 +129,12 @@ def radius_graph_on_device(
     points, batch = check_points(where, points, batch)
     max_neighbours = check_count(where, "max_neighbours", max_neighbours)
     r, box = check_radius(where, r, box, points.shape[1], distance_dtype(points))
-    points, batch = jnp.asarray(points), _batch(batch)
+    points, batch = jnp.asarray(points), _batch(where, batch)
     return _nearest(points, batch, r, box, max_neighbours, loop, _TILE_ENTRIES)
 
 
-def _batch(batch: Any) -> Any:
-    return None if batch is None else jnp.asarray(batch)
+def _batch(where: str, batch: Any) -> Any:
+    return None if batch is None else as_jax(where, "batch", batch)
 
 
 @partial(jax.jit, static_argnums=(4, 5, 6), inline=True)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._local_graph import LocalGraph
 
@@ -34,7 +35,7 @@ def mean_over_nodes(
     if not isinstance(graph, CSRGraph):
         expected = "a CSRGraph, or inside of sharded the graph of the device"
         raise bad_input("mean_over_nodes", "graph", expected, type(graph).__name__)
-    values = jnp.asarray(values)
+    values = as_jax("mean_over_nodes", "values", values)
     counted = jnp.ones(graph.num_rows, bool) if weight is None else jnp.asarray(weight)
     for name, array in (("values", values), ("weight", counted)):
         if array.ndim < 1 or array.shape[0] != graph.num_rows:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
 from jaxgnn.nn._options import checked_options, is_integer
@@ -100,7 +101,7 @@ class CausalLM(nnx.Module):
 
     def __call__(self, tokens: Int[Array, "*batch time"]) -> Float[Array, "*batch time vocabulary"]:
         """Returns the logits of the token after each token, given all tokens up to it."""
-        h = self.body(self.embedding(tokens))
+        h = self.body(self.embedding(as_jax("CausalLM", "tokens", tokens)))
         return self.embedding.attend(self.norm(h))
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
@@ -150,7 +151,7 @@ class ExpertGraphLM(nnx.Module):
           return_experts: whether to return the outputs of every layer's experts too, which
             ``expert_output_orthogonality`` needs.
         """
-        x, outputs = self.embedding(tokens), []
+        x, outputs = self.embedding(as_jax("ExpertGraphLM", "tokens", tokens)), []
         for layer in self.layers:
             experts = layer.experts_of(x)
             outputs.append(experts)

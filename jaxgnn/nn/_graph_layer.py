@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import shown_sides
+from jaxgnn.graph._arrays import as_jax, shown_sides
 from jaxgnn.graph._require_graph import require_graph
 from jaxgnn.nn._layer import Layer
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
@@ -143,7 +143,7 @@ class GraphLayer(Layer):
             expected += f", or the same with the leading axes of x, {x.shape[:-2]}"
         if given is None:
             raise bad_input(self._name, name, expected, None)
-        features = jnp.asarray(given)
+        features = as_jax(self._name, name, given)
         if dim == 1 and features.shape == (graph.num_edges,):
             features = features[:, None]
         fits = features.shape[-2:] == (graph.num_edges, dim)
@@ -172,7 +172,7 @@ class GraphLayer(Layer):
         """Arrays in the dtype of the computation, chosen as by a linear layer."""
         floats = [
             x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(self.param_dtype)
-            for x in map(jnp.asarray, arrays)
+            for x in (as_jax(self._name, "x", array) for array in arrays)
         ]
         parameter = jnp.zeros((), self.param_dtype)
         return list(promote_dtype((*floats, parameter), dtype=self.dtype)[:-1])

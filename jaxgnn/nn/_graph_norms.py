@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch, LocalGraph, mean_over_nodes
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._of_graphs import check_batch, check_features, means, of_nodes, rows_where
 from jaxgnn.nn._options import checked_options, flag, fraction, one_of, positive
@@ -46,7 +47,8 @@ class _Norm(nnx.Module):
         name = type(self).__name__
         mask = _real_nodes(name, x, batch)
         check_features(name, x, self.features)
-        wide = jnp.asarray(x).astype(accumulation_dtype(x.dtype))
+        x = as_jax(name, "x", x)
+        wide = x.astype(accumulation_dtype(x.dtype))
         wide = wide if mask is None else rows_where(mask, wide)
         mean = self._mean(_mean_of_graphs(batch))
         centred = self._centred(wide, mean)
@@ -191,8 +193,9 @@ class PairNorm(nnx.Module):
           ValueError: if ``x`` does not fit the batch.
         """
         mask = _real_nodes("PairNorm", x, batch)
+        x = as_jax("PairNorm", "x", x)
         if mask is not None:
-            x = rows_where(mask, jnp.asarray(x))
+            x = rows_where(mask, x)
         elif x.ndim != 2:
             raise bad_input("PairNorm", "x", "of shape [nodes, features]", f"shape {x.shape}")
         wide, mean = x.astype(accumulation_dtype(x.dtype)), _mean_of_graphs(batch)
@@ -280,9 +283,10 @@ class BatchNorm(nnx.Module):
         """
         mask = _real_nodes("BatchNorm", x, batch)
         check_features("BatchNorm", x, self.features)
+        x = as_jax("BatchNorm", "x", x)
         if mask is None:
             return self.norm(x)
-        x = rows_where(mask, jnp.asarray(x))
+        x = rows_where(mask, x)
         if isinstance(batch, LocalGraph):
             return rows_where(mask, self._over_devices(x, batch))
         return rows_where(mask, self.norm(x, mask=mask[:, None]))

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import Features, check_kept, check_widths
 from jaxgnn.nn._options import activation as known_activation
@@ -328,7 +329,7 @@ def apply_linear(
     asked = ops.requested_implementation(implementation)
     with xla_or_fastest(implementation):
         if not isinstance(x, CBSR):
-            return layer(x, activation=activation)
+            return layer(as_jax(type(layer).__name__, "x", x), activation=activation)
         graphdef, state = nnx.split(layer)
         return run_compiled(_expand_and_apply, _Product(graphdef, asked, activation), (state, x))
 

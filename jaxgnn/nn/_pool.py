@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
+from jaxgnn.graph._arrays import as_jax
 from jaxgnn.nn._of_graphs import (
     check_batch,
     extremes,
@@ -83,7 +84,7 @@ def pool(
     if not isinstance(names, Sequence) or not names or any(name not in known for name in names):
         raise bad_input(where, "reduce", f"among {', '.join(known)}", repr(reduce))
     check_batch(where, x, batch)
-    x = jnp.asarray(x)
+    x = as_jax(where, "x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise bad_input(where, "x", "of a floating dtype", x.dtype)
     found = [_REDUCES[name](x, batch).astype(x.dtype) for name in names]

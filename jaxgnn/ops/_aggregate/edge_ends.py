@@ -13,7 +13,7 @@ from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.graph._structure import structure
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_graph, check_rows
+from jaxgnn.ops._core.checks import check_graph, check_rows, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 End = Literal["receivers", "senders"]
@@ -47,6 +47,7 @@ def at_ends(
       ValueError: if ``x`` does not have one row for each node of that end.
     """
     op = "aggregate"
+    (x,) = from_numpy(x)
     if end == "senders":
         graph, x = with_senders(graph, x)
     else:

@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import is_concrete
+from jaxgnn.graph._arrays import as_jax, in_native_order
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._id_range import is_read_in_place, least_and_most
 from jaxgnn.ops._aggregate import segment_parts as parts
@@ -321,7 +322,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     Raises:
       ValueError: if they do not fit each other, or one of them is invalid.
     """
-    data, ids = jnp.asarray(data), _as_array(ids)
+    data, ids = as_jax(op, "the data", data), _as_array(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
     if data.ndim == 0 and ids.ndim == 1:  # one number for all entries
@@ -346,7 +347,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
 def _as_array(ids: Any) -> Any:
     """The ids as an array of numpy, which keeps int64, or of JAX if they are traced."""
     if isinstance(ids, np.ndarray | jax.Array):
-        return ids
+        return in_native_order(ids)
     is_jax = hasattr(ids, "__jax_array__") or not is_concrete(*jax.tree.leaves(ids))
     return jnp.asarray(ids) if is_jax else np.asarray(ids)
 
@@ -372,6 +373,8 @@ def _checked_count(op: str, ids: Any, count: Any, are_negative_fine: bool) -> in
     count = max(most, -1) + 1 if count is None else count
     if count < 0:
         raise bad_input(op, "num_segments", "at least zero", count)
+    if count > np.iinfo(np.int32).max:
+        raise bad_input(op, "num_segments", "below 2^31, since ids are int32", count)
     return count
 
 

@@ -98,7 +98,7 @@ def spmm(
     summed = sum_of_parts(graph, x, node_axis, partial(spmm, implementation=implementation))
     if summed is not None:
         return summed
-    graph, x = with_senders(graph, x, axes=(node_axis,))
+    graph, x = with_senders(graph, *from_numpy(x), axes=(node_axis,))
     graph = check_graph("spmm", graph)
     item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)

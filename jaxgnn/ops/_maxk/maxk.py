@@ -13,7 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk as ffi
 from jaxgnn.graph import CBSR
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_cbsr, check_float
+from jaxgnn.ops._core.checks import check_cbsr, check_float, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._maxk import pallas
 from jaxgnn.ops._maxk.reference import maxk as reference
@@ -126,6 +126,7 @@ def maxk(
       >>> kept.values.tolist(), kept.indices.tolist()
       ([[3.0, 2.0]], [[0, 3]])
     """
+    (x,) = from_numpy(x)
     check_float("maxk", "x", x, 1)
     check_k("maxk", "k", k, x.shape[-1])
     if by not in ("value", "magnitude"):
