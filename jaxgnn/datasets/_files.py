@@ -36,14 +36,22 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
 
 
-def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None) -> np.ndarray:
+def read_csv(
+    path: Path,
+    dtype: type,
+    contents: str,
+    columns: int | None = None,
+    *,
+    may_be_empty: bool = False,
+) -> np.ndarray:
     """Reads a headerless comma-separated table, compressed or not.
 
     Args:
       path: the .csv.gz file; if it does not exist, the .csv file beside it is read.
       dtype: dtype of the result; every cell must be a number of this dtype.
-      contents: expected content of the file, for the message if it is missing.
-      columns: required number of columns; None for that of the first line.
+      contents: what the file should hold, for the message when it is missing.
+      columns: how many columns there must be; None takes what the first line has.
+      may_be_empty: whether a file without lines is read too; it has one column, or ``columns``.
 
     Returns:
       [lines, columns] array of ``dtype``.
@@ -56,6 +64,10 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
     with naming(path, "a csv table"):
         try:
             table = _load_table(path, dtype)
+        except _NoDataError as error:
+            if not may_be_empty:
+                raise bad_file(path, "the file is empty") from error
+            return np.zeros((0, columns or 1), dtype)
         except Exception as error:
             found = _first_bad_line(path, dtype, columns)
             raise bad_file(path, found or str(error) or repr(error)) from error
@@ -186,6 +198,10 @@ def _csv_path(path: Path, contents: str) -> Path:
     return found
 
 
+class _NoDataError(ValueError):
+    """A table without lines, or with empty ones alone."""
+
+
 def _load_table(path: Path, dtype: type) -> np.ndarray:
     with warnings.catch_warnings():
         # numpy only warns about a file without data and about integers written as floats.
@@ -196,7 +212,8 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
                 str(path), dtype=dtype, delimiter=",", comments=None, ndmin=2, encoding="utf-8"
             )
         except Warning as warning:
-            raise ValueError(str(warning)) from warning
+            kind = _NoDataError if "no data" in str(warning) else ValueError
+            raise kind(str(warning)) from warning
 
 
 def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:

@@ -114,7 +114,7 @@ class StoredDtype:
 
 
 class StoredCSR:
-    """The unchecked arrays of a pickled ``csr_matrix`` of scipy."""
+    """The unchecked arrays of a pickled ``csr_matrix`` or ``csr_array`` of scipy."""
 
     def __init__(self):
         self.fields: dict[str, Any] = {}
@@ -214,8 +214,9 @@ def _encode(arguments: tuple[Any, ...], budget: Budget) -> bytes:
 
 
 def new_csr(kind: Any, arguments: Any) -> StoredCSR:
-    """Creates an object of the only class that a pickle may instantiate."""
-    if not _is_part(kind, "csr_matrix") or arguments != ():
+    """Makes an object of the only two classes that a pickle may instantiate."""
+    is_csr = any(_is_part(kind, name) for name in _CSR_CLASSES)
+    if not is_csr or arguments != ():
         raise ValueError("expected a csr_matrix to be filled")
     return StoredCSR()
 
@@ -237,6 +238,8 @@ def _everywhere(modules: Sequence[str], part: Part) -> dict[tuple[str, str], Par
     return {(module, part.name): part for module in modules}
 
 
+_CSR_CLASSES = ("csr_matrix", "csr_array")
+_CSR_MODULES = ("scipy.sparse.csr", "scipy.sparse._csr", "scipy.sparse")
 _BUILTINS = ("builtins", "__builtin__")
 
 # Keys are the names in pickles, including old names of modules that have moved.
@@ -248,7 +251,11 @@ PARTS: dict[tuple[str, str], Part] = {
     ),
     **_everywhere(("numpy.core.multiarray", "numpy._core.multiarray"), Part("scalar", _scalar)),
     **_everywhere(("numpy.core.numeric", "numpy._core.numeric"), Part("_frombuffer", _from_buffer)),
-    **_everywhere(("scipy.sparse.csr", "scipy.sparse._csr", "scipy.sparse"), Part("csr_matrix")),
+    **{
+        key: part
+        for name in _CSR_CLASSES
+        for key, part in _everywhere(_CSR_MODULES, Part(name)).items()
+    },
     **_everywhere(("copyreg", "copy_reg"), Part("_reconstructor", _new_object)),
     **_everywhere(("_codecs",), Part("encode", _encode)),
     **_everywhere(("collections",), Part("defaultdict", _default_dict)),

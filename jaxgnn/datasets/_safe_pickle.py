@@ -84,7 +84,7 @@ def read_number_bytes(
             raise bad_file(
                 path,
                 f"refers to {error}, which is not read from a data file: a pickle may hold "
-                "numbers, text, containers, numpy arrays and scipy.sparse.csr_matrix",
+                "numbers, text, containers, arrays of numpy, and csr_matrix and csr_array of scipy",
             ) from None
 
 

@@ -22,11 +22,11 @@ def read_tu(path: str | PathLike[str]) -> GraphsDataset:
 
     The files of a folder begin with the name of the data set, such as ``MUTAG_A.txt``:
 
-    - ``_A.txt``: a line for each edge, with two nodes, counted from 1 over all graphs. Undirected
-      graphs have both directions of each edge.
-    - ``_graph_indicator.txt``: a line for each node, with its graph, counted from 1.
-    - ``_graph_labels.txt``: a line for each graph, with its class, a whole number; or
-      ``_graph_attributes.txt``: the numbers to predict, which take precedence.
+    - ``_A.txt``: a line an edge, two nodes, counted from 1 over all graphs; empty if there are no
+      edges. Graphs without directions have both of each edge.
+    - ``_graph_indicator.txt``: a line a node, its graph, counted from 1.
+    - ``_graph_labels.txt``: a line a graph, its class, a whole number; or
+      ``_graph_attributes.txt``: the numbers to predict, which are read where both are there.
     - ``_node_attributes.txt``, ``_node_labels.txt``, ``_edge_attributes.txt``,
       ``_edge_labels.txt``: features, all optional. Attributes come first, then one-hot labels, with
       a column for each value of a column of labels, in ascending order.
@@ -101,12 +101,14 @@ def _file(prefix: Path, part: str) -> Path:
 
 def _read(path: Path, dtype: type, contents: str, columns: int | None = None) -> np.ndarray:
     require_file(path, contents)
-    return read_csv(path, dtype, contents, columns=columns)
+    return read_csv(path, dtype, contents, columns, may_be_empty=True)
 
 
 def _graph_of_node(path: Path) -> np.ndarray:
     """The graph of each node, counted from 0."""
     graphs = _read(path, np.int32, "a line a node: its graph", columns=1)[:, 0]
+    if not graphs.size:
+        raise bad_file(path, "expected at least one node, got an empty file")
     bad = (graphs < 1) | (graphs > graphs.size)
     if bad.any():
         line = int(np.argmax(bad))
@@ -157,7 +159,8 @@ def _features(prefix: Path, of: str, count: int, read_labels: LabelReader) -> np
             if found[-1].shape[0] != count:
                 expected = f"{count} lines, one for each {of}"
                 raise bad_file(path, f"expected {expected}, got {found[-1].shape[0]}")
-    return np.concatenate(found, axis=1) if found else None
+    # Without edges nothing tells how many features they would have.
+    return np.concatenate(found, axis=1) if found and count else None
 
 
 def _finite(path: Path, contents: str) -> np.ndarray:

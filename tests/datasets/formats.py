@@ -179,7 +179,12 @@ def write_hypergcn(
 
 
 def write_planetoid(
-    folder: Path, name: str = "tiny", *, protocol: int = 2, missing: int = 1
+    folder: Path,
+    name: str = "tiny",
+    *,
+    protocol: int = 2,
+    missing: int = 1,
+    as_sparse=scipy.sparse.csr_matrix,
 ) -> NodeDataset:
     """Random papers as Planetoid has them; ``missing`` numbers of test nodes are left out."""
     rng = np.random.default_rng(0)
@@ -196,7 +201,7 @@ def write_planetoid(
         graph[a].append(b)
         graph[b].append(a)
     hot = np.eye(CLASSES, dtype=np.int32)[labels]
-    sparse = scipy.sparse.csr_matrix(features)
+    sparse = as_sparse(features)
     parts = {
         "allx": sparse[:known],
         "ally": hot[:known],

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from jaxgnn.datasets import read_npz_graph, read_planetoid
 
@@ -26,6 +27,14 @@ def test_planetoid_is_read_as_written_with_test_nodes_that_are_left_out(
     _same(read_planetoid(tmp_path), expected)
     _same(read_planetoid(tmp_path, "tiny"), expected)
     assert (expected.labels < 0).sum() == missing
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_planetoid_may_have_arrays_of_scipy_in_the_place_of_matrices(protocol, tmp_path):
+    expected = formats.write_planetoid(
+        tmp_path, protocol=protocol, as_sparse=scipy.sparse.csr_array
+    )
+    _same(read_planetoid(tmp_path), expected)
 
 
 class _Code:

@@ -54,6 +54,18 @@ def test_numbers_to_predict_are_read_and_features_may_be_missing(write):
     assert data.node_features is None and data[0]["edges"] is None
 
 
+@pytest.mark.parametrize("edge_labels", [None, ""])
+@pytest.mark.parametrize("empty", ["", "\n\n"])
+def test_a_set_without_any_edge_is_a_set_of_nodes(write, empty, edge_labels):
+    (write() / "TINY_edge_labels.txt").unlink()
+    data = read_tu(write(A=empty, edge_labels=edge_labels))
+    assert data.senders.shape == data.receivers.shape == (0,)
+    assert data.num_edges_of_each.tolist() == [0, 0] and data.edge_features is None
+    assert {data.senders.dtype, data.num_edges_of_each.dtype} == {np.dtype(np.int32)}
+    batch = GraphBatch.from_graphs([GraphSample(**data[at]) for at in range(2)])
+    assert batch.graph.shape == (5, 5) and batch.graph.num_edges == 0
+
+
 BAD = {
     "a node out of range": ({"A": "4, 1\n2, 6\n"}, r"TINY_A.txt: line 2, column 2: expected nodes"),
     "an edge between graphs": (
@@ -69,7 +81,10 @@ BAD = {
         {"node_attributes": "0.5, 1\n1.5, nan\n2.5, 3\n3.5, 4\n4.5, 5\n"},
         "line 2, column 2: expected a finite number, got nan",
     ),
-    "no edges": ({"A": ""}, "TINY_A.txt"),
+    "no nodes": ({"graph_indicator": ""}, "graph_indicator.txt: expected at least one node"),
+    "no labels": ({"graph_labels": "\n"}, "graph_labels.txt: expected 2 lines, .* got 0"),
+    "features of edges that are not there": ({"A": ""}, "edge_labels.txt: expected 0 lines, .* 5"),
+    "no features of edges": ({"edge_labels": ""}, "edge_labels.txt: expected 5 lines, .* got 0"),
 }
 
 
