@@ -14,12 +14,11 @@ import numpy as np
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.file import Description, custom_calls, packed
-from jaxgnn._exporting.trees import leaves_of, rebuilt, structure_of
+from jaxgnn._exporting.file import Description, packed
+from jaxgnn._exporting.program import read_program
+from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt, structure_of
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.dispatch import Platform, current_platform
-
-_GPU_KERNELS = "mosaic_gpu"  # prefix of the custom calls of Pallas kernels
 
 
 def export(
@@ -79,20 +78,20 @@ def export(
     """
     platforms = _checked_platforms(platforms)
     _check_metadata(metadata)
-    arguments = structure_of("export", "args", args)
+    arguments = _structure("args", args)
     specs = _specs(args, shapes)
     inputs = [spec for _, spec in leaves_of("export", "args", arguments, specs)]
     results: list[Any] = []  # the structure of the result, set by the trace
 
     def flat(*leaves):
         result = function(*rebuilt(arguments, iter(leaves)))
-        results[:] = [structure_of("export", "the result", result)]
+        results[:] = [_structure("the result", result)]
         return [jnp.asarray(leaf) for _, leaf in leaves_of("export", "", results[0], result)]
 
     exported = _exported(flat, inputs, platforms)
     description = Description(
         platforms=list(exported.platforms),
-        kernels=_kernels(exported),
+        kernels=read_program(exported).kernels,
         arguments=arguments,
         result=results[0],
         inputs=[_named(aval) for aval in exported.in_avals],
@@ -103,6 +102,16 @@ def export(
         metadata=dict(metadata or {}),
     )
     return packed(description, bytes(exported.mlir_module_serialized))
+
+
+def _structure(name: str, tree: Any) -> Any:
+    """The structure of arguments or a result, as ``load_exported`` takes it."""
+    structure = structure_of("export", name, tree)
+    try:
+        count_leaves(structure)
+    except ValueError as error:
+        raise ValueError(f"export: {name}: {error}") from None
+    return structure
 
 
 def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.export.Exported:
@@ -119,12 +128,6 @@ def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.exp
             raise
         expected = "without callbacks into Python, which another process does not have"
         raise bad_input("export", "function", expected, str(error)) from error
-
-
-def _kernels(exported: jax.export.Exported) -> list[str]:
-    """Names of the custom calls of this library's kernels in a program."""
-    found = custom_calls(exported.mlir_module())
-    return sorted(n for n in found if n in _ffi.TARGETS or n.startswith(_GPU_KERNELS))
 
 
 def _named(aval: Any) -> list[str]:

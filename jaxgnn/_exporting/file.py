@@ -1,15 +1,17 @@
 """The file of an exported function: a zip archive of a program and its description in JSON.
 
-It contains no Python code, and nothing is unpickled. The program is StableHLO in its portable
-form, which later versions of JAX support.
+Nothing in it is code of Python, and nothing is unpickled. The program is StableHLO in its portable
+form, which later versions of JAX read. A hash of both is compared before either is read: MLIR may
+crash, or not end, on a damaged program. It is no signature; whoever changes a file can renew it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
-import re
+import struct
 import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +22,8 @@ import jax.export
 
 from jaxgnn._version import __version__
 
-_DESCRIPTION, _PROGRAM = "description.json", "program.stablehlo"
-_FORMAT = 1
+_DESCRIPTION, _PROGRAM, _HASH = "description.json", "program.stablehlo", "sha256"
+_FORMAT = 2  # format 1 had no hash
 _MOST_DESCRIPTION = 1 << 24
 
 
@@ -74,18 +76,23 @@ _TYPES = {
 }
 
 
-def custom_calls(module: str) -> set[str]:
-    """Names of the external functions that a program calls, from its text."""
-    return set(re.findall(r"custom_call @([\w.$]+)", module))
-
-
 def packed(description: Description, program: bytes) -> bytes:
     """The bytes of a file."""
+    text = json.dumps(asdict(description), allow_nan=False).encode()
+    members = {_DESCRIPTION: text, _PROGRAM: program, _HASH: content_hash(text, program)}
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:  # uncompressed, so that sizes are known
-        archive.writestr(_DESCRIPTION, json.dumps(asdict(description), allow_nan=False))
-        archive.writestr(_PROGRAM, program)
+    with zipfile.ZipFile(file, "w") as archive:  # stored, so a reader knows what it unpacks to
+        for name, content in members.items():
+            archive.writestr(name, content)
     return file.getvalue()
+
+
+def content_hash(description: bytes, program: bytes) -> bytes:
+    """The SHA-256 of a description and a program, in hexadecimal digits."""
+    content = hashlib.sha256(struct.pack("<Q", len(description)))
+    content.update(description)
+    content.update(program)
+    return content.hexdigest().encode()
 
 
 def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, bytes]:
@@ -102,14 +109,32 @@ def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, 
     is_bytes = isinstance(source, bytes | bytearray)
     name = f"{len(source)} bytes" if is_bytes else os.fspath(source)
     content = bytes(source) if is_bytes else Path(source).read_bytes()
+    expected = f"load_exported: {name} must be a whole file that jaxgnn.export has made, got"
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            texts = {m: _member(archive, m) for m in (_DESCRIPTION, _PROGRAM)}
+        texts = _members(content)
         entries = json.loads(texts[_DESCRIPTION])
-    except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, EOFError, OSError) as error:
-        expected = "a whole file that jaxgnn.export has made"
-        raise ValueError(f"load_exported: {name} must be {expected}, got {error}") from error
+    except _UNREADABLE as error:
+        raise ValueError(f"{expected} {error}") from error
+    _check_format(name, entries)
+    if texts.get(_HASH) != content_hash(texts[_DESCRIPTION], texts[_PROGRAM]):
+        raise ValueError(f"{expected} content that its hash does not fit")
     return name, _description(name, entries), texts[_PROGRAM]
+
+
+# What zipfile and json raise of bytes that are anything.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, struct.error, LookupError, ValueError, ArithmeticError),
+    *(RuntimeError, EOFError, OSError),
+)
+
+
+def _members(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+        found = {name: _member(archive, name) for name in (_DESCRIPTION, _PROGRAM)}
+        if _HASH in names:  # a later format may have others
+            found[_HASH] = _member(archive, _HASH)
+        return found
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -121,9 +146,18 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(info)  # verifies the checksum
 
 
-def _description(name: str, entries: Any) -> Description:
-    if not isinstance(entries, dict) or not isinstance(entries.get("format"), int):
+def _check_format(name: str, entries: Any) -> None:
+    found = entries.get("format") if isinstance(entries, dict) else None
+    if type(found) is not int:
         raise ValueError(f"load_exported: {name} must have a description with its format")
+    if found != _FORMAT:
+        advice = "; export the function again" if found < _FORMAT else ""
+        raise ValueError(
+            f"{versions_of(name, entries)}: expected format {_FORMAT}, got {found}{advice}"
+        )
+
+
+def _description(name: str, entries: dict[str, Any]) -> Description:
     check_versions(name, entries)
     try:
         description = Description(**entries)
@@ -131,7 +165,7 @@ def _description(name: str, entries: Any) -> Description:
         raise ValueError(f"load_exported: {name} has another description: {error}") from None
     for entry, kind in _TYPES.items():
         value = getattr(description, entry)
-        if not isinstance(value, kind):
+        if type(value) is not kind:
             raise ValueError(
                 f"load_exported: {name} must have {kind.__name__} as {entry}, got {value!r:.80}"
             )
@@ -152,9 +186,7 @@ def check_versions(name: str, entries: dict[str, Any]) -> None:
       ValueError: with the versions that wrote the file and that read it.
     """
     versions = versions_of(name, entries)
-    if entries["format"] != _FORMAT:
-        raise ValueError(f"{versions}: expected format {_FORMAT}, got {entries['format']}")
-    # The interface of kernels may change with each release; a program of plain JAX has none.
+    # What a kernel takes may change with each release; a program of plain JAX has none.
     if entries.get("kernels") and entries.get("jaxgnn") != __version__:
         raise ValueError(
             f"{versions}: its kernels need the version that wrote it; export it again, or under "
@@ -163,7 +195,7 @@ def check_versions(name: str, entries: dict[str, Any]) -> None:
     lowest = jax.export.minimum_supported_calling_convention_version
     highest = jax.export.maximum_supported_calling_convention_version
     convention = entries.get("calling_convention")
-    if not isinstance(convention, int) or not lowest <= convention <= highest:
+    if type(convention) is not int or not lowest <= convention <= highest:
         raise ValueError(
             f"{versions}: expected a calling convention from {lowest} to {highest}, "
             f"got {convention!r:.80}"

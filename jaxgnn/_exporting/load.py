@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import jax
@@ -15,8 +16,11 @@ import numpy as np
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.file import Description, custom_calls, unpacked, versions_of
+from jaxgnn._exporting.checks import check_description, check_program
+from jaxgnn._exporting.file import Description, unpacked, versions_of
+from jaxgnn._exporting.program import read_program
 from jaxgnn._exporting.trees import leaves_of, rebuilt
+from jaxgnn.graph._arrays import in_native_order, require_kept_integers
 from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
 
 
@@ -65,7 +69,8 @@ class ExportedFunction:
         Raises:
           ValueError: names the first argument of another structure, dtype or shape.
         """
-        named = list(leaves_of(self._where, "args", self._arguments, args))
+        given = leaves_of(self._where, "args", self._arguments, args)
+        named = [(path, in_native_order(leaf)) for path, leaf in given]
         for (path, leaf), aval in zip(named, self._exported.in_avals, strict=True):
             self._check(path, leaf, aval)
         try:
@@ -78,6 +83,7 @@ class ExportedFunction:
         return rebuilt(self._result, iter(results))
 
     def _check(self, path: str, leaf: Any, aval: Any) -> None:
+        require_kept_integers(self._where, path, leaf)
         shape = np.shape(leaf)
         given = getattr(leaf, "dtype", None)
         dtype = aval.dtype if given is None else jax.dtypes.canonicalize_dtype(given)
@@ -94,8 +100,9 @@ class ExportedFunction:
 def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
     """Loads a function exported by ``jaxgnn.export``, in any process that has this library.
 
-    Kernels of the program are registered with XLA. A file is data and contains no Python code. Its
-    program runs with the rights of the process, like any model that XLA compiles.
+    Kernels that the program calls are registered with XLA. A file is data: no Python code is in it.
+    A hash in it finds damage, and is no signature. The program runs with the rights of the process,
+    as any model does that XLA compiles, so load only files of people whose code you would run.
 
     Args:
       source: path of the file, or its bytes.
@@ -108,26 +115,39 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
       NotImplementedError: if its kernels are not supported here, with the reason.
     """
     name, description, program = unpacked(source)
+    with _naming(name, "a damaged description"):
+        inputs, outputs = check_description(description)
     _prepare(name, description)
+    with _naming(name, "a damaged description"):
+        template = _template(description, inputs, outputs)
+    exported = dataclasses.replace(
+        template,
+        mlir_module_serialized=program,
+        module_kept_var_idx=tuple(description.kept),
+        uses_global_constants=description.has_symbols,
+        calling_convention_version=description.calling_convention,
+    )
+    versions = versions_of(name, dataclasses.asdict(description))
     try:
-        exported = _rebuilt(description, program)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"load_exported: {name} has a damaged description: {error}") from error
-    _check_program(name, description, exported)
+        facts = read_program(exported)
+    except Exception as error:  # MLIR has errors of its own
+        raise ValueError(f"{versions}: its program can not be read: {error}") from error
+    # A callback is an address of the process that exported it.
+    callbacks = sorted(call for call in facts.calls if "callback" in call)
+    if callbacks:
+        raise ValueError(f"load_exported: {name} must call no Python, got a call of {callbacks[0]}")
+    with _naming(name, "a description of another program"):
+        check_program(description, read_program(template), facts)
     return ExportedFunction(name, description, exported)
 
 
-def _check_program(name: str, description: Description, exported: jax.export.Exported) -> None:
-    """Checks that JAX supports the program, and that it would not call Python."""
+@contextlib.contextmanager
+def _naming(name: str, what: str) -> Generator[None]:
+    """Raises whatever JAX raises of a description as a ValueError that names the file."""
     try:
-        found = custom_calls(exported.mlir_module())
-    except Exception as error:  # MLIR has its own errors
-        versions = versions_of(name, dataclasses.asdict(description))
-        raise ValueError(f"{versions}: its program can not be read: {error}") from error
-    # A callback is an address in the exporting process.
-    callbacks = sorted(call for call in found if "callback" in call)
-    if callbacks:
-        raise ValueError(f"load_exported: {name} must call no Python, got a call of {callbacks[0]}")
+        yield
+    except Exception as error:
+        raise ValueError(f"load_exported: {name} has {what}: {error}") from error
 
 
 def _prepare(name: str, description: Description) -> None:
@@ -146,27 +166,16 @@ def _prepare(name: str, description: Description) -> None:
         raise NotImplementedError(f"load_exported: {name}: {known[0]}")
 
 
-def _rebuilt(description: Description, program: bytes) -> jax.export.Exported:
-    """The ``jax.export.Exported`` of a program.
+def _template(
+    description: Description, inputs: list[Any], outputs: list[Any]
+) -> jax.export.Exported:
+    """Another function, exported here, which takes and returns arrays of the same shapes.
 
-    It is built from the export of another function with the same shapes, so that JAX itself sets
-    its other fields.
+    JAX itself fills in what is not known of the fields of a loaded ``jax.export.Exported``.
     """
-    scope = jax.export.SymbolicScope()
-    inputs, outputs = (
-        [jax.ShapeDtypeStruct(jax.export.symbolic_shape(s, scope=scope), d) for s, d in arrays]
-        for arrays in (description.inputs, description.outputs)
-    )
 
     def same_shapes(*_):
         return [jnp.zeros(output.shape, output.dtype) for output in outputs]
 
-    platforms = description.platforms
-    template = jax.export.export(jax.jit(same_shapes), platforms=platforms)(*inputs)
-    return dataclasses.replace(
-        template,
-        mlir_module_serialized=program,
-        module_kept_var_idx=tuple(description.kept),
-        uses_global_constants=description.has_symbols,
-        calling_convention_version=description.calling_convention,
-    )
+    function = jax.jit(same_shapes, keep_unused=True)
+    return jax.export.export(function, platforms=description.platforms)(*inputs)

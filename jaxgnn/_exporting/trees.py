@@ -7,11 +7,11 @@ that needs a plan computes it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, get_args
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, GraphBatch, Incidence
+from jaxgnn.graph import CBSR, CSRGraph, GraphBatch, Incidence, Normalization
 
 ARRAY = "*"
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list}
@@ -126,6 +126,74 @@ def rebuilt(structure: Any, leaves: Iterator[Any]) -> Any:
     if name == "dict":
         return {key: rebuilt(part, leaves) for key, part in inside}
     return _SEQUENCES[name](rebuilt(part, leaves) for part in inside)
+
+
+def count_leaves(structure: Any) -> int:
+    """The number of arrays of a structure that comes from a file.
+
+    Raises:
+      ValueError: if it is none that ``structure_of`` makes.
+    """
+    if structure is None or structure == ARRAY:
+        return int(structure is not None)
+    kind = next(iter(structure), None) if type(structure) is dict else None
+    if kind in _KINDS:
+        return _count_leaves_of_kind(structure, kind)
+    inside = structure[kind] if kind == "dict" or kind in _SEQUENCES else None
+    if type(inside) is not list or len(structure) != 1:
+        raise ValueError(f"expected a structure of {_HOLDS}, got {structure!r:.80}")
+    if kind != "dict":
+        return sum(map(count_leaves, inside))
+    keys = [entry[0] for entry in inside if type(entry) is list and len(entry) == 2]
+    if len(keys) != len(inside) or not all(type(key) in (str, int) for key in keys):
+        raise ValueError(f"expected a dict of keys and structures, got {inside!r:.80}")
+    if [key for key, _ in _sorted(dict.fromkeys(keys))] != keys:
+        raise ValueError(f"expected each key once and in order, got {keys!r:.80}")
+    return sum(count_leaves(part) for _, part in inside)
+
+
+def _count_leaves_of_kind(structure: dict[str, Any], name: str) -> int:
+    kind, options, parts = _KINDS[name], structure.get("options"), structure[name]
+    fits = structure.keys() == {name, "options"} and type(parts) is type(options) is dict
+    if not fits or tuple(parts) != kind.arrays or tuple(options) != kind.options:
+        raise ValueError(f"expected a {name} with all its parts, got {structure!r:.80}")
+    for option, value in options.items():
+        if not _OPTIONS[option](value):
+            raise ValueError(f"expected a {name} with its {option}, got {value!r:.80}")
+    for part, found in parts.items():
+        wanted = _PARTS.get(part)
+        if wanted is not None and not wanted(found):
+            raise ValueError(f"expected a {name} with its {part}, got {found!r:.80}")
+    return sum(map(count_leaves, parts.values()))
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_array(structure: Any) -> bool:
+    return structure == ARRAY
+
+
+def _may_be_array(structure: Any) -> bool:
+    return structure is None or structure == ARRAY
+
+
+# What a file may say of each option, and of each part that is no pytree of the user's.
+_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "num_cols": lambda value: value is None or _is_size(value),
+    "normalization": lambda value: value in (None, *get_args(Normalization)),
+    "dim": lambda value: _is_size(value) and value > 0,
+    "num_nodes": _is_size,
+    "num_hyperedges": _is_size,
+}
+_PARTS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("weights", "row_scale", "col_scale"), _may_be_array),
+    **dict.fromkeys(("indptr", "indices", "values", "node_ids", "hyperedge_ids"), _is_array),
+    **dict.fromkeys(("graph_ids", "num_nodes_of_each", "num_edges_of_each"), _is_array),
+    **dict.fromkeys(("node_mask", "graph_mask"), _is_array),
+    "graph": lambda structure: type(structure) is dict and "CSRGraph" in structure,
+}
 
 
 def _leaves_of_kind(where: str, path: str, structure: Any, tree: Any) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.export
 
+from jaxgnn._errors import bad_input
 from jaxgnn.graph._batch import GraphBatch
 from jaxgnn.graph._cbsr import CBSR
 from jaxgnn.graph._csr import CSRGraph
@@ -57,17 +58,34 @@ def options_as_bytes(options: tuple[Any, ...]) -> bytes:
 
 
 def options_from_bytes(content: bytes) -> tuple[Any, ...]:
-    """The options that ``options_as_bytes`` has written."""
-    return tuple(_option(option) for option in json.loads(content))
+    """The options that ``options_as_bytes`` has written.
+
+    Raises:
+      ValueError: if it has not written them.
+    """
+    try:
+        found = json.loads(content)
+        if not isinstance(found, list):
+            raise ValueError(f"a {type(found).__name__}")
+        return tuple(map(_option, found))
+    except (ValueError, RecursionError) as error:
+        expected = "options of a graph, as jaxgnn writes them"
+        raise bad_input("jax.export", "the file", expected, str(error)[:80]) from error
 
 
 def _option(found: Any) -> Any:
     if isinstance(found, list):
         return tuple(map(_option, found))
-    if not isinstance(found, dict):
-        return found
-    sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
-    return BlockShape(**sizes)
+    return _block_shape(found) if isinstance(found, dict) else found
+
+
+def _block_shape(found: dict[str, Any]) -> BlockShape:
+    kinds = {"tiles": list, "order": str}
+    names = [field.name for field in dataclasses.fields(BlockShape)]
+    are_kinds = all(type(value) is kinds.get(name, int) for name, value in found.items())
+    if list(found) != names or not are_kinds or set(map(type, found["tiles"])) - {int}:
+        raise ValueError(f"the shape of blocks {found!r}")
+    return BlockShape(**{**found, "tiles": tuple(found["tiles"])})
 
 
 for _type in _TYPES:

@@ -17,6 +17,7 @@ from flax import nnx
 import jaxgnn
 from jaxgnn import CBSR, CSRGraph, Incidence, ops
 from jaxgnn._exporting import load as loading
+from jaxgnn._exporting.file import content_hash
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import random_array
@@ -214,6 +215,27 @@ def test_a_call_with_something_else_names_the_argument(name, any_size):
         any_size(*given())
 
 
+@pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda")])
+def test_functions_may_take_or_return_nothing_and_return_what_they_do_not_read(platforms):
+    def load(function, *args):
+        file = jaxgnn.export(function, *args, platforms=platforms)
+        return jaxgnn.load_exported(file)(*args)
+
+    assert load(lambda x: None, X) is None
+    assert load(lambda: {"a": jnp.zeros((2, 0), jnp.bfloat16)})["a"].shape == (2, 0)
+    unread, one = load(lambda x, _: (x, x[0, 0]), X, MORE)
+    np.testing.assert_array_equal(unread, X)
+    assert one == X[0, 0]
+
+
+def test_arrays_of_numpy_are_taken_in_either_byte_order_and_not_cut():
+    loaded = jaxgnn.load_exported(jaxgnn.export(lambda x, ids: x[ids], X, np.array([1, 0])))
+    x, ids = np.asarray(X).astype(">f4"), np.array([1, 0], ">i8")
+    np.testing.assert_array_equal(loaded(x, ids), X[np.array([1, 0])])
+    with pytest.raises(ValueError, match=r"args\[1\] must be in the range of int32"):
+        loaded(X, np.array([2**32, 0]))
+
+
 EXPORTS = {
     "platform": ({"platforms": ["tpu"]}, r"platforms must be some of cpu, cuda, got \['tpu'\]"),
     "no platform": ({"platforms": []}, r"platforms must be some of cpu, cuda, got \[\]"),
@@ -247,25 +269,33 @@ def test_what_can_not_be_exported_says_why():
         jaxgnn.export(_aggregate, GRAPH, X, **ANY_SIZE)
 
 
-def _changed(file: bytes, **entries) -> bytes:
-    """The file with other entries in its description."""
+def _written(file: bytes, hashed: bool = True, **members: bytes) -> bytes:
+    """The file with other members, and a hash that fits them."""
+    with zipfile.ZipFile(io.BytesIO(file)) as old:
+        found = {name: old.read(name) for name in old.namelist()}
+    found |= {next(n for n in found if n.startswith(part)): m for part, m in members.items()}
+    if hashed:
+        found["sha256"] = content_hash(found["description.json"], found["program.stablehlo"])
     made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(made, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name == "description.json":
-                content = json.dumps({**json.loads(content), **entries})
+    with zipfile.ZipFile(made, "w") as new:
+        for name, content in found.items():
             new.writestr(name, content)
     return made.getvalue()
 
 
+def _described(file: bytes) -> dict:
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        return json.loads(archive.read("description.json"))
+
+
+def _changed(file: bytes, **entries) -> bytes:
+    """The file with other entries in its description."""
+    return _written(file, description=json.dumps({**_described(file), **entries}).encode())
+
+
 def _with_program(file: bytes, program: bytes) -> bytes:
     """The file with another program."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(made, "w") as new:
-        new.writestr("description.json", old.read("description.json"))
-        new.writestr("program.stablehlo", program)
-    return made.getvalue()
+    return _written(file, program=program)
 
 
 def _calls_python(file: bytes) -> bytes:
@@ -286,8 +316,16 @@ def _flipped(file: bytes) -> bytes:
 HERE = rf"this is jaxgnn {jaxgnn.__version__} and jax {jax.__version__}".replace(".", r"\.")
 FILES = {
     "a newer format": (
-        lambda f: _changed(f, format=2, jaxgnn="9.0"),
-        rf"jaxgnn 9\.0 .*, and {HERE}",
+        lambda f: _changed(f, format=3, jaxgnn="9.0"),
+        rf"jaxgnn 9\.0 .*, and {HERE}: expected format 2, got 3",
+    ),
+    "an older format": (
+        lambda f: _changed(f, format=1),
+        rf"{HERE}: expected format 2, got 1; export the function again",
+    ),
+    "another hash": (
+        lambda f: _written(f, hashed=False, sha256=b"0" * 64),
+        "a whole file .*, got content that its hash does not fit",
     ),
     "another release": (
         lambda f: _changed(f, jaxgnn="0.1.0"),
@@ -304,6 +342,10 @@ FILES = {
     ),
     "a call of Python": (_calls_python, "must call no Python, got a call of xla_ffi_python"),
     "cut short": (lambda f: f[: len(f) // 2], "a whole file that jaxgnn.export has made"),
+    "another program of the same description": (
+        lambda f: _written(f, hashed=False, program=b"ML" + bytes(100)),
+        "a whole file .*, got content that its hash does not fit",
+    ),
     "a flipped bit": (_flipped, "a whole file .*, got Bad CRC-32"),
     "text": (lambda f: b"graph", "a whole file .*, got File is not a zip file"),
 }

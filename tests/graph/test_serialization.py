@@ -1,5 +1,7 @@
 """Pytrees of the library among the arguments and results of ``jax.export`` itself."""
 
+import json
+
 import jax
 import jax.export
 import numpy as np
@@ -19,6 +21,28 @@ SHAPE = BlockShape(8, 8, 64, 1, 1, (1, 2), "degree")
 def test_static_options_come_back_from_json(options):
     assert options_from_bytes(options_as_bytes(options)) == options
     assert hash(options_from_bytes(options_as_bytes(options))) == hash(options)
+
+
+GOOD = json.loads(options_as_bytes((SHAPE,)))[0]
+FORGED = {
+    "no list": {},
+    "a number": 3,
+    "other entries": [{**GOOD, "colour": 1}],
+    "fewer entries": [{"tiles": [1]}],
+    "tiles of something else": [{**GOOD, "tiles": 3}],
+    "tiles of names": [{**GOOD, "tiles": ["1"]}],
+    "a flag for a number": [{**GOOD, "rows": True}],
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_options_that_nobody_has_written_are_refused(name):
+    with pytest.raises(ValueError, match=r"jax\.export: the file must be options of a graph"):
+        options_from_bytes(json.dumps(FORGED[name]).encode())
+    with pytest.raises(ValueError, match="options of a graph"):
+        options_from_bytes(b"[1, ")
+    with pytest.raises(ValueError, match="options of a graph"):
+        options_from_bytes(b"[" * 100_000)
 
 
 def test_every_pytree_is_registered_once():
