@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,24 @@ from jaxgnn.graph._plan_on_demand import plan_on_demand
 
 if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph
+
+
+def _takes_both_ends[F: Callable[..., Any]](function: F) -> F:
+    """Decorates ``from_edges``: an error about missing arguments names ``from_edge_index``."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        try:
+            signature.bind(*args, **options)
+        except TypeError as error:
+            call = "CSRGraph.from_edge_index(edge_index, num_nodes)"
+            is_other = "edge_index" in options or "missing" in str(error)
+            advice = f"; for an edge_index [2, edges] call {call}" if is_other else ""
+            raise TypeError(f"CSRGraph.from_edges: {error}{advice}") from None
+        return function(*args, **options)
+
+    return cast(F, checked)
 
 
 class GraphConstructors:
@@ -57,6 +77,7 @@ class GraphConstructors:
     ) -> tuple[CSRGraph, Data]: ...
 
     @classmethod
+    @_takes_both_ends
     def from_edges(
         cls,
         senders: npt.ArrayLike,
@@ -315,6 +336,12 @@ class GraphConstructors:
             return graph
         names = EdgeNames("CSRGraph.from_graphs_tuple", edge_data="graphs.edges")
         return keep_order(graph, order), ordered_edge_data(names, graphs.edges, order)
+
+
+# Python's errors about missing and unknown arguments have these names.
+for _name, _method in vars(GraphConstructors).items():
+    if isinstance(_method, classmethod):
+        _method.__func__.__qualname__ = f"CSRGraph.{_name}"
 
 
 def _with_edge_data(

@@ -424,3 +424,25 @@ def test_bad_input_names_the_argument_and_the_value(call, fragments):
     with pytest.raises(ValueError) as error:
         call()
     check_message(str(error.value), fragments)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: CSRGraph.from_edges(INDEX, 6),
+        lambda: CSRGraph.from_edges(INDEX, num_nodes=6),
+        lambda: CSRGraph.from_edges(edge_index=INDEX, num_nodes=6),
+    ],
+)
+def test_from_edges_of_an_edge_index_names_the_constructor_that_takes_it(call):
+    with pytest.raises(TypeError, match=r"CSRGraph.from_edge_index\(edge_index, num_nodes\)$"):
+        call()
+
+
+def test_wrong_arguments_of_constructors_name_the_class_of_the_user():
+    with pytest.raises(TypeError, match=r"^CSRGraph\.from_edges: got an unexpected .* 'nodes'$"):
+        CSRGraph.from_edges(*INDEX, 6, nodes=3)  # pyrefly: ignore
+    with pytest.raises(TypeError, match=r"^CSRGraph\.from_edge_index\(\) missing 1 required"):
+        CSRGraph.from_edge_index(INDEX)  # pyrefly: ignore
+    with pytest.raises(ValueError, match=r"CSRGraph\.from_edges: receivers must be .*edge_index"):
+        CSRGraph.from_edges(3, INDEX, 6)
