@@ -4,6 +4,7 @@ Experiments train and export them; this package loads and runs them. The log of 
 stored beside its weights.
 """
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.pretrained._model_file import load_model as load_model
 from jaxgnn.pretrained._model_file import save_model as save_model
 from jaxgnn.pretrained._solving import SudokuEffort as SudokuEffort
@@ -15,3 +16,5 @@ from jaxgnn.pretrained._sudoku import sudoku_solver as sudoku_solver
 from jaxgnn.pretrained._sudoku import sudoku_weights as sudoku_weights
 from jaxgnn.pretrained._weights import load_weights as load_weights
 from jaxgnn.pretrained._weights import save_weights as save_weights
+
+_suggest_names(__name__)

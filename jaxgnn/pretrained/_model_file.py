@@ -41,6 +41,17 @@ _LISTS = ("k", "strategy")  # options that may be sequences
 # The arrays of a network are in its file. Its other sizes are of tables that are built at once.
 _MOST = {"box": 16, "num_layers": 4096, "coupler_layers": 4096, "num_experts": 128}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+# The docs have it too, in docs/serving.md.
+_RECIPE = """; the arrays of a network of your own are written, and read by the same class, so:
+
+    def arrays_of(network):
+        return nnx.to_pure_dict(nnx.state(network, nnx.Not(nnx.RngState)))
+
+    Path("network.msgpack").write_bytes(flax.serialization.to_bytes(arrays_of(network)))
+
+    data = Path("network.msgpack").read_bytes()
+    nnx.update(again, flax.serialization.from_bytes(arrays_of(again), data))
+"""
 _NO_SIZES = ("num_steps", "recompute_every")
 
 
@@ -54,8 +65,9 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
       model: the network; its training or evaluation mode is not stored.
 
     Raises:
-      ValueError: if the model is not a network of ``jaxgnn.models``, or has an option that is
-        neither a number nor a name, such as an ``Incidence``.
+      ValueError: if the model is none of the networks of ``jaxgnn.models``, with the lines that
+        write the arrays of another class; or if it was made with something that is neither a number
+        nor a name, such as an ``Incidence``.
 
     Example:
       >>> import os, tempfile, jaxgnn
@@ -69,7 +81,7 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
     network = type(model).__name__
     if network not in NETWORKS or type(model) is not getattr(models, network):
         expected = f"one of jaxgnn.models, behind the path: {', '.join(NETWORKS)}"
-        raise bad_input("save_model", "model", expected, network)
+        raise bad_input("save_model", "model", expected, f"{network}{_RECIPE}")
     made: Any = model
     options = json.loads(made.made_with)
     for name, value in options.items():

@@ -2,7 +2,10 @@
 
 import inspect
 import json
+import textwrap
+from pathlib import Path
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +126,26 @@ def test_what_could_not_be_made_again_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"its option strategy must be .*, got Incidence"):
         jaxgnn.save_model(tmp_path / "x.npz", expert)
     assert not (tmp_path / "x.npz").exists()
+
+
+def test_the_recipe_for_a_network_of_ones_own_works_as_the_error_prints_it(tmp_path, monkeypatch):
+    class Own(nnx.Module):
+        def __init__(self, seed):
+            rngs = nnx.Rngs(seed)
+            self.layers = nnx.List([jaxgnn.nn.FusedLinear(2, 3, rngs=rngs)])
+            self.norm, self.dropout = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    network, again = Own(0), Own(1)
+    with pytest.raises(ValueError, match="got Own; the arrays of a network of your own") as error:
+        jaxgnn.save_model(tmp_path / "x.npz", network)
+    recipe = textwrap.dedent(str(error.value).partition("\n")[2])
+    lines = [line for line in recipe.splitlines() if line]
+    docs = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    assert all(line.replace("flax.serialization", "serialization") in docs for line in lines)
+    monkeypatch.chdir(tmp_path)
+    exec(recipe, {"nnx": nnx, "flax": flax, "Path": Path, "network": network, "again": again})
+    of_both = (nnx.state(one, nnx.Not(nnx.RngState)) for one in (again, network))
+    jax.tree.map(np.testing.assert_array_equal, *of_both)
 
 
 def _without(name):
