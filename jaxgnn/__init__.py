@@ -46,7 +46,7 @@ def __getattr__(name: str):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise importlib.import_module("jaxgnn._suggestions").missing_name(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ link prediction, and ``split_graphs`` a data set of graphs. ``pydoc_text`` is a 
 models; ``sudoku`` has puzzles.
 """
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets._cora import cora as cora
 from jaxgnn.datasets._digit_graphs import digit_graphs as digit_graphs
@@ -46,3 +47,5 @@ from jaxgnn.datasets._synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets._synthetic import synthetic as synthetic
 from jaxgnn.datasets._tu import read_tu as read_tu
 from jaxgnn.datasets._zinc import read_zinc as read_zinc
+
+_suggest_names(__name__)

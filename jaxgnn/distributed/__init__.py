@@ -1,5 +1,6 @@
 """One graph over the devices of a mesh: partitions, sharded graphs, the exchange of rows."""
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.distributed._halo_exchange import halo_exchange as halo_exchange
 from jaxgnn.distributed._partition import Method as Method
 from jaxgnn.distributed._partition import Partition as Partition
@@ -15,3 +16,5 @@ from jaxgnn.graph import Halo as Halo
 from jaxgnn.graph import LocalGraph as LocalGraph
 from jaxgnn.graph import mean_over_nodes as mean_over_nodes
 from jaxgnn.graph import sum_over_devices as sum_over_devices
+
+_suggest_names(__name__)

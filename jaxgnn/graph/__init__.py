@@ -1,5 +1,6 @@
 """Graphs, hypergraphs and compressed features as pytrees."""
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.graph import _serialization as _serialization
 from jaxgnn.graph._arrays import is_concrete as is_concrete
 from jaxgnn.graph._batch import GraphBatch as GraphBatch
@@ -56,3 +57,5 @@ from jaxgnn.graph._transforms import permute as permute
 from jaxgnn.graph._transforms import remove_self_loops as remove_self_loops
 from jaxgnn.graph._transforms import subgraph as subgraph
 from jaxgnn.graph._validate import check_shapes as check_shapes
+
+_suggest_names(__name__)

@@ -6,8 +6,11 @@ for padding. They equal scikit-learn and the evaluators of the Open Graph Benchm
 host.
 """
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.metrics._binary import average_precision as average_precision
 from jaxgnn.metrics._binary import roc_auc as roc_auc
 from jaxgnn.metrics._ranking import Ties as Ties
 from jaxgnn.metrics._ranking import hits_at_k as hits_at_k
 from jaxgnn.metrics._ranking import mrr as mrr
+
+_suggest_names(__name__)

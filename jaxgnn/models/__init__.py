@@ -1,5 +1,6 @@
 """Complete networks: node classifiers, language models and Sudoku solvers."""
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.models._causal_lm import CausalLM as CausalLM
 from jaxgnn.models._expert_lm import ExpertGraphLM as ExpertGraphLM
 from jaxgnn.models._expert_lm import expert_output_orthogonality as expert_output_orthogonality
@@ -21,3 +22,5 @@ from jaxgnn.models._sudoku_losses import sudoku_constraint_loss as sudoku_constr
 from jaxgnn.models._sudoku_losses import sudoku_cross_entropy as sudoku_cross_entropy
 from jaxgnn.models._sudoku_losses import sudoku_digits as sudoku_digits
 from jaxgnn.models._sudoku_losses import sudoku_focal_loss as sudoku_focal_loss
+
+_suggest_names(__name__)

@@ -1,5 +1,6 @@
 """Flax NNX layers: parameters and ops, nothing else."""
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.nn._allset import AllDeepSetsConv as AllDeepSetsConv
 from jaxgnn.nn._allset import AllSetTransformerConv as AllSetTransformerConv
 from jaxgnn.nn._attention_pooling import AttentionPooling as AttentionPooling
@@ -80,3 +81,5 @@ from jaxgnn.nn._unignn import UniGCNConv as UniGCNConv
 from jaxgnn.nn._unignn import UniGINConv as UniGINConv
 from jaxgnn.nn._unignn import UniSAGEConv as UniSAGEConv
 from jaxgnn.nn._virtual_node import VirtualNode as VirtualNode
+
+_suggest_names(__name__)

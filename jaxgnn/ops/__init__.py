@@ -1,5 +1,6 @@
 """Functional ops: each with a reference in plain JAX and faster implementations beside it."""
 
+from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.ops._aggregate.aggregate import aggregate as aggregate
 from jaxgnn.ops._aggregate.aggregate import neighbour_reduce as neighbour_reduce
 from jaxgnn.ops._aggregate.call import Aggregation as Aggregation
@@ -52,3 +53,5 @@ from jaxgnn.ops._mhc.mhc_post_pre import mhc_post_pre as mhc_post_pre
 from jaxgnn.ops._mhc.mhc_pre import mhc_pre as mhc_pre
 from jaxgnn.ops._mhc.sinkhorn import permutation_mixture as permutation_mixture
 from jaxgnn.ops._mhc.sinkhorn import sinkhorn as sinkhorn
+
+_suggest_names(__name__)

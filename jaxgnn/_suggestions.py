@@ -1,0 +1,137 @@
+"""Errors about names that a module does not have, with the names that were probably meant."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_ROOT = Path(__file__).parent
+# Modules whose names are searched, in the order in which they are suggested.
+_MODULES = (
+    *("", "nn", "ops", "graph", "models", "metrics", "datasets", "interop", "sampling"),
+    *("distributed", "pretrained", "fusion", "training", "testing"),
+)
+_EXPORTED = re.compile(r"import (\w+) as \1$", re.MULTILINE)
+_MOST_SUGGESTIONS = 3
+
+FROM_PYG = {
+    "global_add_pool": 'jaxgnn.nn.pool(x, batch, "sum")',
+    "global_mean_pool": 'jaxgnn.nn.pool(x, batch, "mean")',
+    "global_max_pool": 'jaxgnn.nn.pool(x, batch, "max")',
+    "AttentionalAggregation": "jaxgnn.nn.AttentionPooling",
+    "SortAggregation": "jaxgnn.nn.SortPool",
+    "dropout_edge": "jaxgnn.nn.DropEdge",
+    "dropout_node": "jaxgnn.nn.DropNode",
+    "GCN2Conv": "jaxgnn.nn.GCNIIConv",
+    "GraphConv": 'jaxgnn.nn.SAGEConv(reduce="sum")',
+    "LGConv": "jaxgnn.nn.APPNP(num_steps=1, alpha=0.0, add_self_loops=False)",
+    "SimpleConv": 'jaxgnn.ops.neighbour_reduce(graph, x, "sum")',
+    "FastRGCNConv": "jaxgnn.nn.RGCNConv",
+    "FusedGATConv": "jaxgnn.nn.GATConv",
+    "DynamicEdgeConv": "jaxgnn.nn.EdgeConv on the graph of jaxgnn.graph.knn_graph",
+    "GPSConv": "jaxgnn.models.GraphTransformer",
+    "InteractionBlock": "jaxgnn.nn.SchNetInteraction",
+    "Linear": "jaxgnn.nn.FusedLinear, or flax.nnx.Linear",
+    "MLP": "jaxgnn.nn.FusedMLP",
+    "Embedding": "flax.nnx.Embed",
+    **dict.fromkeys(
+        ("NNConv", "CGConv", "GMMConv", "GENConv", "FiLMConv", "FeaStConv", "FAConv", "PDNConv"),
+        "jaxgnn.nn.MessagePassing of functions of your own",
+    ),
+    **dict.fromkeys(
+        ("RGATConv", "HANConv", "HEATConv", "SignedConv"),
+        "jaxgnn.nn.HeteroConv of a layer for each relation",
+    ),
+    "Data": "jaxgnn.CSRGraph, and arrays of features beside it",
+    "Batch": "jaxgnn.graph.GraphBatch",
+    "DataLoader": "jaxgnn.graph.dynamic_batches",
+    "HeteroData": "jaxgnn.graph.HeteroGraph",
+    "gcn_norm": 'jaxgnn.CSRGraph.normalized("gcn")',
+    "MultiAggregation": "jaxgnn.ops.aggregate",
+    "scatter": "jaxgnn.segment_sum, segment_mean, segment_max, …",
+    "RandomLinkSplit": "jaxgnn.datasets.split_edges",
+    "negative_sampling": "jaxgnn.sampling.negative_edges",
+    "AddLaplacianEigenvectorPE": "jaxgnn.graph.laplacian_positions",
+    "AddRandomWalkPE": "jaxgnn.graph.random_walk_positions",
+    "Planetoid": "jaxgnn.datasets.read_planetoid",
+    "TUDataset": "jaxgnn.datasets.read_tu",
+    "roc_auc_score": "jaxgnn.metrics.roc_auc(scores, labels)",
+}
+"""Names of PyTorch Geometric, and what is here in their place, as the pages of the docs say."""
+
+
+def missing_name(module: str, name: str) -> AttributeError:
+    """Makes the error that a module has no such name, with the names that were probably meant.
+
+    Names of other modules are read from their sources, so that nothing is imported.
+    """
+    text = f"module {module!r} has no attribute {name!r}"
+    if name.startswith("_"):  # a protocol that asks
+        return AttributeError(text)
+    theirs = {other.lower(): other for other in FROM_PYG}.get(name.lower())
+    found = _exact(name)
+    if not found and theirs is not None:
+        return AttributeError(f"{text}; for PyTorch Geometric's {theirs} use {FROM_PYG[theirs]}")
+    found = found or _alike(module, name)
+    return AttributeError(f"{text}; did you mean {' or '.join(found)}?" if found else text)
+
+
+def suggest_names(module: str) -> None:
+    """Lets a module that has just been imported suggest names where it has none.
+
+    The function is set from here, so that type checkers still know which names there are.
+    """
+    vars(sys.modules[module])["__getattr__"] = functools.partial(_raise_missing, module)
+
+
+def _raise_missing(module: str, name: str) -> None:
+    raise missing_name(module, name)
+
+
+@functools.cache
+def _exported(module: str) -> tuple[str, ...]:
+    source = _ROOT / module / "__init__.py"
+    names = _EXPORTED.findall(source.read_text("utf-8")) if source.is_file() else []
+    return tuple(name for name in names if not name.startswith("_"))
+
+
+def _exact(name: str) -> list[str]:
+    """The modules that have this name, by its full path."""
+    if name in _MODULES:
+        return [f"jaxgnn.{name}"]
+    paths = [_path(module, name) for module in _MODULES if name in _exported(module)]
+    return paths[:_MOST_SUGGESTIONS]
+
+
+def _alike(asked: str, name: str) -> list[str]:
+    """Full paths of names that are spelled alike, those of the module that was asked first."""
+    own = asked.partition(".")[2]
+    for module in dict.fromkeys((own, *_MODULES)):
+        names = (*_exported(module), *(filter(None, _MODULES) if module == "" else ()))
+        spelled = {other.lower(): other for other in reversed(names)}
+        close = _close(name.lower(), spelled, is_own=module == own)
+        if close:
+            return [_path(module, spelled[other]) for other in close]
+    return []
+
+
+def _close(name: str, known: Iterable[str], *, is_own: bool) -> list[str]:
+    """The name itself, those that begin with it, differ by few letters, or have it in them."""
+    import difflib
+
+    names = list(known)
+    if name in names:
+        return [name]
+    longer = [other for other in names if name in other] if is_own else []
+    first = [other for other in longer if other.startswith(name)]
+    if 0 < len(first) <= _MOST_SUGGESTIONS:
+        return first
+    close = difflib.get_close_matches(name, names, _MOST_SUGGESTIONS, 0.75 if is_own else 0.85)
+    return close or (longer if len(longer) <= _MOST_SUGGESTIONS else [])
+
+
+def _path(module: str, name: str) -> str:
+    return ".".join(filter(None, ("jaxgnn", module, name)))
