@@ -153,11 +153,12 @@ def count_leaves(structure: Any) -> int:
 
 
 def _count_leaves_of_kind(structure: dict[str, Any], name: str) -> int:
-    kind, options, parts = _KINDS[name], structure.get("options"), structure[name]
-    fits = structure.keys() == {name, "options"} and type(parts) is type(options) is dict
-    if not fits or tuple(parts) != kind.arrays or tuple(options) != kind.options:
+    kind, parts, options = _KINDS[name], structure[name], structure.get("options")
+    fits = structure.keys() == {name, "options"} and isinstance(parts, dict)
+    fits = fits and isinstance(options, dict) and tuple(options) == kind.options
+    if not fits or tuple(parts) != kind.arrays:
         raise ValueError(f"expected a {name} with all its parts, got {structure!r:.80}")
-    for option, value in options.items():
+    for option, value in structure["options"].items():
         if not _OPTIONS[option](value):
             raise ValueError(f"expected a {name} with its {option}, got {value!r:.80}")
     for part, found in parts.items():

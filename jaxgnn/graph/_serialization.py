@@ -85,7 +85,8 @@ def _block_shape(found: dict[str, Any]) -> BlockShape:
     are_kinds = all(type(value) is kinds.get(name, int) for name, value in found.items())
     if list(found) != names or not are_kinds or set(map(type, found["tiles"])) - {int}:
         raise ValueError(f"the shape of blocks {found!r}")
-    return BlockShape(**{**found, "tiles": tuple(found["tiles"])})
+    sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
+    return BlockShape(**sizes)
 
 
 for _type in _TYPES:
