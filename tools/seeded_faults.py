@@ -854,6 +854,62 @@ GRAPHS = (
         "later = num_rows + offsets[rows] + part",
         _tests("graph/test_normalization", "test_degrees_of_a_hub_are_as_exact_as_a_short_sum"),
     ),
+    Fault(
+        "host arrays: bytes of the other order are taken as those of the machine",
+        "jaxgnn/_byte_order.py",
+        'return array.astype(array.dtype.newbyteorder("="))',
+        'return array.view(array.dtype.newbyteorder("="))',
+        _tests("graph/test_host_arrays", "test_arrays_of_the_other_byte_order_give_the_same"),
+    ),
+    Fault(
+        "host arrays: large integers of 64 bits are cut without an error",
+        "jaxgnn/graph/_arrays.py",
+        "if not bounds.min <= value <= bounds.max:",
+        "if bounds.min > value:",
+        _tests("graph/test_host_arrays", "test_integers_that_jax_would_cut_are_refused"),
+    ),
+    Fault(
+        "constructors: from_edges does not name from_edge_index",
+        "jaxgnn/graph/_constructors.py",
+        'is_other = "edge_index" in options or "missing" in str(error)',
+        'is_other = "edge_index" in options',
+        _tests(
+            "graph/test_edge_data",
+            "test_from_edges_of_an_edge_index_names_the_constructor_that_takes_it",
+        ),
+    ),
+    Fault(
+        "names: letters are compared by case, so GCNconv is not GCNConv",
+        "jaxgnn/_suggestions.py",
+        "spelled = {other.lower(): other for other in reversed(names)}",
+        "spelled = {other: other for other in reversed(names)}",
+        _tests("test_suggestions", "test_a_missing_name_is_answered_with_the_one_that_was_meant"),
+    ),
+    Fault(
+        "exported files: the hash is there, and is not compared",
+        "jaxgnn/_exporting/file.py",
+        "if texts.get(_HASH) != content_hash(",
+        "if texts.get(_HASH) is content_hash(",
+        _tests(
+            "exporting/test_forged_files",
+            "test_damaged_bytes_are_refused_before_the_program_is_read",
+        )
+        + _tests("exporting/test_export", "test_a_file_that_can_not_be_run_here_says_what_it_is"),
+    ),
+    Fault(
+        "exported files: a result of fewer arrays than the program returns is taken",
+        "jaxgnn/_exporting/checks.py",
+        "_require(count == len(arrays),",
+        "_require(count <= len(arrays),",
+        _tests("exporting/test_forged_files", "test_a_description_that_is_not_true_is_named"),
+    ),
+    Fault(
+        "exported files: types of the inputs are not compared with the program",
+        "jaxgnn/_exporting/checks.py",
+        '"inputs": (inputs, program.inputs),',
+        '"inputs": (inputs, inputs),',
+        _tests("exporting/test_forged_files", "test_a_description_that_is_not_true_is_named"),
+    ),
 )
 
 _EDGE_CONVOLUTIONS = _tests(
@@ -1040,6 +1096,23 @@ READERS = (
             "test_every_epoch_has_each_training_graph_once_in_batches_of_one_shape",
         ),
     ),
+    Fault(
+        "TU reader: a set without any edge is an error",
+        "jaxgnn/datasets/_tu.py",
+        "read_csv(path, dtype, contents, columns, may_be_empty=True)",
+        "read_csv(path, dtype, contents, columns)",
+        _tests("datasets/test_tu", "test_a_set_without_any_edge_is_a_set_of_nodes"),
+    ),
+    Fault(
+        "pickles: csr_array of scipy is not read",
+        "jaxgnn/datasets/_pickle_parts.py",
+        '_CSR_CLASSES = ("csr_matrix", "csr_array")',
+        '_CSR_CLASSES = ("csr_matrix",)',
+        _tests(
+            "datasets/test_planetoid",
+            "test_planetoid_may_have_arrays_of_scipy_in_the_place_of_matrices",
+        ),
+    ),
 )
 
 INTEROP = (
@@ -1210,6 +1283,27 @@ LINKS = (
         "return x - mean(x) * self.mean_scale[...].astype(x.dtype)",
         "return x - mean(x) + 0 * self.mean_scale[...].astype(x.dtype)",
         _tests("nn/test_graph_norms", "test_a_norm_is_that_of_the_single_graphs"),
+    ),
+    Fault(
+        "links: scores of 64 bits lose their lower halves",
+        "jaxgnn/metrics/_order.py",
+        "return (values - rest) / base, rest.astype(np.float64)",
+        "return (values - rest) / base, 0 * rest.astype(np.float64)",
+        _tests(_LINKS, "test_scores_of_the_host_are_compared_in_all_their_bits"),
+    ),
+    Fault(
+        "links: scores of two dtypes are compared after rounding to the common one",
+        "jaxgnn/metrics/_order.py",
+        "if not all(held):",
+        "if not any(held):",
+        _tests(_LINKS, "test_numbers_of_two_dtypes_are_compared_without_rounding"),
+    ),
+    Fault(
+        "links: labels of 64 bits are cut before they are compared with classes",
+        "jaxgnn/metrics/_arrays.py",
+        "if not isinstance(labels, np.ndarray):",
+        "if labels.dtype != object:",
+        _tests(_LINKS, "test_labels_of_64_bits_do_not_become_classes"),
     ),
 )
 
