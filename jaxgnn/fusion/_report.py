@@ -93,6 +93,7 @@ class Explanation:
         lines += [f"  untouched, because {reason}" for reason in self.findings.untouched]
         for one in self.findings.applied:
             lines += [f"  {one.rule}: {one.note}", f"    {one.where}; {self._sizes(one)}"]
+            lines += [f"    assumes {'; '.join(one.assumes)}"] if one.assumes else []
         if self.speeds is not None:
             lines.append(f"  predicted: {self._predicted()}")
         if self.measured is not None:
@@ -149,9 +150,10 @@ class Explanation:
         for number, one in enumerate(self.findings.applied):
             times = " -> ".join(f"{ms:.3g} ms" for ms in self.predicted_ms(one))
             mark = f'<span class="mark" style="background: {colour_of(number)}"></span>'
-            cells = [one.rule, one.note, one.where, self._sizes(one), times]
+            assumed = "; ".join(one.assumes)
+            cells = [one.rule, one.note, one.where, self._sizes(one), times, assumed]
             rows.append([mark, *map(html.escape, cells)])
-        return _table(["", "rule", "what", "where", "bytes", "predicted"], rows)
+        return _table(["", "rule", "what", "where", "bytes", "predicted", "assumes"], rows)
 
     def _table_of_refusals(self) -> str:
         rows = [

@@ -28,6 +28,7 @@ class Rewrite:
       case: the case of the rule that is measured separately; the rule's name if empty.
       is_what_runs: whether the op would run the same code here as the replaced code.
       results: the variables that are replaced, if they are not the results of ``equation``.
+      assumes: conditions on numbers that are known only at run time, under which both are equal.
     """
 
     equation: Equation
@@ -40,6 +41,7 @@ class Rewrite:
     case: str = ""
     is_what_runs: bool = False
     results: tuple[Any, ...] = ()
+    assumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Applied:
     note: str
     bytes_before: int
     bytes_after: int
+    assumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,8 @@ class _Rewriting:
         if self.limit < 0:
             raise RuntimeError(f"jaxgnn.fuse: rule {self.rule.name!r} does not come to an end")
         sizes = proposal.bytes_before, proposal.bytes_after
-        self.findings.applied.append(Applied(self.rule.name, place, proposal.note, *sizes))
+        one = Applied(self.rule.name, place, proposal.note, *sizes, assumes=proposal.assumes)
+        self.findings.applied.append(one)
         self.view = View(made, self.view.known)
         return True
 
