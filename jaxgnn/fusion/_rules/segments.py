@@ -59,7 +59,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
         y = y.reshape(output.aval.shape)
         if reduction.kind != "sum":
-            y = with_start(y, graph.has_edges, start, axis)
+            y = with_start(y, graph, start, axis)
         return [base[0] + y if base else y]
 
     inputs = [reduction.updates] if starts_there else [reduction.updates, reduction.base]
