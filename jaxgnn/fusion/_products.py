@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
+from jaxgnn.fusion._axes import Labels, unless_one, without_repeats
 from jaxgnn.fusion._edges import RowGather, row_gather
 from jaxgnn.fusion._program import Atom
 from jaxgnn.fusion._view import View
 
-_MOST_STEPS = 100  # nested powers could have too many factors
+_MOST_STEPS = 100  # powers of powers have more factors than anybody means
+IN_RANGE = "products of weights that neither overflow nor underflow"  # for ``Rewrite.assumes``
 
 
 @dataclass(frozen=True)
@@ -21,20 +25,28 @@ class Factor:
 
     Attributes:
       atom: the array, without axes along which it is only repeated.
-      shape: its shape in the rank of the product, with ones for these axes.
+      labels: for each of its axes the axis of the product that it is, in increasing order; None for
+        an axis of size one.
       is_inverse: whether the product is divided by it.
-      gather: the gather that reads it from a table, or None.
+      gather: how it is read from a table, or None.
+      depth: the number of products and quotients that the factor, or what it makes, goes through.
     """
 
     atom: Atom
-    shape: tuple[int, ...]
+    labels: Labels
     is_inverse: bool = False
     gather: RowGather | None = None
+    depth: int = 0
 
     @property
     def axes(self) -> frozenset[int]:
-        """The axes along which it varies."""
-        return frozenset(d for d, n in enumerate(self.shape) if n != 1)
+        """The axes of the product along which it varies."""
+        return frozenset(label for label in self.labels if label is not None)
+
+    def placed(self, array: Any, rank: int) -> Any:
+        """Returns its value with the axes of a product of this rank, ones where it is repeated."""
+        sizes = {d: n for d, n in zip(self.labels, array.shape, strict=True) if d is not None}
+        return array.reshape([sizes.get(d, 1) for d in range(rank)])
 
 
 @dataclass
@@ -72,6 +84,14 @@ class Product:
         return math.prod(self.shape[self.axis + 1 :])
 
     @property
+    def is_chain(self) -> bool:
+        """Whether rows of one table are multiplied with one factor after the other."""
+        depths = sorted(f.depth for f in (*self.scalars, *self.constants, *self.others))
+        return [t.depth for t in self.tables] == depths[-1:] and depths == [
+            *range(1, 1 + len(depths))
+        ]
+
+    @property
     def has_heads(self) -> bool:
         """Whether a scalar differs between heads, the axis after that of the edges."""
         return any(self.axis + 1 in factor.axes for factor in self.scalars)
@@ -86,15 +106,8 @@ class Product:
         return frozenset((self.axis,))
 
 
-def product_of(view: View, atom: Atom, axis: int) -> Product:
-    """Splits an array of edges into factors.
-
-    ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
-    wider floats are followed. A quotient is kept whole if it is a softmax, which
-    rules of attention need.
-
-    A reshape that merges the axes of features, such as those of heads, is ignored: the
-    shape of the product is the one before it.
+def before_merge(view: View, atom: Atom, axis: int) -> Atom:
+    """Returns an array of edges before a reshape merged axes of features, such as those of heads.
 
     Args:
       view: the view of the program.
@@ -107,13 +120,29 @@ def product_of(view: View, atom: Atom, axis: int) -> Product:
         if not kept or inner.aval.ndim <= atom.aval.ndim:
             break
         atom = inner
+    return atom
+
+
+def product_of(view: View, atom: Atom, axis: int) -> Product:
+    """Takes an array of edges apart.
+
+    ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
+    wider floats are followed. A quotient is kept whole if it is a softmax, which
+    rules of attention want to see.
+
+    Args:
+      view: the view of the program.
+      atom: the array.
+      axis: its axis of edges.
+    """
     found = Product(tuple(atom.aval.shape), axis)
-    _take_apart(view, atom, found, is_inverse=False)
+    _take_apart(view, atom, found, is_inverse=False, depth=0)
     return found
 
 
-def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool) -> None:
-    factor = _factor(view, atom, found, is_inverse=is_inverse)
+def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> None:
+    """Sorts the factors of an array that has the shape of the product, or is one number."""
+    factor = _factor(view, atom, found, is_inverse=is_inverse, depth=depth)
     if not factor.axes:
         found.constants.append(factor)
         return
@@ -126,26 +155,27 @@ def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool) -> 
     equation = view.producer(factor.atom)
     name = "" if equation is None else equation.primitive.name
     found.steps += 1
-    is_whole = factor.shape == tuple(factor.atom.aval.shape) and found.steps < _MOST_STEPS
+    is_whole = found.shape == tuple(factor.atom.aval.shape) and found.steps < _MOST_STEPS
+    deeper = depth + 1
     if equation is None or not is_whole:
         found.others.append(factor)
     elif name == "mul":
         for part in equation.invars:
-            _take_apart(view, part, found, is_inverse=is_inverse)
+            _take_apart(view, part, found, is_inverse=is_inverse, depth=deeper)
     elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], found):
-        _take_apart(view, equation.invars[0], found, is_inverse=False)
-        _take_apart(view, equation.invars[1], found, is_inverse=True)
+        _take_apart(view, equation.invars[0], found, is_inverse=False, depth=deeper)
+        _take_apart(view, equation.invars[1], found, is_inverse=True, depth=deeper)
     elif name == "neg":
         found.sign = -found.sign
-        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse)
+        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
     elif name == "convert_element_type" and _widens(equation):
-        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse)
+        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
     else:
         found.others.append(factor)
 
 
 def _is_scalar(view: View, atom: Atom, found: Product) -> bool:
-    return _factor(view, atom, found, is_inverse=True).axes <= found.scalar_axes
+    return _factor(view, atom, found, is_inverse=True, depth=0).axes <= found.scalar_axes
 
 
 def _widens(equation: Any) -> bool:
@@ -156,57 +186,90 @@ def _widens(equation: Any) -> bool:
     )
 
 
-def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool) -> Factor:
-    """The factor of an atom, without the axes along which it is only repeated."""
-    shape = tuple(atom.aval.shape)
-    while (equation := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
-        inner = equation.invars[0]
-        kept = _unrepeated(equation, shape)
-        if kept is None:
-            break
-        atom, shape = inner, kept
-    if shape == () and found.shape != ():
-        shape = (1,) * len(found.shape)
+def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> Factor:
+    """An atom without the axes along which it is only repeated."""
+    kinds = "broadcast_in_dim", "reshape", "squeeze"
+    atom, labels = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *kinds)
     gather = row_gather(view, atom)
-    if gather is not None and (
-        gather.axis != found.axis or tuple(gather.equation.outvars[0].aval.shape) != found.shape
-    ):
+    is_whole = found.shape == tuple(atom.aval.shape)  # so that each axis is that of the product
+    if gather is not None and (gather.axis != found.axis or not is_whole):
         gather = None
-    return Factor(atom, shape, is_inverse, gather)
+    return Factor(atom, unless_one(labels, atom), is_inverse, gather, depth)
 
 
-def _unrepeated(equation: Any, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The operand's shape in the rank of the result, with ones for new axes; None if it has none.
+def values_of(factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> Any:
+    """Returns the product of factors, or None if there are none.
 
-    ``shape`` is the shape of the result in the rank of the product.
-    """
-    inner = tuple(equation.invars[0].aval.shape)
-    outer = tuple(equation.outvars[0].aval.shape)
-    if equation.primitive.name == "broadcast_in_dim":
-        if len(outer) != len(shape):
-            return None
-        dims = equation.params["broadcast_dimensions"]
-        made = [1] * len(outer)
-        for d, n in zip(dims, inner, strict=True):
-            made[d] = n
-        return tuple(made)
-    # A reshape that only adds axes of size one.
-    if len(outer) != len(shape) or [n for n in inner if n != 1] != [n for n in outer if n != 1]:
-        return None
-    return outer
-
-
-def values_of(factors: list[Factor], arrays: list[Any]) -> Any:
-    """The product of factors as an array with ones for axes that it does not vary along, or None.
+    It has ones for axes that it does not vary along. Floats of 16 bits are multiplied in float32.
 
     Args:
       factors: the factors.
       arrays: their values.
+      rank: the number of axes of the product.
     """
     made = None
     for factor, array in zip(factors, arrays, strict=True):
-        array = jnp.reshape(array, factor.shape)
+        array = factor.placed(_of_32_bits(jnp.asarray(array)), rank)
         if factor.is_inverse:
-            array = 1 / array
-        made = array if made is None else made * array
+            made = 1 / array if made is None else made / array
+        else:
+            made = array if made is None else made * array
     return made
+
+
+def multiplied(x: Any, factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> Any:
+    """Multiplies an array with one factor after the other, the first one first.
+
+    In this order the code multiplied with them, so what leaves the range of numbers here did there.
+
+    Args:
+      x: the array, whose axes may have other sizes than those of the product.
+      factors: the factors.
+      arrays: their values.
+      rank: the number of axes of the product.
+    """
+    pairs = zip(factors, arrays, strict=True)
+    for factor, array in sorted(pairs, key=lambda pair: -pair[0].depth):
+        array = factor.placed(array, rank).astype(x.dtype)
+        x = x / array if factor.is_inverse else x * array
+    return x
+
+
+def _of_32_bits(array: Any) -> Any:
+    is_short = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    return array.astype(jnp.float32) if is_short else array
+
+
+def leaves_range(factors: Sequence[Factor], arrays: Sequence[Any], product: np.ndarray) -> bool:
+    """Whether a product of known numbers overflows or underflows, where its factors do not.
+
+    Args:
+      factors: the factors.
+      arrays: their values.
+      product: the value of their product, as ``values_of`` makes it.
+    """
+    if len(factors) < 2 and not any(factor.is_inverse for factor in factors):
+        return False
+    is_normal = np.isfinite(product) & (np.abs(product) >= np.finfo(product.dtype).tiny)
+    if is_normal.all():
+        return False
+    are_normal = ~is_normal
+    for factor, array in zip(factors, arrays, strict=True):
+        array = factor.placed(np.asarray(array, product.dtype), product.ndim)
+        are_normal = are_normal & np.isfinite(array) & (array != 0)
+    return bool(are_normal.any())
+
+
+def only_widen(view: View, constants: Sequence[Factor]) -> bool:
+    """Whether constants are known, finite and at least one, so that sums may be made before them.
+
+    What is multiplied by them is the smaller one, so it overflows only if the product does.
+    """
+    return all(_is_at_least_one(view.value(c.atom), is_inverse=c.is_inverse) for c in constants)
+
+
+def _is_at_least_one(value: np.ndarray | None, *, is_inverse: bool) -> bool:
+    if value is None:
+        return False
+    size = abs(float(value.reshape(())))
+    return 0 < size <= 1 if is_inverse else 1 <= size < math.inf

@@ -65,6 +65,8 @@ class _Graph:
 
 
 GRAPHS = (_Graph.of(5, 14, 4), _Graph.of(7, 3, 2))
+SIDE = 4  # nodes, edges, features, heads and features of a head, all of one number
+SQUARE = _Graph.of(SIDE, SIDE, SIDE)
 
 
 def _finite(x):
@@ -162,12 +164,101 @@ class _Function:
         return g.sum(edges[-1], g.ids["receivers"]), nodes[-1], edges[-1]
 
 
-_functions = st.builds(
-    _Function,
-    st.sampled_from(GRAPHS),
-    st.lists(st.booleans(), min_size=1, max_size=4),
-    st.integers(0, 2**32 - 1),
+_FUNCTIONS_OF_GRAPHS = (
+    st.builds(
+        _Function,
+        st.sampled_from(GRAPHS),
+        st.lists(st.booleans(), min_size=1, max_size=4),
+        st.integers(0, 2**32 - 1),
+    ),
+    st.sampled_from(GIVEN),
 )
+
+
+def _moved(rng, a):
+    """An array after random steps that only permute, add and remove axes."""
+    for _ in range(rng.randrange(4)):
+        step = rng.choice(("transpose", "expand", "squeeze", "reshape"))
+        if step == "transpose":
+            a = jnp.transpose(a, rng.sample(range(a.ndim), a.ndim))
+        elif step == "expand":
+            a = jnp.expand_dims(a, rng.randrange(a.ndim + 1))
+        elif step == "squeeze":
+            a = jnp.squeeze(a, tuple(d for d, n in enumerate(a.shape) if n == 1))
+        else:
+            a = _reshaped(rng, a, a.ndim)
+    return a
+
+
+def _reshaped(rng, a, rank):
+    """A reshape to as many axes, those of one entry at random places."""
+    wide = [n for n in a.shape if n != 1]
+    places = sorted(rng.sample(range(rank), len(wide)))
+    sizes = dict(zip(places, wide, strict=True))
+    return a.reshape([sizes.get(d, 1) for d in range(rank)])
+
+
+def _some_sum(rng, a, most):
+    """The sum along random axes, after which at most this many are left."""
+    axes = rng.sample(range(a.ndim), rng.randint(a.ndim - most, a.ndim))
+    return a.sum(tuple(axes), keepdims=rng.random() < 0.5)
+
+
+class _Factors:
+    """A sum of rows times factors whose axes are moved about, where all sizes are the same.
+
+    Only by following axes can one tell along which of them a factor varies.
+    """
+
+    def __init__(self, choices: int):
+        self.choices = choices
+
+    def __repr__(self) -> str:
+        return f"_Factors({self.choices})"
+
+    def __call__(self, x, e, matrix):
+        rng, g = random.Random(self.choices), SQUARE
+        rank = rng.choice((2, 3))
+        rows, of_edges = (a if rank == 3 else a[..., 0] for a in (x, e))
+        product = rows[g.ids["senders"]]
+        for _ in range(rng.randint(1, 2)):
+            factor = _some_sum(rng, rng.choice((of_edges, e, x[g.ids["receivers"]])), rank - 1)
+            if rng.random() < 0.3 and factor.ndim:
+                factor = _softmax_of_first(g, factor)
+            factor = _reshaped(rng, _moved(rng, factor), rank)
+            product = product / (2 + jnp.sin(factor)) if rng.random() < 0.3 else product * factor
+        if rng.random() < 0.3:
+            product = product * _scores(rng, g, x, rank)
+        return self._ends(rng, g, product, matrix)
+
+    def _ends(self, rng, g, product, matrix):
+        end = rng.choice(("sum", "merged", "linear", "features", "of others"))
+        if end == "merged":
+            return [g.sum(product.reshape(SIDE, -1), g.ids["receivers"])]
+        if end == "linear":
+            return [g.sum(product, g.ids["receivers"]) @ matrix[:, : SIDE // 2]]
+        if end == "features":
+            return [g.sum(_moved(rng, product.sum(-1)).reshape(SIDE, -1), g.ids["receivers"])]
+        if end == "of others":
+            return [g.sum(_moved(rng, product).reshape(SIDE, -1), g.ids["sorted"])]
+        return [g.sum(product, g.ids["receivers"])]
+
+
+def _softmax_of_first(g, a):
+    """A softmax over the edges if they are the first axis, and over what has as many entries."""
+    a = jnp.broadcast_to(a, (SIDE, *a.shape[1:]))
+    return _softmax(g, a)
+
+
+def _scores(rng, g, x, rank):
+    """Attention by inner products of features, or of the features of all heads."""
+    products = x[g.ids["receivers"]] * jnp.cos(x)[g.ids["senders"]]
+    if rng.random() < 0.5:
+        products = products.reshape(SIDE, -1)
+    probabilities = _softmax(g, products.sum(-1))
+    if probabilities.ndim >= rank:
+        probabilities = probabilities.sum(1)
+    return _reshaped(rng, _moved(rng, probabilities), rank)
 
 
 def _both(run, args):
@@ -190,7 +281,19 @@ def _assert_close(actual, expected):
         assert_close(a, e, reduction_length=4000, largest_term=1.0, **short)
 
 
-def _random_programs(count, block):
+def _check(run, args, seen):
+    """Compares results and gradients of a program that is rewritten; adds the rules to ``seen``."""
+    closed, rewritten, rules = _both(run, args)
+    (expected, back), (actual, back_of_rewritten) = (
+        jax.vjp(one_by_one(c), *args) for c in (closed, rewritten)
+    )
+    slopes = list(map(_slopes, expected))
+    _assert_close(actual, expected)
+    _assert_close(back_of_rewritten(slopes), back(slopes))
+    seen.update(rules)
+
+
+def _random_programs(programs, count, block):
     def decorate(check):
         options = settings(
             max_examples=count,
@@ -199,7 +302,7 @@ def _random_programs(count, block):
             phases=(Phase.generate,),
             suppress_health_check=HealthCheck,
         )
-        return seed(block)(options(given(_functions, st.sampled_from(GIVEN))(check)))
+        return seed(block)(options(given(*programs)(check)))
 
     return decorate
 
@@ -209,18 +312,10 @@ def _random_programs(count, block):
 def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
     seen, count = set(), 0
 
-    @_random_programs(PROGRAMS // BLOCKS, block)
+    @_random_programs(_FUNCTIONS_OF_GRAPHS, PROGRAMS // BLOCKS, block)
     def check(run, dtype):
         nonlocal count
-        args = run.graph.arguments(block, dtype)
-        closed, rewritten, rules = _both(run, args)
-        (expected, back), (actual, back_of_rewritten) = (
-            jax.vjp(one_by_one(c), *args) for c in (closed, rewritten)
-        )
-        slopes = list(map(_slopes, expected))
-        _assert_close(actual, expected)
-        _assert_close(back_of_rewritten(slopes), back(slopes))
-        seen.update(rules)
+        _check(run, run.graph.arguments(block, dtype), seen)
         count += 1
 
     with jaxgnn.default_implementation("xla"):
@@ -229,10 +324,30 @@ def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
     assert len(seen) >= 5  # rules that were tried together in this block
 
 
+@pytest.mark.costly(2)
+@pytest.mark.parametrize("block", range(BLOCKS // 2))
+def test_factors_whose_axes_are_moved_about_are_the_same_where_all_sizes_are(block):
+    seen, count = set(), 0
+    normal = np.random.default_rng(block).normal
+    shapes = (SIDE,) * 3, (SIDE,) * 3, (SIDE, SIDE)
+    args = [jnp.asarray(normal(size=shape) / 2, jnp.float32) for shape in shapes]
+
+    @_random_programs((st.builds(_Factors, st.integers(0, 2**32 - 1)),), 30, 2_000 + block)
+    def check(run):
+        nonlocal count
+        _check(run, args, seen)
+        count += 1
+
+    with jaxgnn.default_implementation("xla"):
+        check()
+    assert count == 30
+    assert {"neighbour_sum", "segments"} <= seen
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("block", range(10))
 def test_random_programs_are_the_same_under_jit_with_the_ops_own_choice(block):
-    @_random_programs(4, 1_000 + block)
+    @_random_programs(_FUNCTIONS_OF_GRAPHS, 4, 1_000 + block)
     def check(run, dtype):
         args = run.graph.arguments(block, dtype)
         closed, rewritten, _ = _both(run, args)

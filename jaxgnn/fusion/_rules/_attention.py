@@ -31,6 +31,7 @@ class GatLogits:
     of_columns: Atom
     of_edges: Atom | None
     slope: float
+    assumes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def inputs(self) -> Sequence[Atom]:

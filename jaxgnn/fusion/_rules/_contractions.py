@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxgnn.fusion._axes import Labels, without_repeats
 from jaxgnn.fusion._layers import session_precision
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
-
-Labels = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -104,14 +103,4 @@ def _of_product(view: View, product: Equation, labels: Labels) -> tuple[Factor, 
 
 def _without_repeats(view: View, atom: Atom, labels: Labels) -> Factor:
     """The array before axes were added and moved."""
-    while (equation := view.made_by(atom, "broadcast_in_dim", "transpose")) is not None:
-        inner = equation.invars[0]
-        if equation.primitive.name == "transpose":
-            places = dict(zip(equation.params["permutation"], labels, strict=True))
-            labels = tuple(places[d] for d in range(len(labels)))
-        else:
-            dims = equation.params["broadcast_dimensions"]
-            sizes = zip(dims, inner.aval.shape, strict=True)
-            labels = tuple(labels[d] if size == atom.aval.shape[d] else None for d, size in sizes)
-        atom = inner
-    return Factor(atom, labels)
+    return Factor(*without_repeats(view, atom, labels, "broadcast_in_dim", "transpose"))

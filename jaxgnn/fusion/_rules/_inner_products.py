@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxgnn import ops
+from jaxgnn.fusion._axes import Labels, unless_one
 from jaxgnn.fusion._edges import RowGather, row_gather
 from jaxgnn.fusion._graphs import StaticGraph
 from jaxgnn.fusion._layers import session_precision
-from jaxgnn.fusion._products import Factor, Product, product_of, values_of
+from jaxgnn.fusion._products import IN_RANGE, Factor, Product, product_of, values_of
 from jaxgnn.fusion._program import Atom
 from jaxgnn.fusion._rules._attention import end_of, leaky_relu_of, terms_of
 from jaxgnn.fusion._view import View
@@ -38,6 +39,11 @@ class DotLogits:
     of_edges: Atom | None
 
     @property
+    def assumes(self) -> tuple[str, ...]:
+        """Conditions on numbers under which these are the scores, for ``Rewrite.assumes``."""
+        return ("queries times the scale that neither overflow nor underflow",) * bool(self.scales)
+
+    @property
     def inputs(self) -> Sequence[Atom]:
         """The atoms whose values ``apply`` takes."""
         first = [self.queries, self.keys, *(s.atom for s in self.scales)]
@@ -47,8 +53,8 @@ class DotLogits:
         """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
         q, k, *rest = values
         q, k = _with_heads(q), _with_heads(k)
-        scale = values_of(self.scales, rest[: len(self.scales)])
-        q = q if scale is None else q * scale.reshape(()).astype(q.dtype)
+        scale = values_of(self.scales, rest[: len(self.scales)], 0)
+        q = q if scale is None else q * scale.astype(q.dtype)
         q = q if self.sign > 0 else -q
         heads = q.shape[1]
         bias = None
@@ -67,7 +73,8 @@ class Gatv2Logits:
       factors: factors that are the same for all edges, whose product with ``sign`` is a.
       sign: 1 or -1.
       of_edges: b, one number for each edge and head, or None.
-      slope: slope for negative numbers.
+      slope: of negative numbers.
+      features: the shape of the features of an edge in the product, of which factors have the axes.
     """
 
     op: ClassVar[str] = "gatv2_attention"
@@ -76,6 +83,12 @@ class Gatv2Logits:
     sign: int
     of_edges: Atom | None
     slope: float
+    features: tuple[int, ...]
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """Conditions on numbers under which these are the scores, for ``Rewrite.assumes``."""
+        return (IN_RANGE,) * (len(self.factors) > 1)
 
     @property
     def inputs(self) -> Sequence[Atom]:
@@ -87,8 +100,9 @@ class Gatv2Logits:
         """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
         x, *rest = values
         x, z = _with_heads(x), _with_heads(table)
-        vectors = self.sign * values_of(self.factors, rest[: len(self.factors)])
-        vectors = jnp.broadcast_to(vectors, (1, *table.shape[1:])).reshape(x.shape[1:])
+        shape = (1, *self.features)
+        vectors = self.sign * values_of(self.factors, rest[: len(self.factors)], len(shape))
+        vectors = jnp.broadcast_to(vectors, shape).reshape(x.shape[1:])
         bias = None
         if self.of_edges is not None:
             bias = graph.to_slots(rest[-1].reshape(-1, x.shape[1]).astype(table.dtype))
@@ -138,7 +152,10 @@ def _inner_product_of(view: View, term: Atom) -> _InnerProduct | None:
     scaled = product_of(view, term, 0)
     if scaled.tables or scaled.scalars or len(scaled.others) != 1 or scaled.others[0].is_inverse:
         return None
-    product = _summed_product_of(view, _unrounded(view, scaled.others[0].atom))
+    summed = scaled.others[0]
+    if summed.axes != {d for d, n in enumerate(scaled.shape) if n != 1}:  # a sum that is repeated
+        return None
+    product = _summed_product_of(view, _unrounded(view, summed.atom))
     if product is None:
         return None
     scales = [*scaled.constants, *product.constants]
@@ -172,11 +189,10 @@ def _summed_product_of(view: View, atom: Atom) -> Product | None:
     if moved is None and numbers == _PAIRS.get(dims) and left.aval.shape == right.aval.shape:
         return _together(product_of(view, left, 0), product_of(view, right, 0))
     for one, other, of_dot in ((left, right, numbers), (right, left, _swapped(numbers))):
-        shape = _vector_shape(one, other, of_dot, is_moved=moved is not None)
-        if shape is not None:
+        labels = _labels_of_vector(one, other, of_dot, is_moved=moved is not None)
+        if labels is not None:
             product = product_of(view, one, 0)
-            vector = Factor(other, shape)
-            product.others.append(vector)
+            product.others.append(Factor(other, labels))
             return product
     return None
 
@@ -193,16 +209,15 @@ def _swapped(numbers: Any) -> Any:
     return contracted[::-1], batch[::-1]
 
 
-def _vector_shape(
-    edges: Atom, vector: Atom, numbers: Any, *, is_moved: bool
-) -> tuple[int, ...] | None:
-    """The shape of a vector in the rank of the features of edges that it is multiplied with."""
+def _labels_of_vector(edges: Atom, vector: Atom, numbers: Any, *, is_moved: bool) -> Labels | None:
+    """The axes of features of edges that those of a vector are, with which they are multiplied."""
     (contracted, of_vector), (batch, batch_of_vector) = numbers
     if edges.aval.ndim == 2 and contracted == (1,) and of_vector == (0,) and not batch:
-        return (1, edges.aval.shape[1]) if vector.aval.size == edges.aval.shape[1] else None
+        is_one = vector.aval.size == edges.aval.shape[1]
+        return unless_one((1, *[None] * (vector.aval.ndim - 1)), vector) if is_one else None
     if edges.aval.ndim == 3 and contracted == (2,) and batch == (1,) and is_moved:
         is_by_head = of_vector == (1,) and batch_of_vector == (0,) and vector.aval.ndim == 2
-        return (1, *vector.aval.shape) if is_by_head else None
+        return unless_one((1, 2), vector) if is_by_head else None
     return None
 
 
@@ -233,12 +248,12 @@ def _gatv2_of(
     view: View, made: _InnerProduct, bias: Atom | None, table: Atom, graph: StaticGraph
 ) -> Gatv2Logits | None:
     product = made.product
-    shared = [f for f in product.others if f.shape[0] == 1 and not f.is_inverse]
+    shared = [f for f in product.others if 0 not in f.axes and not f.is_inverse]
     of_edges = [f for f in product.others if f not in shared]
     if product.tables or len(of_edges) != 1 or of_edges[0].is_inverse or not shared:
         return None
     found = leaky_relu_of(view, of_edges[0].atom)
-    if found is None or of_edges[0].shape != product.shape or product.edges == 1:
+    if found is None or of_edges[0].atom.aval.shape != product.shape or product.edges == 1:
         return None
     inner, slope = found
     gathers = [row_gather(view, term) for term in terms_of(view, inner, 1)]
@@ -246,8 +261,8 @@ def _gatv2_of(
     pair = _ends_of(view, whole, graph) if len(whole) == len(gathers) == 2 else None
     if pair is None or pair[1] is not table:
         return None
-    scales = [Factor(s.atom, (1,) * len(product.shape), s.is_inverse) for s in made.scales]
-    return Gatv2Logits(pair[0], [*shared, *scales], made.sign, bias, slope)
+    factors = [*shared, *made.scales]
+    return Gatv2Logits(pair[0], factors, made.sign, bias, slope, product.shape[1:])
 
 
 def _ends_of(view: View, gathers: list[RowGather], graph: StaticGraph) -> tuple[Atom, Atom] | None:

@@ -34,14 +34,16 @@ class SegmentSoftmax:
     Attributes:
       logits: one number for each edge, and any further axes.
       size: the number of segments.
-      rows: the segment of each edge, -1 for edges that are ignored or have the probability zero.
-      is_guarded: whether a segment whose logits are all -inf gives zeros, not NaN.
+      rows: the segment of each edge, -1 for edges that do not count or have the probability zero.
+      is_guarded: whether a segment of which all logits are -inf gives zeros, not NaN.
+      assumes: conditions on the logits under which this is what the code computes.
     """
 
     logits: Atom
     size: int
     rows: np.ndarray
     is_guarded: bool
+    assumes: tuple[str, ...] = ()
 
     def probabilities(self, graph: CSRGraph, logits: Array) -> Array:
         """The softmax of logits that are given in the order of the slots of the graph."""
@@ -111,7 +113,9 @@ def segment_softmax_of(
     if may_drop:
         logits, rows = _without_masked(view, logits, rows)
     is_guarded = guards_shift and (guards_total or has_epsilon)
-    return SegmentSoftmax(_without_ones(view, logits), total.size, rows, is_guarded)
+    # A divisor of NaN, which no guard takes for positive, becomes one, but for the edge of +inf.
+    assumes = ("logits that are not +inf",) if guards_total else ()
+    return SegmentSoftmax(_without_ones(view, logits), total.size, rows, is_guarded, assumes)
 
 
 def _without_ones(view: View, atom: Atom) -> Atom:

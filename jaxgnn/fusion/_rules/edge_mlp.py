@@ -14,8 +14,10 @@ Sound where
 * weights ``w`` are one number for each edge, and nothing else is between the last layer and the
   sum: a dropout, a norm or a maximum does not commute with it.
 
-Nothing but such sums may read the messages. Where two sums do, at both ends of the edges, the op
-computes them twice: the policy has a case of its own for that.
+Both are equal for finite numbers, if the sums of the hidden features do not overflow before the
+last layer, nor products of several weights of an edge, which are multiplied first.
+
+It pays where nothing but such sums reads the messages, which is a condition too.
 
 Rows of tables that no edge reads are set to zero first, so that NaN or infinities in them reach
 neither results nor gradients.
@@ -42,11 +44,13 @@ from jaxgnn.fusion._edges import (
 )
 from jaxgnn.fusion._graphs import StaticGraph, static_graph
 from jaxgnn.fusion._layers import Linear, activation_of, linear_of
-from jaxgnn.fusion._products import Product, product_of, values_of
+from jaxgnn.fusion._products import IN_RANGE, Product, product_of, values_of
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._rules.edge_projection import columns_of
 from jaxgnn.fusion._view import View
+
+_ASSUMES = "finite numbers, and sums over edges that do not overflow before the last layer"
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     product = product_of(view, reduction.updates, axis)
     if product.tables or len(product.others) != 1 or product.others[0].is_inverse:
         return None
-    if product.shape != tuple(reduction.updates.aval.shape):
+    if product.others[0].atom.aval.shape != reduction.updates.aval.shape:
         return None
     layers, activation = _chain(view, product.others[0].atom)
     if not layers:
@@ -194,6 +198,8 @@ def _rewrite(
     tables = [atom for atom, _ in ends.parts]
     parameters = [atom for layer in layers for atom in layer.inputs]
     scalars, constants = product.scalars, product.constants
+    if scalars:  # then constants are multiplied into them
+        scalars, constants = [*scalars, *constants], []
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     inputs = [*tables, *parameters, *(f.atom for f in (*scalars, *constants))]
     inputs += [] if starts_at_zero else [reduction.base]
@@ -202,8 +208,8 @@ def _rewrite(
         rest = list(values)
         arrays = [rest.pop(0) for _ in tables]
         made = [layer.parameters(rest) for layer in layers]
-        weights = values_of(scalars, [rest.pop(0) for _ in scalars])
-        scale = values_of(constants, [rest.pop(0) for _ in constants])
+        weights = values_of(scalars, [rest.pop(0) for _ in scalars], axis + 2)
+        scale = values_of(constants, [rest.pop(0) for _ in constants], 0)
         kernels = [ends.kernel(made[0][0]), *(kernel for kernel, _ in made[1:])]
         rows, columns, edges = ends.arrays(arrays, axis)
         if weights is not None:
@@ -216,8 +222,8 @@ def _rewrite(
             weights=weights,
             activation=activation,
         )
-        if scale is not None:  # which may be infinite, and then applies only to rows with edges
-            of_rows = jnp.broadcast_to(scale.astype(y.dtype).reshape(1, 1), (y.shape[axis], 1))
+        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+            of_rows = jnp.broadcast_to(scale.astype(y.dtype), (y.shape[axis], 1))
             y = y * _where(ends.graph.has_edges, of_rows)
         y = y if product.sign > 0 else -y
         return [y if starts_at_zero else rest[0] + y]
@@ -225,7 +231,10 @@ def _rewrite(
     before = nbytes(output, reduction.updates) + 2 * nbytes(*(layer.x for layer in layers))
     after = nbytes(output, *tables, *parameters) + 2 * nbytes(layers[-1].x)
     note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
-    return Rewrite(reduction.equation, inputs, function, note, before, after)
+    assumes = [_ASSUMES, *([IN_RANGE] if len(scalars) > 1 else [])]
+    return Rewrite(
+        reduction.equation, inputs, function, note, before, after, assumes=tuple(assumes)
+    )
 
 
 def _where(is_there: np.ndarray, table: Any) -> Any:

@@ -7,7 +7,10 @@ Sound where the ids are known and in range (or clipped), for any ids in any orde
 of one table vary along the edges among the factors. Rows of the table that no edge reads are set to
 zero first, so that NaN or infinities in them reach neither results nor gradients.
 
-It pays if there are fewer nodes than edges, which is also a condition.
+Rows are multiplied with one factor after the other, as the code does it. Where the code multiplies
+factors with each other first, their products must stay in range.
+
+It pays where nodes are fewer than edges, which is a condition too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxgnn.fusion._edges import rows_that_are_read
-from jaxgnn.fusion._products import product_of, values_of
+from jaxgnn.fusion._products import IN_RANGE, multiplied, product_of
 from jaxgnn.fusion._program import Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._view import View
@@ -27,7 +30,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if not axes or min(axes) == 0 or not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
     product = product_of(view, summed, axis=0)
-    if len(product.tables) != 1 or product.shape != tuple(summed.aval.shape):
+    if len(product.tables) != 1:
         return None
     factors = [*product.scalars, *product.constants, *product.others]
     gather = product.tables[0].gather
@@ -42,9 +45,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     def function(table, places, *arrays):
         mask = is_read.reshape(-1, *[1] * (table.ndim - 1))
         rows = table if is_read.all() else jnp.where(mask, table, 0)
-        scale = values_of(factors, list(arrays))
-        rows = rows.astype(summed.aval.dtype)
-        rows = rows if scale is None else rows * scale.astype(rows.dtype)
+        rows = multiplied(rows.astype(summed.aval.dtype), factors, arrays, rows.ndim)
         sums = equation.primitive.bind(rows, **equation.params)
         return [gather.read(sums if product.sign > 0 else -sums, places)]
 
@@ -52,7 +53,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     edges = nbytes(summed)
     note = f"sum of {summed.aval.str_short()} -> sums by nodes"
     before, after = 3 * edges + nbytes(output), 2 * nbytes(gather.table) + 2 * nbytes(output)
-    return Rewrite(equation, inputs, function, note, before, after, is_open=True)
+    assumes = () if product.is_chain else (IN_RANGE,)
+    return Rewrite(equation, inputs, function, note, before, after, is_open=True, assumes=assumes)
 
 
 RULE = Rule("edge_sum", frozenset(("reduce_sum",)), _propose)

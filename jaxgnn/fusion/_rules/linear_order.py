@@ -12,8 +12,9 @@ Sound where
   starts at zero; between the sum and the product there are only numbers of nodes and constants;
 * the product is along the features with a matrix, without a bias.
 
-Rows that no edge reads are set to zero before they are multiplied, so that NaN or infinities in
-them reach neither results nor gradients. Rounding differs.
+Rows that no edge reads are set to zero before they are multiplied, so that a number in them that is
+not finite reaches neither results nor gradients. Rounding differs. Both orders are equal for finite
+numbers, if neither the sums nor the products overflow where the code has the other one first.
 
 It pays if the rows of the sum become at most half as wide, since a gradient of the sum to features
 that need none costs nothing. It must also save more time on bytes than it adds in operations, and
@@ -35,7 +36,7 @@ from jaxgnn.fusion._edges import (
     rows_that_are_read,
     segment_reduction,
 )
-from jaxgnn.fusion._products import Factor, Product, product_of, values_of
+from jaxgnn.fusion._products import Factor, Product, multiplied, product_of
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule
 from jaxgnn.fusion._rules.maxk import maxk_of
@@ -43,6 +44,7 @@ from jaxgnn.fusion._view import View
 
 # Operations that take as long as a byte of memory; an upper estimate for current CPUs and GPUs.
 _OPERATIONS_PER_BYTE = 16
+_ASSUMES = ("finite numbers, and sums and products that do not overflow in either order",)
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ class _Sum:
     def apply(self, table: Any, values: list[Any]) -> Any:
         """The sum of rows of a table of any width; removes its inputs from ``values``."""
         places, segments = values.pop(0), values.pop(0)
-        scale = values_of(self.factors, [values.pop(0) for _ in self.factors])
+        arrays = [values.pop(0) for _ in self.factors]
         updates = self.gather.read(table, places)
-        updates = updates if scale is None else updates * scale.astype(updates.dtype)
+        updates = multiplied(updates, self.factors, arrays, updates.ndim)
         updates = updates if self.product.sign > 0 else -updates
         shape = (*self.reduction.base.aval.shape[:-1], table.shape[-1])
         equation = self.reduction.equation
@@ -99,8 +101,7 @@ def _sum_of(view: View, equation: Equation) -> _Sum | str | None:
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
     product = product_of(view, reduction.updates, reduction.axis)
-    is_plain = product.shape == tuple(reduction.updates.aval.shape) and not product.has_heads
-    if len(product.tables) != 1 or product.others or not is_plain:
+    if len(product.tables) != 1 or product.others or product.has_heads:
         return None
     gather = product.tables[0].gather
     if gather is None or not is_filled_with(view, reduction.base, 0):
@@ -170,14 +171,13 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
         rest = list(values)
         rows = found.rows(table).astype(left.aval.dtype)
         sums = found.apply(equation.primitive.bind(rows, kernel, **equation.params), rest)
-        scale = values_of(factors, rest)
-        sums = sums if scale is None else sums * scale.astype(sums.dtype)
+        sums = multiplied(sums, factors, rest, sums.ndim)
         return [sums if scaled.sign > 0 else -sums]
 
     inputs = [table, kernel, *found.inputs, *(factor.atom for factor in factors)]
     note = f"a sum of {wide} features and a product that leaves {narrow} -> the product first"
     sizes = int(before), int(after)
-    return Rewrite(equation, inputs, function, note, *sizes, is_open=True)
+    return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
 
 
 def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | None:
@@ -210,7 +210,8 @@ def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | No
 
     note = f"a product that makes {wide} of {narrow} features and a sum -> the sum first"
     sizes = int(before), int(after)
-    return Rewrite(equation, [x, kernel, *found.inputs], function, note, *sizes, is_open=True)
+    inputs = [x, kernel, *found.inputs]
+    return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
 
 
 RULE = Rule("linear_order", frozenset(("dot_general", "scatter-add")), _propose)

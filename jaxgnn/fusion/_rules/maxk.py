@@ -1,17 +1,21 @@
 """The ``k`` largest entries of a row, kept by ``top_k`` and a scatter or a mask, become ``maxk``.
 
-Sound for rows of a matrix along their last axis, if the whole code that keeps the entries is one of
-the known forms: values scattered to their columns, or a mask of the columns times the rows, or in a
-``where``. Both keep exactly ``k`` entries, ties to the lowest column. A mask of all entries that
-reach the k-th largest keeps more where there are ties: this is another function, which is not
-rewritten. ``top_k`` ranks -0 below +0 and NaN above +inf, which the op treats as equal. Only if a
-row has both, the gradient of a zero may go to another column.
+Sound for rows of a matrix along their last axis, if what keeps the entries is one of the known ways
+to write it, as a whole: values scattered to their columns, or a mask of the columns times the rows,
+or in a ``where``. Both keep exactly ``k`` entries, ties to the lowest column. A mask of all entries
+that reach the k-th largest keeps more where there are ties: another function, which is left alone.
+``top_k`` ranks -0 below +0 and NaN above +inf, which the op takes for equal: only where both stand
+in a row, the column that gets the gradient of a zero may be another one.
+
+A mask times the rows makes NaN of an entry that is not finite and not kept, where the op has zero:
+rows are assumed to be finite there. The other ways to write it assume nothing.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -71,19 +75,37 @@ _WRITTEN: tuple[Callable[[Any, int], Any], ...] = (
     _masked_by_one_hot,
     _selected,
 )
+_MASKS = (_masked, _masked_by_one_hot)  # zero times an entry that is not finite is NaN
+_FINITE = ("rows of finite numbers, which a mask of zeros makes zero",)
 
 
-def maxk_of(view: View, atom: Atom) -> tuple[Atom, int] | None:
-    """The matrix and the number of entries of the ``maxk`` that computes an atom, or None."""
+@dataclass(frozen=True)
+class Kept:
+    """The largest entries of each row of a matrix.
+
+    Attributes:
+      x: the matrix.
+      k: the number of entries of a row.
+      assumes: conditions on the matrix under which this is what the code computes.
+    """
+
+    x: Atom
+    k: int
+    assumes: tuple[str, ...] = ()
+
+
+def maxk_of(view: View, atom: Atom) -> Kept | None:
+    """The ``maxk`` that makes an atom, or None."""
     if view.made_by(atom, "scatter", "mul", "select_n") is None or atom.aval.ndim != 2:
         return None
     k = _kept(view, atom, _DEPTH)
     if k is None:
         return None
-    for template in _templates(tuple(atom.aval.shape), str(atom.aval.dtype), k):
+    templates = _templates(tuple(atom.aval.shape), str(atom.aval.dtype), k)
+    for written, template in zip(_WRITTEN, templates, strict=True):
         x = argument_of(view, atom, template)
         if x is not None:
-            return x, k
+            return Kept(x, k, _FINITE if written in _MASKS else ())
     return None
 
 
@@ -113,14 +135,14 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     found = maxk_of(view, output)
     if found is None:
         return None
-    x, k = found
 
     def function(x):
-        return [ops.todense(ops.maxk(x, k))]
+        return [ops.todense(ops.maxk(x, found.k))]
 
     size = nbytes(output)
-    note = f"{k} largest of {output.aval.shape[1]} columns -> maxk"
-    return Rewrite(equation, [x], function, note, 4 * size, 2 * size)
+    note = f"{found.k} largest of {output.aval.shape[1]} columns -> maxk"
+    sizes = 4 * size, 2 * size
+    return Rewrite(equation, [found.x], function, note, *sizes, assumes=found.assumes)
 
 
 RULE = Rule("maxk", frozenset(("scatter", "mul", "select_n")), _propose)

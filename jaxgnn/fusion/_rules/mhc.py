@@ -38,6 +38,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn import ops
+from jaxgnn.fusion._axes import unless_one, without_repeats
 from jaxgnn.fusion._layers import row_of, session_precision
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
@@ -145,22 +146,9 @@ class _Reading:
 
 def _along(view: View, factor: Atom) -> tuple[Atom, list[int]]:
     """An array before axes of size one and repeats were added, and the axes it varies along."""
-    varies = [d for d, n in enumerate(factor.aval.shape) if n != 1]
-    while (equation := view.made_by(factor, "broadcast_in_dim", "reshape", "squeeze")) is not None:
-        inner = equation.invars[0]
-        own = [d for d, n in enumerate(factor.aval.shape) if n != 1]
-        if equation.primitive.name == "broadcast_in_dim":
-            dims = zip(equation.params["broadcast_dimensions"], inner.aval.shape, strict=True)
-            kept = [d for d, n in dims if n != 1]
-            varies = [label for label, d in zip(varies, own, strict=True) if d in kept]
-        elif _without_ones(inner.aval.shape) != _without_ones(factor.aval.shape):
-            break
-        factor = inner
-    return factor, varies
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n for n in shape if n != 1)
+    kinds = "broadcast_in_dim", "reshape", "squeeze"
+    bare, labels = without_repeats(view, factor, tuple(range(factor.aval.ndim)), *kinds)
+    return bare, [label for label in unless_one(labels, bare) if label is not None]
 
 
 def _bare(view: View, atom: Atom) -> Atom:

@@ -13,12 +13,22 @@ Sound where:
   edges of a segment, and multiply the sum instead;
 * the sum may start at any array, which is added.
 
-Repeated edges and unsorted ids are supported. The op accumulates sums in float32 and rounds them
-once.
+Repeated edges and ids in any order are edges like others. Sums are accumulated in float32 by the op
+and rounded once.
+
+The order of the factors is another one, which keeps numbers that are finite and in range:
+
+* Weights of an edge are multiplied with each other first, and a weight that divides is inverted;
+  ``explain`` names that as an assumption. Products of known weights are checked: where one
+  overflows or underflows the sum is left alone. float16 is multiplied and summed in float32.
+* Rows of the receiver multiply the sum, which must not overflow before; ``explain`` names that too.
+* A constant goes into a weight if there is one. Else it multiplies the sum behind a softmax, or if
+  it is known and at least one, where the sum can not overflow before it; and the rows otherwise.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -40,8 +50,18 @@ from jaxgnn.fusion._edges import (
     segment_reduction,
 )
 from jaxgnn.fusion._graphs import StaticGraph
-from jaxgnn.fusion._products import Factor, Product, product_of, values_of
-from jaxgnn.fusion._program import Atom, Equation
+from jaxgnn.fusion._products import (
+    IN_RANGE,
+    Factor,
+    Product,
+    before_merge,
+    leaves_range,
+    multiplied,
+    only_widen,
+    product_of,
+    values_of,
+)
+from jaxgnn.fusion._program import Atom, Equation, is_variable
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._rules._attention import GatLogits, gat_logits_of
 from jaxgnn.fusion._rules._inner_products import (
@@ -67,7 +87,10 @@ class _Parts:
       of_rows: factors that are read by the receiver.
       softmax: the factor that is a softmax over the edges of each receiver, with its logits.
       scalars: the other weights of edges.
-      known: the product of weights that are known in advance, [edges] or [edges, heads], or None.
+      known: the product of weights that are known ahead, [edges] or [edges, heads], or None.
+      of_weights: constants that multiply the weights.
+      first: constants that multiply the rows before they are summed.
+      last: constants that multiply the sums.
     """
 
     reduction: SegmentReduction
@@ -77,6 +100,14 @@ class _Parts:
     softmax: tuple[Factor, SegmentSoftmax] | None
     scalars: list[Factor]
     known: np.ndarray | None
+    of_weights: list[Factor]
+    first: list[Factor]
+    last: list[Factor]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether edges have weights beside a softmax."""
+        return bool(self.scalars or self.of_weights) or self.known is not None
 
 
 def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
@@ -85,7 +116,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return None
     if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
         return None
-    product = product_of(view, reduction.updates, reduction.axis)
+    updates = before_merge(view, reduction.updates, reduction.axis)
+    product = product_of(view, updates, reduction.axis)
     if not product.tables:
         return None
     if product.others:
@@ -107,28 +139,51 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if isinstance(graph, str):
         return Refusal(equation, graph)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
-    known = [s for s in scalars if view.is_known(s.atom)]
-    weights = _known_weights(view, product, known)
-    scalars = [s for s in scalars if s not in known]
-    parts = _Parts(reduction, product, tables[0], of_rows, softmax, scalars, weights)
+    # A number of an edge takes constants in. A softmax does not make rows larger, so they may wait.
+    waits = not scalars and (softmax is not None or only_widen(view, product.constants))
+    weights = [*scalars, *(product.constants if scalars else ())]
+    known = [s for s in weights if view.is_known(s.atom)]
+    of_known = _known_weights(view, product, known)
+    if isinstance(of_known, str):
+        return Refusal(equation, of_known)
+    unknown = [s for s in weights if not view.is_known(s.atom)]
+    parts = _Parts(
+        reduction,
+        product,
+        tables[0],
+        of_rows,
+        softmax,
+        [s for s in unknown if s.axes],
+        of_known,
+        of_weights=[s for s in unknown if not s.axes],
+        first=[] if scalars or waits else product.constants,
+        last=product.constants if waits else [],
+    )
     return _rewrite(view, graph, parts)
 
 
-def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | None:
-    """The product of factors that are known in advance, such as norms of degrees."""
+def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | str | None:
+    """The product of factors that are known ahead, such as norms of degrees; or why it is not one.
+
+    There is none if no factor is known.
+    """
     if not factors:
         return None
     heads = product.shape[product.axis + 1] if product.has_heads else None
     atoms = [f.atom for f in factors]
-    forms = tuple((f.shape, f.is_inverse) for f in factors)
+    forms = tuple((f.labels, f.is_inverse) for f in factors)
 
-    def made() -> np.ndarray:
+    def made() -> np.ndarray | str:
         with jax.ensure_compile_time_eval():
-            values = values_of(factors, [view.value(atom) for atom in atoms])
+            arrays = [view.value(atom) for atom in atoms]
+            values = np.asarray(values_of(factors, arrays, len(product.shape)))
+            if leaves_range(factors, arrays, values):
+                return "a product of known weights overflows or underflows"
             return own(np.array(_weights_of(values, heads, product.edges)))
 
     question = f"weights {forms} {heads} {product.edges}"
-    return view.derived((question, *atoms), made, of=atoms)
+    names = [atom if is_variable(atom) else ("literal", float(atom.val)) for atom in atoms]
+    return view.derived((question, *names), made, of=atoms)
 
 
 def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
@@ -144,11 +199,9 @@ def _softmax_among(
     view: View, product: Product, rows: np.ndarray
 ) -> tuple[Factor, SegmentSoftmax] | None:
     for factor in product.scalars:
-        found = (
-            None
-            if factor.is_inverse
-            else segment_softmax_of(view, factor.atom, rows, may_drop=True)
-        )
+        if factor.is_inverse or factor.labels[:1] != (product.axis,):
+            continue
+        found = segment_softmax_of(view, factor.atom, rows, may_drop=True)
         if found is not None:
             return factor, found
     return None
@@ -164,26 +217,27 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     weights = _weights(graph, parts, attention, rows)
     inputs = [gather.table if attention is not None else rows.table, *weights.inputs]
     inputs += [f.gather.table for f in parts.of_rows if f.gather is not None]
-    inputs += [c.atom for c in product.constants]
+    inputs += [c.atom for c in parts.last]
     inputs += [] if starts_at_zero else [reduction.base]
 
     def function(table, *rest):
-        table = table.astype(dtype)
         of_weights, rest = rest[: len(weights.inputs)], rest[len(weights.inputs) :]
         of_rows, rest = rest[: len(parts.of_rows)], rest[len(parts.of_rows) :]
-        constants, rest = rest[: len(product.constants)], rest[len(product.constants) :]
-        made = weights.apply(table, of_weights).reshape(shape)
+        constants, rest = rest[: len(parts.last)], rest[len(parts.last) :]
+        made = weights.apply(table.astype(inner), of_weights).reshape(shape)
         for rows in of_rows:
-            made = made * _where_edges(graph, rows.astype(dtype), axis)
-        scale = values_of(product.constants, list(constants))
-        if scale is not None:  # which may be infinite, and then applies only to rows with edges
-            of_all = jnp.broadcast_to(scale.astype(dtype), [1] * axis + [reduction.size] + behind)
+            made = made * _where_edges(graph, rows.astype(inner), axis)
+        scale = values_of(parts.last, constants, 0)
+        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+            of_all = jnp.broadcast_to(scale.astype(inner), [1] * axis + [reduction.size] + behind)
             made = made * _where_edges(graph, of_all, axis)
-        made = (made if product.sign > 0 else -made).reshape(output.aval.shape)
+        made = (made if product.sign > 0 else -made).reshape(output.aval.shape).astype(dtype)
         return [made if starts_at_zero else rest[0] + made]
 
     output, axis = reduction.equation.outvars[0], reduction.axis
     dtype = output.aval.dtype
+    is_short = dtype == jnp.float16 and attention is None  # sums and weights may need its range
+    inner = jnp.dtype("float32") if is_short else dtype
     shape = (*output.aval.shape[: axis + 1], *product.shape[axis + 1 :])
     behind = [1] * (len(shape) - axis - 1)
     edges = reduction.updates.aval.size * dtype.itemsize
@@ -191,7 +245,30 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     note = f"sum over {product.edges} edges of {product.width} features -> {weights.op}"
     before = 3 * edges + nbytes(output)
     case = _case(weights, parts)
-    return Rewrite(reduction.equation, inputs, function, note, before, after, case=case)
+    assumes = _assumes(parts, attention, rows)
+    return Rewrite(
+        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
+    )
+
+
+def _assumes(
+    parts: _Parts, attention: GatLogits | DotLogits | Gatv2Logits | None, rows: _Rows
+) -> tuple[str, ...]:
+    """Conditions on numbers under which the order of the factors does not matter."""
+    softmax = None if parts.softmax is None else parts.softmax[1]
+    unknown = [*parts.scalars, *parts.of_weights]
+    of_known = parts.known is not None
+    found = [*rows.assumes] if attention is None else [*attention.assumes]
+    if softmax is not None:
+        found += softmax.assumes
+    if softmax is not None and attention is not None and not softmax.is_guarded:
+        found.append("a finite logit at each row with edges")
+    are_multiplied = len(unknown) + of_known + (softmax is not None) > 1
+    if attention is None and (are_multiplied or any(s.is_inverse for s in unknown)):
+        found.append(IN_RANGE)
+    if parts.of_rows:
+        found.append("finite numbers, and sums that do not overflow before the receiver's rows")
+    return tuple(found)
 
 
 def _attention_of(
@@ -201,8 +278,7 @@ def _attention_of(
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
     """
-    has_weights = parts.scalars or parts.known is not None
-    if parts.softmax is None or has_weights or parts.product.axis != 0:
+    if parts.softmax is None or parts.has_weights or parts.product.axis != 0:
         return None
     logits = parts.softmax[1].logits
     found = gat_logits_of(view, logits, graph)
@@ -233,7 +309,7 @@ def _case(weights: _Weights, parts: _Parts) -> str:
         return "gat_attention of narrow rows"
     if weights.op in (DotLogits.op, Gatv2Logits.op) and width < 32:
         return "inner products of narrow rows"
-    if (weights.inputs or parts.known is not None) and width < 8:
+    if (parts.has_weights or parts.softmax is not None) and width < 8:
         return "neighbour_sum of narrow weighted rows"
     return "neighbour_sum"
 
@@ -244,21 +320,27 @@ class _Rows:
 
     Attributes:
       op: name of the op.
-      table: the rows, or the array of which they are the largest entries.
-      sum: takes a graph and the table.
+      table: the rows, or what they are the largest entries of.
+      sum: takes a graph, the table, and how to scale what it sums.
+      assumes: conditions on the table under which these are the rows.
     """
 
     op: str
     table: Atom
-    sum: Callable[[CSRGraph, Any], Any]
+    sum: Callable[[CSRGraph, Any, Callable[[Any], Any]], Any]
+    assumes: tuple[str, ...] = ()
 
 
 def _rows_of(view: View, table: Atom, product: Product) -> _Rows:
     found = maxk_of(view, table) if product.axis == 0 else None
     if found is None or product.has_heads:
-        return _Rows("spmm", table, ops.spmm)
-    x, k = found
-    return _Rows("maxk_spmm", x, lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, k)))
+        return _Rows("spmm", table, lambda graph, x, scaled: ops.spmm(graph, scaled(x)))
+
+    def sum_largest(graph, x, scaled):
+        kept = ops.maxk(x, found.k)
+        return ops.maxk_spmm(graph, dataclasses.replace(kept, values=scaled(kept.values)))
+
+    return _Rows("maxk_spmm", found.x, sum_largest, found.assumes)
 
 
 def _weights(
@@ -273,28 +355,32 @@ def _weights(
         inputs = attention.inputs
         return _Weights(attention.op, inputs, lambda x, v: attention.apply(graph, x, v))
     of_softmax = [] if parts.softmax is None else [parts.softmax[1].logits]
-    inputs = [*of_softmax, *(s.atom for s in parts.scalars)]
+    constants = [*parts.of_weights, *parts.first]
+    inputs = [*of_softmax, *(s.atom for s in (*parts.scalars, *constants))]
     heads = product.shape[axis + 1] if product.has_heads else None
 
     def apply(table, values):
-        leading = table.shape[:axis]
-        if not inputs and parts.known is None:
-            return rows.sum(graph.graph, table.reshape(*leading, table.shape[axis], -1))
-        weights = []
+        leading, weights, weighted = table.shape[:axis], [], graph.graph
         if parts.softmax is not None:
             logits = graph.to_slots(_by_head(values[0], heads, edges))
             probabilities = parts.softmax[1].probabilities(graph.graph, logits)
             weights.append(probabilities.astype(table.dtype))
             values = values[1:]
+        of_edges, values = values[: len(parts.scalars)], values[len(parts.scalars) :]
+        of_weights, of_first = values[: len(parts.of_weights)], values[len(parts.of_weights) :]
         if parts.scalars:
-            made = values_of(parts.scalars, list(values)).astype(table.dtype)
+            made = values_of(parts.scalars, of_edges, len(product.shape)).astype(table.dtype)
             weights.append(graph.to_slots(_weights_of(made, heads, edges)))
         if parts.known is not None:
             weights.append(graph.weights(parts.known).astype(table.dtype))
-        weighted = graph.graph.with_weights(functools.reduce(operator.mul, weights))
+        if parts.of_weights:
+            weights.append(values_of(parts.of_weights, of_weights, 0).astype(table.dtype))
+        if weights:
+            weighted = weighted.with_weights(functools.reduce(operator.mul, weights))
         if heads is not None:
             return ops.spmm(weighted, table)
-        return rows.sum(weighted, table.reshape(*leading, table.shape[axis], -1))
+        table = table.reshape(*leading, table.shape[axis], -1)
+        return rows.sum(weighted, table, lambda x: multiplied(x, parts.first, of_first, 0))
 
     name = rows.op if parts.softmax is None else f"segment_softmax and {rows.op}"
     return _Weights(name, inputs, apply)
@@ -310,7 +396,7 @@ def _by_head(values: Any, heads: int | None, edges: int) -> Any:
 def _weights_of(values: Any, heads: int | None, edges: int) -> Any:
     """The same for a product of factors, which may vary only along heads: [1, heads, 1]."""
     if heads is None:
-        return values.reshape(edges)
+        return jnp.broadcast_to(values.reshape(-1), (edges,))
     return jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))
 
 

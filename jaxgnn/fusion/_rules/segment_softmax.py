@@ -1,8 +1,12 @@
 """The maximum, the exponential, the sum and the quotient of segments become ``segment_softmax``.
 
 Sound where the ids are known, none is dropped, the shift is the maximum of the segment and the
-divisor the sum of the exponentials (``segment_softmax_of`` lists the supported variants). A shift
-does not change a softmax, so it has no gradient, with or without ``stop_gradient``.
+divisor the sum of the exponentials (``segment_softmax_of`` says what else may stand there). A shift
+does not change a softmax, so it has no gradient, whether or not it is stopped.
+
+A logit of +inf makes all of its segment NaN. So it does in code without a guard; with one, the
+divisor of NaN is replaced by one, and only that edge is NaN. Guarded logits are assumed not to be
++inf.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
 
     size = nbytes(output)
     note = f"softmax of {output.aval.str_short()} -> segment_softmax"
-    return Rewrite(equation, [found.logits], function, note, 10 * size, 4 * size)
+    sizes = 10 * size, 4 * size
+    return Rewrite(equation, [found.logits], function, note, *sizes, assumes=found.assumes)
 
 
 RULE = Rule("segment_softmax", frozenset(("div",)), _propose)

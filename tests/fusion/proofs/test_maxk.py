@@ -45,6 +45,15 @@ def test_a_mask_of_ones_times_the_row_is_the_row_where_a_column_is_kept():
     assert holds_for_all_lists(claim, [ones, IS_KEPT])
 
 
+def test_zero_times_an_entry_is_zero_if_and_only_if_the_entry_is_finite():
+    """So a mask needs finite rows: numbers are real ones in the other proofs of this file."""
+    entry = z3.FP("entry", z3.Float32())
+    is_finite = z3.Not(z3.Or(z3.fpIsInf(entry), z3.fpIsNaN(entry)))
+    solver = z3.Solver()
+    solver.add(z3.fpIsZero(z3.FPVal(0.0, z3.Float32()) * entry) != is_finite)
+    assert solver.check() == z3.unsat
+
+
 def test_a_sum_of_one_hot_rows_is_a_mask_as_top_k_gives_no_column_twice():
     one_hots = Fold("one hots", lambda j: z3.If(COLUMNS(j) == COLUMN, z3.RealVal(1), z3.RealVal(0)))
 
