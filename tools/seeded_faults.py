@@ -1485,6 +1485,7 @@ DISTRIBUTED = (
 
 _APPLIES = "test_a_rule_applies_and_gives_the_same"
 _DOES_NOT = "test_a_rule_does_not_apply_where_it_would_be_wrong"
+_OWN_AXIS = "test_a_factor_varies_along_its_own_axis"
 FUSION = (
     Fault(
         "fusion: attention of one graph for a batch of its size",
@@ -1561,6 +1562,79 @@ FUSION = (
         "jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))",
         "jnp.broadcast_to(values.reshape(edges, -1), (edges, heads))",
         _tests("fusion/test_rules", "test_numbers_of_heads_alone_are_weights_of_all_edges"),
+    ),
+    Fault(
+        "fusion: an axis behind a reshape is the one at its place",
+        "jaxgnn/fusion/_axes.py",
+        "return tuple(None if n == 1 else next(kept) for n in inner)",
+        "return tuple(None if n == 1 else d for d, n in enumerate(inner))",
+        _tests("fusion/test_axes", _OWN_AXIS),
+    ),
+    Fault(
+        "fusion: a softmax over as many heads as edges is one over edges",
+        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "if factor.is_inverse or factor.labels[:1] != (product.axis,):",
+        "if factor.is_inverse:",
+        _tests("fusion/test_axes", _OWN_AXIS),
+    ),
+    Fault(
+        "fusion: inner products of merged heads are those of each head",
+        "jaxgnn/fusion/_products.py",
+        "    found = Product(tuple(atom.aval.shape), axis)",
+        "    atom = before_merge(view, atom, axis)\n"
+        "    found = Product(tuple(atom.aval.shape), axis)",
+        _tests("fusion/test_axes", _OWN_AXIS),
+    ),
+    Fault(
+        "fusion: an axis behind a reshape is the one at its place, in random programs",
+        "jaxgnn/fusion/_axes.py",
+        "return tuple(None if n == 1 else next(kept) for n in inner)",
+        "return tuple(None if n == 1 else d for d, n in enumerate(inner))",
+        _tests(
+            "fusion/test_random_programs",
+            "test_factors_whose_axes_are_moved_about_are_the_same_where_all_sizes_are",
+        ),
+    ),
+    Fault(
+        "fusion: products of known weights may leave the range",
+        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "if leaves_range(factors, arrays, values):",
+        "if False:",
+        _tests("fusion/test_range", "test_what_is_known_stays_in_range"),
+    ),
+    Fault(
+        "fusion: every constant multiplies the sum",
+        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "waits = not scalars and (softmax is not None or only_widen(view, product.constants))",
+        "waits = not scalars",
+        _tests("fusion/test_range", "test_what_is_known_stays_in_range"),
+    ),
+    Fault(
+        "fusion: float16 is multiplied in float16",
+        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "is_short = dtype == jnp.float16 and attention is None",
+        "is_short = False",
+        _tests(
+            "fusion/test_range",
+            "test_float16_is_multiplied_and_summed_in_the_range_of_float32",
+        ),
+    ),
+    Fault(
+        "fusion: the start of an extreme has no share of the gradient",
+        "jaxgnn/fusion/_rules/neighbour_extreme.py",
+        "return jnp.where(y == start, shares * gradient, gradient), None",
+        "return gradient, None",
+        _tests(
+            "fusion/test_range",
+            "test_ties_at_the_start_of_an_extreme_share_the_gradient_with_it",
+        ),
+    ),
+    Fault(
+        "fusion: explain does not name that a mask needs finite rows",
+        "jaxgnn/fusion/_rules/maxk.py",
+        "_FINITE if written in _MASKS else ()",
+        "()",
+        _tests("fusion/test_range", "test_explain_names_what_is_not_kept"),
     ),
 )
 
