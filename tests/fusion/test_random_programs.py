@@ -221,13 +221,14 @@ class _Factors:
         rank = rng.choice((2, 3))
         rows, of_edges = (a if rank == 3 else a[..., 0] for a in (x, e))
         product = rows[g.ids["senders"]]
-        for _ in range(rng.randint(1, 2)):
+        attends = rng.random() < 0.4
+        for _ in range(rng.randint(0, 1) if attends else rng.randint(1, 2)):
             factor = _some_sum(rng, rng.choice((of_edges, e, x[g.ids["receivers"]])), rank - 1)
             if rng.random() < 0.3 and factor.ndim:
                 factor = _softmax_of_first(g, factor)
             factor = _reshaped(rng, _moved(rng, factor), rank)
             product = product / (2 + jnp.sin(factor)) if rng.random() < 0.3 else product * factor
-        if rng.random() < 0.3:
+        if attends:
             product = product * _scores(rng, g, x, rank)
         return self._ends(rng, g, product, matrix)
 

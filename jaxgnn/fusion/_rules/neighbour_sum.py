@@ -29,8 +29,7 @@ The order of the factors is another one, which keeps numbers that are finite and
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -360,7 +359,8 @@ def _weights(
     heads = product.shape[axis + 1] if product.has_heads else None
 
     def apply(table, values):
-        leading, weights, weighted = table.shape[:axis], [], graph.graph
+        leading, weighted = table.shape[:axis], graph.graph
+        weights: list[Any] = []
         if parts.softmax is not None:
             logits = graph.to_slots(_by_head(values[0], heads, edges))
             probabilities = parts.softmax[1].probabilities(graph.graph, logits)
@@ -376,7 +376,7 @@ def _weights(
         if parts.of_weights:
             weights.append(values_of(parts.of_weights, of_weights, 0).astype(table.dtype))
         if weights:
-            weighted = weighted.with_weights(functools.reduce(operator.mul, weights))
+            weighted = weighted.with_weights(math.prod(weights[1:], start=weights[0]))
         if heads is not None:
             return ops.spmm(weighted, table)
         table = table.reshape(*leading, table.shape[axis], -1)
