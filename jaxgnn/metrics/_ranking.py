@@ -147,7 +147,7 @@ def _ranks(
 
 
 def _own_counts(positives: Array, negatives: Array, mask: Array) -> tuple[Array, Array, Array]:
-    """How many of each query's own candidates score higher, score the same, and are there."""
+    """Counts each query's own candidates: those that score higher, score the same, and all."""
     own = positives[..., None]
     flags = ((negatives > own) & mask, (negatives == own) & mask, mask)
     return tuple(jnp.sum(flag, -1, dtype=jnp.int32) for flag in flags)  # pyrefly: ignore

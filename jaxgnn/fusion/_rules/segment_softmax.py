@@ -1,7 +1,7 @@
 """The maximum, the exponential, the sum and the quotient of segments become ``segment_softmax``.
 
 Sound where the ids are known, none is dropped, the shift is the maximum of the segment and the
-divisor the sum of the exponentials (``segment_softmax_of`` says what else may stand there). A shift
+divisor the sum of the exponentials (``segment_softmax_of`` lists the other forms). A shift
 does not change a softmax, so it has no gradient, whether or not it is stopped.
 
 A logit of +inf makes all of its segment NaN. So it does in code without a guard; with one, the
