@@ -68,6 +68,13 @@ def test_messages_summed_at_both_ends_are_computed_once_on_a_gpu(monkeypatch):
     assert _rules_of(_twice, X, SQUARE) == {"edge_projection", "segments"}
 
 
+def test_a_gpu_sums_floats_of_16_bits_by_the_op_wherever_they_come_from(monkeypatch):
+    short = [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in (X, E)]
+    assert _rules_of(_filtered, *short) == set()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert _rules_of(_filtered, *short) == {"segments"}
+
+
 def test_a_case_that_was_slower_at_any_size_says_so(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     refused = jaxgnn.fuse.explain(_filtered, X, E).findings.refused

@@ -77,6 +77,8 @@ def _case(view: View, reduction: SegmentReduction, *, are_sorted: bool) -> str:
     order = "sorted " if are_sorted else ""
     if reduction.kind != "sum":
         return f"extremes of {order}segments"
+    if reduction.updates.aval.dtype.itemsize < 4:  # a GPU adds these by compare and swap
+        return f"sums of {order}short floats"
     return f"sums of {order}{'products' if _is_computed_within(view, reduction) else 'segments'}"
 
 
