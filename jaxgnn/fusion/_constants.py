@@ -8,6 +8,7 @@ has gigabytes, more than a compiler supports, and counting the edges of each nod
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxgnn._errors import bad_input
+from jaxgnn.fusion._methods import Method, have_changed
 from jaxgnn.fusion._program import Program, constants_of
 
 # Least bytes of an array that becomes an argument. Smaller arrays cost a compiler nothing, and an
@@ -71,7 +73,7 @@ def _is_large(value: Any) -> bool:
     return getattr(value, "nbytes", 0) >= _LARGE
 
 
-class Jitted:
+class Jitted(Method):
     """A function that is compiled when it is called; arrays that it closes over are arguments."""
 
     def __init__(
@@ -80,10 +82,22 @@ class Jitted:
         static_argnums: Sequence[int] = (),
         donate_argnums: Sequence[int] = (),
     ):
+        super().__init__()
+        self._function = function
         self.inner = jax.jit(function, static_argnums=tuple(static_argnums))
         self._static = frozenset(static_argnums)
         self._donated = frozenset(donate_argnums)
         self._made: dict[int, tuple[Any, Callable[..., Any]]] = {}
+
+    def of_function(self, function: Callable[..., Any]) -> Jitted:
+        """Compiles another function, of the arguments after the first, with the same options."""
+        static, donated = ([i - 1 for i in at if i > 0] for at in (self._static, self._donated))
+        return Jitted(function, static, donated)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as it is."""
+        return self._function
 
     def __call__(self, *args: Any) -> Any:
         leaves = [jax.tree.leaves(a) for i, a in enumerate(args) if i not in self._static]
@@ -180,7 +194,7 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
 
     Raises:
       ValueError: if ``fn`` can not be called, or a position is negative, no integer, or that of no
-        argument.
+        argument; when called, if ``fn`` changes an argument, such as the averages of a module.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -205,4 +219,25 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
     except ValueError:
         expected = "positions of arguments that the function has"
         raise bad_input("fuse.jit", "donate_argnums", expected, repr(donate_argnums)) from None
-    return Jitted(fn, donate_argnums=positions)
+    return Jitted(_unchanging(fn), donate_argnums=positions)
+
+
+def _unchanging(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises ValueError where it changes an argument.
+
+    The compiled function gets copies of the caller's objects, so the change would be lost.
+    """
+
+    def checked(*args: Any) -> Any:
+        before = jax.tree.flatten(args)
+        made = fn(*args)
+        if have_changed(before, args):
+            expected = (
+                "a function that does not change its arguments; pass the state of a module in and "
+                "return it (nnx.split, nnx.merge, nnx.state)"
+            )
+            name = getattr(fn, "__name__", type(fn).__name__)
+            raise bad_input("fuse.jit", "fn", expected, f"{name}, which changes an argument")
+        return made
+
+    return functools.wraps(fn, updated=())(checked)

@@ -18,10 +18,11 @@ from jaxgnn._errors import bad_input
 from jaxgnn.fusion._constants import Jitted, has_large_constants, jit, opened
 from jaxgnn.fusion._cost import measured_speeds
 from jaxgnn.fusion._graphs import digest_of_argument
+from jaxgnn.fusion._methods import Method, have_changed, is_pytree, unbound
 from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
 from jaxgnn.fusion._program import Program
 from jaxgnn.fusion._report import Explanation, Measured
-from jaxgnn.fusion._rewrite import Findings, Rules
+from jaxgnn.fusion._rewrite import Findings, RuleError, Rules
 from jaxgnn.fusion._rules import RULES
 from jaxgnn.fusion._search import Search, check_search
 from jaxgnn.fusion._transform import index_inputs, transformed
@@ -83,7 +84,7 @@ class _LeftAsItIs(Exception):
     """The reason why a function can not be rewritten."""
 
 
-class Fused:
+class Fused(Method):
     """A function that is rewritten when it is called.
 
     Attributes:
@@ -91,15 +92,24 @@ class Fused:
     """
 
     def __init__(self, fn: Callable[..., Any], options: Options):
-        leaves = jax.tree.leaves(fn)
+        super().__init__()
         self.options = options
         self._fn = fn
-        self._is_module = bool(leaves) and leaves[0] is not fn
+        self._is_module = is_pytree(fn)
         self._compiled = Jitted(self._run, static_argnums=(0,))
         self._has_large_constants: dict[_Call, bool] = {}
         self._index_inputs: dict[Any, set[int]] = {}
         self._trusted: dict[Any, bool] = {}
         functools.update_wrapper(self, fn, updated=())
+
+    def of_function(self, function: Callable[..., Any]) -> Fused:
+        """Rewrites another function with the same options."""
+        return Fused(function, self.options)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as it is."""
+        return self._fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call, arrays = self._call(args, kwargs)
@@ -243,21 +253,32 @@ class Fused:
             raise _LeftAsItIs(reason) from error
 
     def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the original function with arguments unflattened from a pytree."""
+        """Applies the function as it is to the arguments as a pytree holds them.
+
+        Raises:
+          _LeftAsItIs: if it changes an argument, such as the averages of a module or a stream of
+            random numbers: the caller's objects would not see the change.
+        """
         module, *rest = args
-        if not self._is_module:
-            return self._fn(*rest, **kwargs)
-        before = jax.tree.leaves(module)
-        made = module(*rest, **kwargs)
-        after = jax.tree.leaves(module)
-        if len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)):
-            raise _LeftAsItIs("it changes its own state")
+        before = jax.tree.flatten((args, kwargs))
+        made = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
+        if have_changed(before, (args, kwargs)):
+            what = "its own state" if self._is_module else "an argument"
+            raise _LeftAsItIs(f"it changes {what}")
         return made
 
     def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
+        """The program after the rewrite; as it was, with the reason, where a rule fails."""
         known = {i: np.asarray(ids) for i, ids in call.known.items()}
         rules = Rules(RULES, self.options.policy)
-        return transformed(closed, rules, known, self.options.search)
+        try:
+            return transformed(closed, rules, known, self.options.search)
+        except Exception as error:  # a fault of ours must not end the user's function
+            name = type(error).__name__
+            reason = (
+                f"{error}" if isinstance(error, RuleError) else f"rewriting failed: {name}: {error}"
+            )
+            return Program.of(closed), Findings(untouched=[reason])
 
     def _run(self, call: _Call, *arrays: Any) -> Any:
         """The results of the rewritten function."""
@@ -388,6 +409,8 @@ def explain(
     Raises:
       ValueError: as in ``fuse``, and with ``measure`` if arrays are ``jax.ShapeDtypeStruct``.
     """
+    fn, bound = unbound(fn)
+    args = *bound, *args
     fused = (
         fn
         if isinstance(fn, Fused)

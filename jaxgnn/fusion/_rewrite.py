@@ -105,6 +105,15 @@ class Findings:
     untouched: list[str] = field(default_factory=list)
 
 
+class RuleError(Exception):
+    """A rule that raised an exception, which is a fault of the rule."""
+
+    def __init__(self, rule: str, error: Exception):
+        super().__init__(
+            f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
+        )
+
+
 @dataclass(frozen=True)
 class Rules:
     """The rules, in the order in which they are tried, and the policy for their rewrites."""
@@ -113,10 +122,17 @@ class Rules:
     policy: Policy
 
     def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
-        """Returns the proposal of a rule for an equation, unless the policy refuses it."""
+        """Returns the proposal of a rule for an equation, unless the policy refuses it.
+
+        Raises:
+          RuleError: if the rule raises an exception.
+        """
         if equation.primitive.name not in rule.primitives:
             return None
-        proposal = rule.propose(view, equation)
+        try:
+            proposal = rule.propose(view, equation)
+        except Exception as error:
+            raise RuleError(rule.name, error) from error
         if not isinstance(proposal, Rewrite):
             return proposal
         case = proposal.case or rule.name
@@ -217,9 +233,11 @@ class _Rewriting:
         except (ValueError, NotImplementedError) as error:
             self.refusals[place] = f"the op refuses: {error}"
             return False
+        except Exception as error:
+            raise RuleError(self.rule.name, error) from error
         self.limit -= 1
         if self.limit < 0:
-            raise RuntimeError(f"jaxgnn.fuse: rule {self.rule.name!r} does not come to an end")
+            raise RuleError(self.rule.name, RuntimeError("it applies again and again"))
         sizes = proposal.bytes_before, proposal.bytes_after
         one = Applied(self.rule.name, place, proposal.note, *sizes, assumes=proposal.assumes)
         self.findings.applied.append(one)
@@ -233,7 +251,7 @@ def _applied(view: View, rewrite: Rewrite) -> Program:
     old = rewrite.results or rewrite.equation.outvars
     if [_type(o) for o in added.outputs] != [_type(o) for o in old]:
         raise TypeError(
-            f"jaxgnn.fuse: a rewrite of {rewrite.note} made {[_type(o) for o in added.outputs]} of "
+            f"a rewrite of {rewrite.note} returns {[_type(o) for o in added.outputs]} for "
             f"{[_type(o) for o in old]}"
         )
     made = dict(zip(old, added.outputs, strict=True))
