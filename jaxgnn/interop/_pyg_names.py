@@ -42,19 +42,17 @@ class Match(NamedTuple):
       ours: path of attributes from the layer to the parameter, such as ``"src_linear.kernel"``.
         ``*`` stands for all items of a list: the array there has them along its first axis.
       theirs: name in the state dict, after the prefix of the layer.
-      form: conversion between the arrays.
-      zero: whether the parameter is zero if the state dict lacks it, as a bias is.
-      shared: parameter that must be equal if the layer lacks ``ours``, because it shares them.
-      older: whether this is the name in earlier releases, or in another layer there that equals
-        this one; it is read and not written.
-      at: index on the first axis of the parameter for the array there; None for the whole
-        parameter.
+      form: how one array becomes the other.
+      shared: parameter that must be equal where the layer lacks ``ours``, since it shares them.
+      older: whether this is the name in earlier releases, or in another layer there that is the
+        same one here; it is read and not written.
+      at: place on the first axis of the parameter, of which the array there is this part; None for
+        all of it.
     """
 
     ours: str
     theirs: str
     form: Form = SAME
-    zero: bool = False
     shared: str | None = None
     older: bool = False
     at: int | None = None
@@ -123,11 +121,7 @@ def _kernel(ours: str, theirs: str, **options: Any) -> Match:
     return Match(f"{ours}.kernel", f"{theirs}.weight", TRANSPOSED, **options)
 
 
-def _bias(ours: str, theirs: str, **options: Any) -> Match:
-    return Match(ours, theirs, zero=True, **options)
-
-
-_LINEAR = [Match("kernel", "weight", TRANSPOSED), _bias("bias", "bias")]
+_LINEAR = [Match("kernel", "weight", TRANSPOSED), Match("bias", "bias")]
 _NORM = [Match("scale", "weight"), Match("bias", "bias")]
 _BATCH_NORM = [
     *_NORM,
@@ -137,13 +131,13 @@ _BATCH_NORM = [
 ]
 _SAGE = [
     _kernel("neighbor_linear", "lin_l"),
-    _kernel("self_linear", "lin_r", zero=True),  # root_weight=False
-    _bias("self_linear.bias", "lin_l.bias"),
-    _kernel("neighbor_linear", "lin_rel", older=True),  # GraphConv, which sums
-    _kernel("self_linear", "lin_root", zero=True, older=True),
-    _bias("self_linear.bias", "lin_rel.bias", older=True),
+    _kernel("self_linear", "lin_r"),
+    Match("self_linear.bias", "lin_l.bias"),
+    _kernel("neighbor_linear", "lin_rel", older=True),  # GraphConv, which is one of sums
+    _kernel("self_linear", "lin_root", older=True),
+    Match("self_linear.bias", "lin_rel.bias", older=True),
 ]
-_OF_EDGES = [Part("edge_linear", "lin_edge"), Part("residual_linear", "res"), _bias("bias", "bias")]
+_OF_EDGES = [Part("edge_linear", "lin_edge"), Part("residual_linear", "res"), Match("bias", "bias")]
 _GAT = [
     _kernel("src_linear", "lin"),
     _kernel("src_linear", "lin_src", older=True),
@@ -157,7 +151,7 @@ _BIPARTITE_GAT = [_kernel("src_linear", "lin_src"), _kernel("dst_linear", "lin_d
 _GATV2 = [
     Part("src_linear", "lin_l"),
     _kernel("dst_linear", "lin_r", shared="src_linear.kernel"),
-    _bias("dst_linear.bias", "lin_r.bias", shared="src_linear.bias"),
+    Match("dst_linear.bias", "lin_r.bias", shared="src_linear.bias"),
     Match("attention", "att", ONE_MORE_AXIS),
     *_OF_EDGES,
 ]
@@ -168,7 +162,7 @@ _TRANSFORMER = [
 _HYPERGRAPH = [
     Match("kernel", "lin.weight", TRANSPOSED),
     Match("attention", "att", ONE_MORE_AXIS),
-    _bias("bias", "bias"),
+    Match("bias", "bias"),
 ]
 
 
@@ -178,12 +172,12 @@ _RGCN = [
     Match("kernel", "weight"),
     Match("coefficients", "comp"),
     Match("root_linear.kernel", "root"),
-    _bias("bias", "bias"),
+    Match("bias", "bias"),
 ]
 _GATED = [
     *(Part(f"{part}_linear", f"lin_{part}") for part in ("key", "query", "value")),
     Part("root_linear", "lin_skip"),
-    _bias("bias", "bias"),
+    Match("bias", "bias"),
 ]
 _GATED_GRAPH = [
     Match("linears.*.kernel", "weight"),
@@ -192,7 +186,7 @@ _GATED_GRAPH = [
         for ours, theirs in {"message_gates": "ih", "state_gates": "hh"}.items()
         for entry in (
             Match(f"{ours}.kernel", f"rnn.weight_{theirs}", TRANSPOSED),
-            _bias(f"{ours}.bias", f"rnn.bias_{theirs}"),
+            Match(f"{ours}.bias", f"rnn.bias_{theirs}"),
         )
     ),
 ]
@@ -286,14 +280,14 @@ def _sequential(network: nnx.Sequential) -> Row:
 _MAXK: dict[str, list[Match | Part]] = {
     "sage": [
         _kernel("convolutions.{i}.self_linear", "layers.{i}.fc_self"),
-        _bias("convolutions.{i}.self_linear.bias", "layers.{i}.fc_self.bias"),
-        _bias("convolutions.{i}.self_linear.bias", "layers.{i}.bias", older=True),
+        Match("convolutions.{i}.self_linear.bias", "layers.{i}.fc_self.bias"),
+        Match("convolutions.{i}.self_linear.bias", "layers.{i}.bias", older=True),
         _kernel("convolutions.{i}.neighbor_linear", "layers.{i}.fc_neigh"),
         Part("norms.{i}", "layers.{i}.norm"),
     ],
     "gcn": [
         Part("convolutions.{i}.linear", "linlayers.{i}"),
-        _bias("convolutions.{i}.bias", "gcnlayers.{i}.bias"),
+        Match("convolutions.{i}.bias", "gcnlayers.{i}.bias"),
         Part("norms.{i}", "normlayers.{i}"),
     ],
     "gin": [
@@ -318,7 +312,7 @@ def _maxk_gnn(model: MaxKGNN) -> Row:
 
 ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.SAGEConv: _SAGE,
-    nn.GCNConv: [_kernel("linear", "lin"), _bias("bias", "bias")],
+    nn.GCNConv: [_kernel("linear", "lin"), Match("bias", "bias")],
     nn.GINConv: _GIN,
     nn.GATConv: _gat,
     nn.GATv2Conv: _GATV2,
@@ -331,8 +325,8 @@ ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.EdgeConv: [Part("mlp", "nn")],
     nn.CFConv: _CF,
     nn.SchNetInteraction: _SCHNET,
-    nn.SGConv: [_kernel("linear", "lin"), _bias("bias", "lin.bias")],
-    nn.ChebConv: [Part("linears", "lins"), _bias("bias", "bias")],
+    nn.SGConv: [_kernel("linear", "lin"), Match("bias", "lin.bias")],
+    nn.ChebConv: [Part("linears", "lins"), Match("bias", "bias")],
     nn.LEConv: [Part(f"{ours}_linear", theirs) for ours, theirs in _LE.items()],
     nn.GCNIIConv: [Match("linear.kernel", "weight1"), Match("initial_linear.kernel", "weight2")],
     nn.RGCNConv: _RGCN,
@@ -341,7 +335,7 @@ ROWS: dict[type, Row | Callable[[Any], Row]] = {
         _kernel("linear", "lin"),
         Match("src_attention", "att_l", ONE_MORE_AXIS),
         Match("dst_attention", "att_r", ONE_MORE_AXIS),
-        _bias("bias", "bias"),
+        Match("bias", "bias"),
     ],
     nn.AGNNConv: [Match("beta", "beta", ONE_MORE_AXIS)],
     nn.HypergraphConv: _HYPERGRAPH,

@@ -37,8 +37,9 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     - **``models.MaxKGNN``** reads checkpoints of the published MaxK-GNN of the same ``kind``,
       whose layers are DGL's: https://github.com/xiexi51/MaxK-GNN.
 
-    Parameters that a layer there lacks become zero: a bias, or the matrix of a ``SAGEConv`` with
-    ``root_weight=False``. Nothing is set unless everything fits.
+    Nothing is set unless everything fits. What a layer there does without, such as its bias, and
+    the one here has, is missing from the state dict: make the layer here without it, or add zeros
+    by its name, as the error says.
 
     Args:
       state_dict: arrays by name, such as ``{name: tensor.cpu().numpy() for name, tensor in
@@ -73,14 +74,11 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     names = _Names(layer, prefix)
     _check_all_are_used(layer, names, given)
     arrays = _arrays(names, given)
-    zeros = {place.view.key for place in names.places.values() if place.zero}
-    _check_all_are_set("from_pyg", layer, names, {*arrays, *zeros})
+    _check_all_are_set("from_pyg", layer, names, set(arrays))
     _check_orders(names, given)
     for view in {place.view.key: place.view for place in names.places.values()}.values():
         if view.key in arrays:
             view.write(arrays[view.key])
-        elif view.key in zeros:
-            view.write(np.zeros(view.shape))
     return layer
 
 
@@ -122,17 +120,15 @@ class _Place(NamedTuple):
     """Destination of an array of a state dict.
 
     Attributes:
-      view: view that it sets.
-      ours: name of the view.
-      form: conversion from the array there to the one here.
-      zero: whether it is zero if a state dict has none of its names.
+      view: what it sets.
+      ours: the name of that.
+      form: how an array there becomes one here.
       older: whether the name is that of an earlier release.
     """
 
     view: View
     ours: str
     form: Form
-    zero: bool
     older: bool
 
     def shape_there(self) -> tuple[int, ...]:
@@ -171,7 +167,7 @@ class _Names:
             name = theirs + entry.theirs
             if isinstance(entry, Number):
                 view = field(module, *entry.ours.split("."))
-                self.places[name] = _Place(view, ours + entry.ours, SAME, zero=False, older=older)
+                self.places[name] = _Place(view, ours + entry.ours, SAME, older)
             elif isinstance(entry, Ignored):
                 self.ignored.append(name)
             elif isinstance(entry, Part):
@@ -196,7 +192,7 @@ class _Names:
         for path in filter(None, (entry.ours, entry.shared)):
             view = _view(module, path, entry.at)
             if view is not None:
-                self.places[name] = _Place(view, ours + path, entry.form, entry.zero, older)
+                self.places[name] = _Place(view, ours + path, entry.form, older)
                 return
         self.lacking[name] = ours + entry.ours
 
@@ -304,6 +300,7 @@ def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[
     pieces = {
         piece for p in names.places.values() if p.view.key in found for piece in p.view.pieces
     }
+    missing: dict[str, str] = {}  # for the first name of each, what is said of it
     for ours, variable in _variables(layer).items():
         of_variable = {
             name: piece
@@ -314,11 +311,14 @@ def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[
         if not of_variable:
             expected = "without parameters that PyTorch Geometric lacks"
             raise bad_input(where, "layer", expected, f"{ours} of {type(layer).__name__}")
-        missing = next((piece for piece in of_variable.values() if piece not in pieces), None)
-        if missing is not None:
-            theirs = [repr(name) for name, piece in of_variable.items() if piece == missing]
-            expected = f"with {' or '.join(theirs)}, for {ours} of {type(layer).__name__}"
-            raise bad_input(where, "state_dict", expected, "no such name")
+        for unset in dict.fromkeys(p for p in of_variable.values() if p not in pieces):
+            theirs = [name for name, piece in of_variable.items() if piece == unset]
+            missing[theirs[0]] = f"{' or '.join(map(repr, theirs))}, for {ours}"
+    if missing:
+        expected = f"with {', and '.join(missing.values())} of {type(layer).__name__}"
+        shapes = (f"{name!r}: np.zeros({names.places[name].shape_there()})" for name in missing)
+        way = f"make the layer without it, or for zeros pass state_dict | {{{', '.join(shapes)}}}"
+        raise bad_input(where, "state_dict", expected, f"no such name; {way}")
 
 
 def _check_orders(names: _Names, given: Mapping[str, Any]) -> None:

@@ -644,10 +644,31 @@ def test_widths_of_both_ends_and_shared_weights_have_names_of_their_own():
         from_pyg(state | {"lin_r.weight": state["lin_r.weight"] + 1}, shared)
 
 
-def test_what_a_layer_there_does_without_is_zero_or_of_no_use_here():
+@pytest.mark.parametrize("name", CASES)
+def test_a_parameter_that_the_state_dict_lacks_is_an_error_that_names_it(name):
+    state, layer = CASES[name].state(), CASES[name].make()
+    before = to_pyg(layer)
+    for key in state:
+        if "avg_deg" in key:  # numbers of the training set, which the layer was made with
+            continue
+        others = {other: array for other, array in state.items() if other != key}
+        with pytest.raises(ValueError, match=f"^from_pyg: state_dict must be with.*'{key}'.*zeros"):
+            from_pyg(others, layer)
+    for key, array in to_pyg(layer).items():
+        np.testing.assert_array_equal(array, before[key])
+
+
+def test_what_a_layer_there_does_without_can_be_given_as_zeros():
     sage: Any = nn.SAGEConv(3, 2, rngs=RNGS)
-    from_pyg({"lin_l.weight": np.ones((2, 3))}, sage)  # bias=False, root_weight=False
-    assert not sage.self_linear.kernel[...].any() and not sage.self_linear.bias[...].any()
+    state = {"lin_l.weight": np.ones((2, 3)), "lin_r.weight": np.ones((2, 3))}  # bias=False there
+    with pytest.raises(ValueError, match="for self_linear.bias of SAGEConv, got no such") as raised:
+        from_pyg(state, sage)
+    zeros = str(raised.value).partition("pass state_dict | ")[2]
+    from_pyg(state | eval(zeros, {"np": np}), sage)
+    assert sage.self_linear.kernel[...].all() and not sage.self_linear.bias[...].any()
+
+
+def test_what_a_transformer_there_makes_and_does_not_use_is_ignored():
     transformer = nn.TransformerConv(3, 2, root_weight=False, rngs=RNGS)
     skip = {"lin_skip.weight": np.ones((2, 3)), "lin_skip.bias": np.ones(2)}
     from_pyg(to_pyg(transformer) | skip, transformer)  # which PyG makes and does not use
@@ -732,7 +753,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a parameter without an array": (
         lambda: from_pyg({"bias": np.ones(2)}, _gcn_layer()),
-        "'lin.weight', for linear.kernel of GCNConv, got no such name",
+        r"'lin.weight', for linear.kernel of GCNConv, got no such name; .*np.zeros\(\(2, 3\)\)",
     ),
     "a prefix that nothing has": (
         lambda: from_pyg(_GCN, _gcn_layer(), prefix="conv."),
