@@ -114,6 +114,10 @@ def _gns(p: _Parameters, edges: Edges, h: Any, e: Any) -> Any:
     return p.mlp(h, jax.nn.relu, h.shape[-1], 3)
 
 
+def _weighted(e: Any, weights: Any) -> Any:
+    return e * weights
+
+
 def _attended(p: _Parameters, edges: Edges, h: Any, e: Any) -> Any:
     width = h.shape[-1]
 
@@ -127,7 +131,7 @@ def _attended(p: _Parameters, edges: Edges, h: Any, e: Any) -> Any:
         edge,
         node,
         attention_logit_fn=lambda e, sent, received, of_graph: p.linear(e, 1),
-        attention_reduce_fn=lambda e, weights: e * weights,
+        attention_reduce_fn=_weighted,
     )
     return network(edges.tuple(h)._replace(edges=e)).nodes
 
@@ -181,13 +185,12 @@ def _molecules(p: _Parameters, edges: Edges, h: Any, e: Any) -> Any:
     def update(*parts: Any) -> Any:
         return p.mlp(jnp.concatenate(parts, -1), jax.nn.relu, width, width)
 
+    of_graphs = jnp.zeros((graphs, width), h.dtype)
     for _ in range(p.shape.steps):
-        batch = jraph.GraphsTuple(
-            h, e, edges.receivers, edges.senders, jnp.zeros((graphs, width), h.dtype), counts, sizes
-        )
+        batch = jraph.GraphsTuple(h, e, edges.receivers, edges.senders, of_graphs, counts, sizes)
         made = jraph.GraphNetwork(update, update, update)(batch)
-        h, e = h + made.nodes, e + made.edges
-    return made.globals
+        h, e, of_graphs = h + made.nodes, e + made.edges, made.globals
+    return of_graphs
 
 
 def _potential(p: _Parameters, edges: Edges, h: Any, e: Any) -> Any:

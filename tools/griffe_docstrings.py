@@ -21,10 +21,14 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = re.sub(r"::$", ":", text, flags=re.M)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Gives a layer the common options that the library adds when it is imported."""
-        if not cls.path.startswith("jaxgnn.nn.") or cls.docstring is None:
+        """Gives a layer, and its call, what the library adds to them when it is imported."""
+        if not cls.path.startswith(("jaxgnn.nn.", "jaxgnn.models.")) or cls.docstring is None:
             return
         layer = getattr(importlib.import_module(cls.module.path), cls.name)
+        call = cls.members.get("__call__")
+        if isinstance(call, griffe.Function) and call.docstring is not None:
+            call.docstring.value = inspect.cleandoc(layer.__call__.__doc__)
+            self.on_object(obj=call)
         if "__signature__" not in vars(layer):
             return
         cls.docstring.value = inspect.cleandoc(layer.__doc__)

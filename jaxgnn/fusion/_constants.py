@@ -99,7 +99,10 @@ class Jitted(Method):
         """The function as it is."""
         return self._function
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if named:
+            expected = "given by position"
+            raise bad_input("fuse.jit", next(iter(named)), expected, "it by name")
         leaves = [jax.tree.leaves(a) for i, a in enumerate(args) if i not in self._static]
         if any(isinstance(leaf, jax.core.Tracer) for of_one in leaves for leaf in of_one):
             return self.inner(*args)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import types
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import jax
 
 
-class Method:
+class Method(abc.ABC):
     """A callable that becomes a method where it is an attribute of a class.
 
     An object that is a pytree, such as a module, becomes the first argument. So its arrays may
-    change between calls. For any other object the function is made anew and captures the object,
+    change between calls. For any other object the function is made again and captures the object,
     whose attributes count as unchanging, as everything that a function captures. Such a function is
     freed with its object.
     """
@@ -24,21 +25,25 @@ class Method:
     def __init__(self) -> None:
         self._of_objects: dict[int, tuple[weakref.ref[Any], Callable[..., Any]]] = {}
 
-    def of_function(self, function: Callable[..., Any]) -> Self:
+    @abc.abstractmethod
+    def of_function(self, function: Callable[..., Any]) -> Method:
         """Makes the same callable of another function."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def function(self) -> Callable[..., Any]:
         """The function that the callable was made of."""
-        raise NotImplementedError
+
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Binds an instance; the class itself gets the callable as it is."""
         if instance is None:
-            return self  # pyrefly: ignore
+            return self
         if is_pytree(instance):
-            return types.MethodType(self, instance)  # pyrefly: ignore
+            return types.MethodType(self, instance)
         key = id(instance)
         if key not in self._of_objects:
             of_objects = self._of_objects

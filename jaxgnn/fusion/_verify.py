@@ -33,10 +33,12 @@ def difference(
       longest: terms in the longest sum, for the tolerance of ``jaxgnn.testing``.
     """
     floats = tuple(i for i, a in enumerate(arrays) if _is_float(a))
+    functions: dict[str, Sequence[Callable[..., Sequence[Any]]]]
     functions = {"output": (rewritten, original)}
     if floats:
-        gradients = (jax.grad(_weighted_sum(f), argnums=floats) for f in (rewritten, original))
-        functions["gradient"] = tuple(gradients)
+        functions["gradient"] = [
+            jax.grad(_weighted_sum(f), argnums=floats) for f in (rewritten, original)
+        ]
     for what, (new, old) in functions.items():
         actual, expected = list(Jitted(new)(*arrays)), list(Jitted(old)(*arrays))
         found = _first_difference(what, actual, expected, longest)

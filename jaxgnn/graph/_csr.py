@@ -30,8 +30,8 @@ from jaxgnn.graph._arrays import (
 from jaxgnn.graph._bounds import bounded_graph
 from jaxgnn.graph._constructors import GraphConstructors
 from jaxgnn.graph._device_sorting import is_for_device
-from jaxgnn.graph._edge_data import keep_order, known_order, reordered
-from jaxgnn.graph._edge_list import as_array
+from jaxgnn.graph._edge_data import keep_order, known_order, ordered_edge_data, reordered
+from jaxgnn.graph._edge_list import EdgeNames, as_array
 from jaxgnn.graph._gcn import gcn_coefficients
 from jaxgnn.graph._interchange import to_scipy
 from jaxgnn.graph._normalization import Edges, Normalization, degree_scales, normalized_weights
@@ -297,15 +297,52 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         Raises:
           ValueError: if the graph does not have its order.
         """
-        require_one("CSRGraph.edge_order", "self", self)
+        return self._known_order("CSRGraph.edge_order")
+
+    def _known_order(self, where: str) -> Any:
+        """The position in the input of each edge slot; ValueError in the name of ``where``."""
+        require_one(where, "self", self)
         order = known_order(self)
         if order is None:
             expected = (
                 "built with edge_data (() keeps the order alone), and not have passed through jit "
                 "or another function of pytrees"
             )
-            raise bad_input("CSRGraph.edge_order", "self", expected, "a graph of unknown order")
+            raise bad_input(where, "self", expected, "a graph of unknown order")
         return order
+
+    def sort_edges(self, edges: PyTree) -> PyTree:
+        """Brings features of edges from the order of the input into that of the edge slots.
+
+        Layers and ops read features of edges by slot, and a constructor sorts the edges. This is
+        what the constructors do with their ``edge_data``, for data that comes later; a graph that
+        is to do it is built with ``edge_data``, ``()`` for no data yet.
+
+        Args:
+          edges: a pytree of arrays [edges, ...], with an entry for each edge of the input, padding
+            included.
+
+        Returns:
+          The same tree of JAX arrays, with an entry for each edge slot.
+
+        Raises:
+          ValueError: if the graph does not know its order (see ``edge_order``) or has self loops
+            that ``with_self_loops`` has added, which have no entry; or an array does not have one
+            entry for each edge.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> graph, _ = CSRGraph.from_edges([2, 1, 0], [1, 0, 1], 3, edge_data=())
+          >>> graph.sort_edges(jnp.array([20.0, 0.5, 1.0])).tolist()
+          [0.5, 20.0, 1.0]
+        """
+        where = "CSRGraph.sort_edges"
+        order = self._known_order(where)
+        if is_concrete(order) and (np.asarray(order) < 0).any():
+            expected = "without self loops that with_self_loops has added"
+            way = "sort the features by the graph from before, then choose those of the loops"
+            raise bad_input(where, "self", expected, f"some; {way}")
+        return ordered_edge_data(EdgeNames(where, edge_data="edges"), edges, order)
 
     # -- derived graphs ----------------------------------------------------------------------
 
@@ -467,6 +504,21 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         has_scales = self.row_scale is not None or self.col_scale is not None
         kind = self.normalization if has_scales else None
         return self._with_fields(weights=weights, normalization=kind)
+
+    @of_one
+    def without_weights(self) -> CSRGraph:
+        """Returns the edges alone: without weights, scales and normalisation.
+
+        For layers and ops that refuse a graph with weights, such as those of attention. What has
+        been made of the edges is shared, and the graph knows its ``edge_order`` as before.
+
+        Example:
+          >>> graph = CSRGraph.from_edges([0, 1], [1, 1], 2, [0.5, 2.0]).normalized("mean")
+          >>> bare = graph.without_weights()
+          >>> bare.weights, bare.normalization
+          (None, None)
+        """
+        return self._with_fields(weights=None, row_scale=None, col_scale=None, normalization=None)
 
     @of_one
     def normalized(self, kind: Normalization | None) -> CSRGraph:

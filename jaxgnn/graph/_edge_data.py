@@ -50,6 +50,19 @@ def require_leading(where: str, argument: str, leaf: Any, length: int, of_what: 
         raise bad_input(where, argument, "of a numeric or boolean dtype", leaf.dtype)
 
 
+def way_to_edge_slots(num_edges: int, shape: tuple[int, ...]) -> str:
+    """The end of an error on features of edges, [..., edges, features], of another number of rows.
+
+    Empty for features with a row for each edge slot, which are wrong in another way.
+    """
+    if num_edges in shape[-2:-1]:
+        return ""
+    return (
+        "; give a row to each edge slot, self loops and padding included. "
+        "graph.sort_edges(features) brings those of the edges of the input into this order"
+    )
+
+
 def known_order(graph: Any) -> Any:
     """The input position of each edge slot of this graph, or None if it is not known.
 

@@ -14,10 +14,12 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.graph._arrays import shown_sides
+from jaxgnn.graph._require_graph import refuse_weights
 from jaxgnn.models._hyper_body import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
+from jaxgnn.nn._common_options import with_edge_order
 from jaxgnn.nn._dropout import Dropout, training_rngs
 from jaxgnn.nn._linear import apply_mlp
 from jaxgnn.nn._maxk import check_kept
@@ -42,7 +44,7 @@ class GraphTransformer(nnx.Module):
     - an MLP with one hidden layer of ``mlp_features`` and GELU.
 
     A node attends to itself only in a graph with self loops; nodes without edges get nothing from
-    their neighbours. Weights and scales of the graph are ignored.
+    their neighbours. A graph with weights or scales is refused.
 
     With ``k`` each head keeps the k largest of its values, as MaxK-GNN does before its
     aggregation (https://arxiv.org/abs/2312.08656). With ``hyper_connections=n`` the branches are
@@ -162,6 +164,7 @@ class GraphTransformer(nnx.Module):
         self.norm = _Norm(hidden_features, options)
         self.lin_out = FusedLinear(hidden_features, out_features, **options)
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph | GraphBatch,
@@ -179,7 +182,7 @@ class GraphTransformer(nnx.Module):
           graph: one graph, or a batch of graphs, whose virtual nodes are not shared.
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
-          edge_features: features of the edges in the order of the graph's slots.
+          edge_features: features of the edge slots.
           laplacian: Laplacian eigenvectors, a column each.
           walks: other positions of the nodes, such as return probabilities of random walks.
           node_mask: for one padded graph, False for nodes that virtual nodes must not read. A batch
@@ -187,8 +190,8 @@ class GraphTransformer(nnx.Module):
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
-          ValueError: if the graph is not square, shapes do not match the graph or the options, or
-            a ``node_mask`` is given with a batch.
+          ValueError: if the graph is not square or has weights or scales, shapes do not match the
+            graph or the options, or there is a ``node_mask`` beside a batch.
         """
         surroundings = self._surroundings(graph, edge_features, node_mask)
         nodes = surroundings.graph.num_rows
@@ -219,6 +222,7 @@ class GraphTransformer(nnx.Module):
         if isinstance(graph, GraphBatch) and node_mask is not None:
             raise bad_input(_NAME, "node_mask", "None for a GraphBatch, which has its own", "one")
         structure = graph.graph if isinstance(graph, GraphBatch) else graph
+        refuse_weights(_NAME, "graph", structure, "pass weights as edge_features")
         if not structure.is_square:
             raise bad_input(_NAME, "graph", "square", shown_sides(structure))
         if node_mask is not None:

@@ -21,7 +21,7 @@ from jaxgnn.graph import (
     looped_features,
     with_one_loop_each,
 )
-from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._common_options import CommonOptions, with_edge_order
 from jaxgnn.nn._graph_layer import (
     Ends,
     GraphLayer,
@@ -139,6 +139,7 @@ class AttentionLayer(GraphLayer):
                 raise bad_input(self._name, "fill_value", expected, f"{len(fill)} numbers")
         self.edges = edges._replace(fill_value=fill)
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -153,9 +154,8 @@ class AttentionLayer(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of the receivers' and the senders' features.
-          edge_features: features of the edge slots, in the graph's order, with or without the
-            leading axes of ``x``.
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
           return_attention_weights: whether to also return the weights, including dropout.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypedDict, Unpack
 
 import jax.numpy as jnp
@@ -45,6 +45,14 @@ _LINES: Mapping[str, str] = {
 }
 _RAISES = """Raises:
   ValueError: if an option has a type or value other than described above."""
+
+
+# What follows the line of ``edge_features`` in the docstring of every call that takes some.
+_EDGE_ORDER = """\
+    They are in the order of the graph's edge slots, which is sorted by receiver. Features in the
+    order of the edges that the graph was built of are brought into it by
+    ``graph.sort_edges(features)``, of a graph built with ``edge_data``.
+"""
 
 
 def with_common_options(signature: inspect.Signature) -> inspect.Signature:
@@ -101,3 +109,12 @@ def with_common_lines(docstring: str, options: Iterable[str]) -> str:
         lines += ["", _RAISES]
     made = "\n".join([section[0].rstrip(), *lines, ""])
     return text[: section.start()] + made + text[section.end() :]
+
+
+def with_edge_order[**P, Result](call: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorates a call that takes ``edge_features``: its docstring says in which order they are."""
+    text = inspect.cleandoc(str(call.__doc__))
+    entry = re.search(r"^  edge_features: .*\n(?:    .*\n)*", text, re.M)
+    assert entry is not None, "a docstring with a line of edge_features"
+    call.__doc__ = text[: entry.end()] + _EDGE_ORDER + text[entry.end() :]
+    return call

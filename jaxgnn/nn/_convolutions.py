@@ -26,12 +26,15 @@ from jaxgnn.nn._maxk import (
     make_activation,
 )
 from jaxgnn.nn._options import checked_options, one_of
+from jaxgnn.ops._aggregate.call import WEIGHTED
 
 _checked = checked_options()
 
 
 class _Convolution(GraphLayer):
     """Base class of the convolutions that activate their input, or the values they aggregate."""
+
+    applies_weights = True
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class SAGEConv(_Convolution):
       out_features: width of the output.
       reduce: reduction of the neighbours instead of the mean, one of those of
         ``ops.neighbour_reduce``. The mean is weighted by the weights of the graph, the sum by its
-        weights and scales; the others ignore both.
+        weights and scales, and the others refuse a graph that has either.
       activation: ``"maxk"``, ``"relu"`` or None, applied to the input.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
@@ -148,6 +151,7 @@ class SAGEConv(_Convolution):
         super().__init__(activation, k, min(of), kernel_mode, dropout=dropout, **common)
         self.in_widths: Ends[int] = of
         self.reduce: ops.Aggregation = reduce
+        self.applies_weights = reduce in WEIGHTED
         self.self_linear = self._linear(of.dst, out_features, rngs=rngs)
         self.neighbor_linear = self._linear(of.src, out_features, use_bias=False, rngs=rngs)
 

@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._structure import structure
-from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._common_options import CommonOptions, with_edge_order
 from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn._linear import FusedLinear, FusedMLP, parameters
 from jaxgnn.nn._maxk import check_widths
@@ -28,8 +27,8 @@ class GINEConv(GraphLayer):
     """Isomorphism convolution: ``y_i = mlp((1 + ε) x_i + Σ_j relu(x_j + W_e e_ij + b))``.
 
     See https://arxiv.org/abs/1905.12265. ε is learnt, from zero. Without ``edge_dim`` the features
-    of edges are as wide as those of nodes, and are added unchanged. It computes what PyTorch
-    Geometric's ``GINEConv`` does. Weights and scales of the graph are ignored.
+    of edges are as wide as those of nodes, and are added as they are. It computes what PyTorch
+    Geometric's ``GINEConv`` does. A graph with weights or scales is refused.
 
     Args:
       in_features: width of the features of nodes, of both ends.
@@ -69,6 +68,7 @@ class GINEConv(GraphLayer):
         self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
         self.mlp = mlp
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -80,9 +80,8 @@ class GINEConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of the receivers' and the senders' features.
-          edge_features: features of the edge slots, in the graph's order, with or without the
-            leading axes of ``x``.
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.
@@ -101,8 +100,8 @@ class EdgeConv(GraphLayer):
     """Dynamic edge convolution: ``y_i = max_j mlp([x_i ; x_j - x_i])``.
 
     See https://arxiv.org/abs/1801.07829. It computes what PyTorch Geometric's ``EdgeConv`` does,
-    and its ``DynamicEdgeConv`` on the graph of ``jaxgnn.graph.knn_graph_on_device``. Weights and
-    scales of the graph are ignored.
+    and its ``DynamicEdgeConv`` on the graph of ``jaxgnn.graph.knn_graph_on_device``. A graph with
+    weights or scales is refused.
 
     An ``nn.FusedMLP``, and an ``nn.FusedLinear`` without activation, is not evaluated on all edges
     if the reduction is a sum, mean or maximum. With the rows ``W = [A ; B]`` of its first kernel,
@@ -190,7 +189,7 @@ class EdgeConv(GraphLayer):
         of_receivers, of_differences = first[:width], first[width:]
         first = jnp.concatenate([of_receivers - of_differences, of_differences])
         return ops.edge_mlp_aggregate(
-            structure(graph),
+            graph,
             (dst, src),
             ops.EdgeMLPParams([first, *kernels], biases),
             reduce=reduce,
@@ -213,7 +212,7 @@ class ResGatedGraphConv(GraphLayer):
     ``k = W_k x + b_k``, and so on. ``g = W_g e`` and ``u = W_u e`` are linear maps of the features
     of edges. See https://arxiv.org/abs/1711.07553. It computes what PyTorch Geometric's
     ``ResGatedGraphConv`` does, where the gate of an edge has two matrices that are only used as
-    their sum. Weights and scales of the graph are ignored.
+    their sum. A graph with weights or scales is refused.
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
@@ -263,6 +262,7 @@ class ResGatedGraphConv(GraphLayer):
         self.root_linear = plain_linear(of.dst if root_weight else None)
         self.bias = self._zeros(out_features, use_bias)
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -274,9 +274,8 @@ class ResGatedGraphConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of the receivers' and the senders' features.
-          edge_features: features of the edge slots, in the graph's order, with or without the
-            leading axes of ``x``.
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.

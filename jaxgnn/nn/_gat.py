@@ -36,7 +36,7 @@ class GATConv(_GraphAttention):
 
     ``s_ij = ⟨a_dst, W x_i⟩ + ⟨a_src, W x_j⟩ + ⟨a_edge, W_e e_ij⟩`` for each head, without the last
     term if edges have no features. See https://arxiv.org/abs/1710.10903. It computes what PyTorch
-    Geometric's ``GATConv`` does with the same weights. Weights and scales of the graph are ignored.
+    Geometric's ``GATConv`` does with the same weights. A graph with weights or scales is refused.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
     done once. For a graph that is an argument of a jitted function it is done in every call:
@@ -137,7 +137,7 @@ class GATv2Conv(_GraphAttention):
     ``s_ij = ⟨a, leaky_relu(W_dst x_i + W_src x_j + W_e e_ij)⟩`` for each head, without the last
     term if edges have no features. Unlike in GAT, the ranking of the neighbours depends on the
     receiver. See https://arxiv.org/abs/2105.14491. It computes what PyTorch Geometric's
-    ``GATv2Conv`` does with the same weights. Weights and scales of the graph are ignored.
+    ``GATv2Conv`` does with the same weights. A graph with weights or scales is refused.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
     done once. For a graph that is an argument of a jitted function it is done in every call:

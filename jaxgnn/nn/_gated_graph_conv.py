@@ -16,6 +16,7 @@ from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._graph_layer import GraphLayer
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options, one_of
+from jaxgnn.ops._aggregate.call import WEIGHTED
 
 
 class GatedGraphConv(GraphLayer):
@@ -35,7 +36,8 @@ class GatedGraphConv(GraphLayer):
       out_features: width of the output, at least that of the input.
       num_layers: number of steps.
       reduce: reduction of the messages, one of those of ``ops.neighbour_reduce``. Weights and
-        scales of the graph are used for ``"sum"`` and ``"mean"``.
+        scales of the graph count for ``"sum"`` and ``"mean"``; the others refuse a graph that has
+        either.
       use_bias: whether the unit has biases.
 
     Example:
@@ -64,6 +66,7 @@ class GatedGraphConv(GraphLayer):
         check_widths(self._name, out_features)
         self.out_features = out_features
         self.reduce: ops.Aggregation = reduce
+        self.applies_weights = reduce in WEIGHTED
         square = (out_features, out_features)
         self.linears = nnx.List(
             self._linear(*square, use_bias=False, rngs=rngs) for _ in range(num_layers)

@@ -67,6 +67,8 @@ class GCNIIConv(GraphLayer):
       (3, 8)
     """
 
+    applies_weights = True
+
     @checked_options(
         alpha=fraction,
         strength=lambda value: None if value is None else positive(value),

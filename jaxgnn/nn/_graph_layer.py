@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import as_jax, shown_sides
-from jaxgnn.graph._require_graph import require_graph
+from jaxgnn.graph._edge_data import way_to_edge_slots
+from jaxgnn.graph._require_graph import refuse_weights, require_graph
 from jaxgnn.nn._layer import Layer
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import check_widths
@@ -42,7 +44,14 @@ class Ends[T](NamedTuple):
 
 
 class GraphLayer(Layer):
-    """Base class of layers that are called with a graph and the features of its nodes."""
+    """Base class of layers that are called with a graph and the features of its nodes.
+
+    Attributes:
+      applies_weights: whether the layer applies the weights and scales of a graph; otherwise it
+        refuses a graph that has some.
+    """
+
+    applies_weights: bool = False
 
     def _linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
         """A linear layer with the dtypes of this one."""
@@ -61,6 +70,15 @@ class GraphLayer(Layer):
 
     def _check_graph(self, graph: CSRGraph) -> None:
         require_graph(self._name, "graph", graph, ", which comes before the features")
+        if not self.applies_weights:
+            self._refuse_weights("graph", graph)
+
+    def _refuse_weights(self, argument: str, graph: CSRGraph) -> None:
+        """Raises ValueError if the graph has weights or a normalisation."""
+        takes_edges = "edge_dim" in inspect.signature(type(self)).parameters
+        instead = "pass weights as edge_features"
+        instead += "" if takes_edges else " of a layer that takes some"
+        refuse_weights(self._name, argument, graph, instead)
 
     def _check_square(
         self, graph: CSRGraph, reason: str = "since each node adds its own features"
@@ -148,7 +166,8 @@ class GraphLayer(Layer):
             features = features[:, None]
         fits = features.shape[-2:] == (graph.num_edges, dim)
         if not fits or features.shape[:-2] not in ((), x.shape[:-2]):
-            raise bad_input(self._name, name, expected, f"shape {features.shape}")
+            got = f"shape {features.shape}{way_to_edge_slots(graph.num_edges, jnp.shape(features))}"
+            raise bad_input(self._name, name, expected, got)
         return without_padding(graph, features.astype(x.dtype))
 
     def _at_receivers(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:

@@ -214,9 +214,9 @@ class BatchNorm(nnx.Module):
     """Normalises each feature over all nodes of a batch except its padding.
 
     ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1502.03167. In training, which
-    ``train()`` sets, it uses the mean and variance of the batch, and updates running averages of
-    them. In evaluation, which ``eval()`` sets, it uses the running averages. This is
-    ``nnx.BatchNorm`` with the mask of the batch.
+    ``train()`` sets, mean and variance are those of the batch, and running averages of them are
+    kept, which are used in evaluation, which ``eval()`` sets. A batch without nodes, of padding
+    alone, leaves them as they are. This is ``nnx.BatchNorm`` with the mask of the batch.
 
     Args:
       features: width of the node features.
@@ -285,11 +285,24 @@ class BatchNorm(nnx.Module):
         check_features("BatchNorm", x, self.features)
         x = as_jax("BatchNorm", "x", x)
         if mask is None:
-            return self.norm(x)
-        x = rows_where(mask, x)
+            # Without a node there is nothing to learn from.
+            return self.norm(x) if x.shape[0] else self.norm(x, use_running_average=True)
+        x = rows_where(mask, jnp.asarray(x))
         if isinstance(batch, LocalGraph):
             return rows_where(mask, self._over_devices(x, batch))
-        return rows_where(mask, self.norm(x, mask=mask[:, None]))
+        return rows_where(mask, self._over_batch(x, mask))
+
+    def _over_batch(self, x: Float[Array, "nodes features"], mask: Bool[Array, " nodes"]) -> Array:
+        """Normalises by the nodes of the mask; without any, the running averages stay.
+
+        Means over nothing would be NaN, also in gradients: then all rows count, which are zeros.
+        """
+        norm, has_nodes = self.norm, jnp.any(mask)
+        before = norm.mean[...], norm.var[...]
+        made = norm(x, mask=(mask | ~has_nodes)[:, None])
+        for running, kept in zip((norm.mean, norm.var), before, strict=True):
+            running[...] = jnp.where(has_nodes, running[...], kept)
+        return made
 
     def _over_devices(self, x: Float[Array, "nodes features"], graph: LocalGraph) -> Array:
         """Normalises by the mean and variance over the nodes of all devices."""

@@ -90,10 +90,11 @@ class HeteroConv(nnx.Module):
         """Applies the layers.
 
         Args:
-          graph: the relations, including all that there are layers for.
-          x: features of each type of nodes in these relations.
-          edge_features: features of the edges of relations, each passed to its layer as the
-            argument after ``x``; None if no layer takes any.
+          graph: the relations, with all those that there are layers for.
+          x: features of each type of nodes that has a part in these.
+          edge_features: features of the edges of relations, each for its layer as the argument
+            behind ``x`` and in the order of its graph, into which
+            ``graph[edge_type].sort_edges(features)`` brings them; None if no layer takes any.
           rngs: random streams with one named ``dropout`` in training, for the layers that take
             some; None in evaluation.
 

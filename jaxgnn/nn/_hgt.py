@@ -35,7 +35,7 @@ class HGTConv(GraphLayer):
     where the softmax is over the edges of all relations that enter node i, and d is the width of a
     head. The second term applies to types whose input is as wide as the output; others have
     ``y_i = W_τ gelu(m_i)``. It computes what PyTorch Geometric's ``HGTConv`` does. All relations
-    are read by one launch of ``ops.dot_attention``. Weights of the graphs are ignored.
+    are read by one launch of ``ops.dot_attention``. Graphs with weights are refused.
 
     Args:
       in_features: width of the input, or a dictionary with the width of each type of nodes.
@@ -129,6 +129,8 @@ class HGTConv(GraphLayer):
         if graph.metadata != (self.node_types, self.edge_types):
             expected = f"of the relations {list(self.edge_types)}"
             raise bad_input(self._name, "graph", expected, list(graph.edge_types))
+        for edge_type in graph.edge_types:
+            self._refuse_weights(f"graph[{edge_type!r}]", graph[edge_type])
         check_features(self._name, graph, x)
         for name, width in self.in_widths.items():
             of = f"x[{name!r}]", x[name], graph.num_nodes[name]

@@ -40,6 +40,8 @@ class LEConv(GraphLayer):
       (2, 4)
     """
 
+    applies_weights = True
+
     @checked_options()
     def __init__(
         self,

@@ -15,7 +15,8 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import shown_sides
-from jaxgnn.graph._require_graph import require_graph
+from jaxgnn.graph._edge_data import way_to_edge_slots
+from jaxgnn.graph._require_graph import refuse_weights, require_graph
 from jaxgnn.nn._node_updates import NodeUpdate
 from jaxgnn.ops._aggregate.edge_ends import at_ends
 
@@ -83,8 +84,8 @@ class FunctionMessages(nnx.Module):
         """Returns the reduced messages of each row.
 
         Raises:
-          ValueError: if ``weights`` are given, features do not fit the graph, or the function does
-            not return a message for each edge.
+          ValueError: if ``weights`` are given, the graph has weights or scales, features do not fit
+            the graph, or a message is not made for each edge.
         """
         if weights is not None:
             expected = "None with a function of each edge, which may read them from edge_features"
@@ -151,6 +152,8 @@ def _shape(made: Any) -> str:
 def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
     """The features of receivers and senders."""
     require_graph(_WHERE, "graph", graph)
+    instead = "pass weights as edge_features, which the function of messages reads"
+    refuse_weights(_WHERE, "graph", graph, instead)
     is_pair = isinstance(h, tuple | list)
     if is_pair and len(h) != 2:
         raise bad_input(_WHERE, "h", "an array, or a pair (x_dst, x_src)", f"{len(h)} of them")
@@ -175,7 +178,10 @@ def _checked_edges(graph: CSRGraph, features: Any, batch: tuple[int, ...]) -> Ar
     fits = getattr(features, "ndim", 0) >= 2 and features.shape[-2] == graph.num_edges
     if not fits or features.shape[:-2] not in ((), batch):
         expected = f"of shape [{graph.num_edges}, features], one row for each edge slot"
-        raise bad_input(_WHERE, "edge_features", expected, f"shape {jnp.shape(features)}")
+        got = (
+            f"shape {jnp.shape(features)}{way_to_edge_slots(graph.num_edges, jnp.shape(features))}"
+        )
+        raise bad_input(_WHERE, "edge_features", expected, got)
     features = jnp.asarray(features)
     if graph.num_edges > 0:
         count = graph.indptr[-1]

@@ -18,6 +18,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import require_no_heads
+from jaxgnn.nn._common_options import with_edge_order
 from jaxgnn.nn._draws_by_node import bernoulli_of_edges
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
@@ -114,6 +115,7 @@ class EdgeMLP(nnx.Module):
         self.dtype = dtype
         self.implementation = implementation
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -128,7 +130,7 @@ class EdgeMLP(nnx.Module):
         Args:
           graph: graph whose rows are the receivers.
           h: features of the nodes, or a pair of the features of receivers and of senders.
-          edge_features: features of each edge, with the leading axes of ``h`` or shared by them.
+          edge_features: features of the edge slots, with the leading axes of ``h`` or without.
           weights: weight of each edge, with the leading axes of ``h`` or shared by them; None for
             the weights of the graph.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
@@ -225,9 +227,9 @@ class MessagePassing(nnx.Module):
         function or module. Changes to the state of these modules, such as statistics, are dropped,
         so they must draw random numbers from the ``rngs`` of the call and not from streams that
         they hold.
-      reduce: None for messages that are already aggregated; otherwise the reduction of the messages
-        of each edge, one of ``ops.aggregate``, or several, whose results are concatenated. Weights
-        and scales of the graph are then ignored.
+      reduce: None for messages that are aggregated already; or how those of each edge are, by a
+        reduction of ``ops.aggregate``, or by several, whose results stand side by side. A graph
+        with weights or scales is refused then: weights can be features of edges.
       num_steps: number of steps, unless a call gives another. If there is one, a function may
         change the width of the features.
       recompute_every: number of steps between stored states, ``"auto"``, or None to store
@@ -295,6 +297,7 @@ class MessagePassing(nnx.Module):
         self.num_steps = num_steps
         self.recompute_every = recompute_every
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -313,9 +316,9 @@ class MessagePassing(nnx.Module):
         Args:
           graph: graph shared by the leading axes of ``h``. If it is a constant with uniform
             degrees, sums need no scatters.
-          h: features of the nodes, which keep their dtype; for one step of a user's own functions
-            also a pair ``(x_dst, x_src)`` of receivers' and senders' features.
-          edge_features: features of each edge, for the messages of every step.
+          h: features of the nodes, which keep their dtype; for one step of functions of one's own
+            also a pair ``(x_dst, x_src)`` of those of receivers and of senders.
+          edge_features: features of the edge slots, for the messages of every step.
           inputs: inputs of each node, for the updates of every step.
           weights: weight of each edge, for the messages of every step; None for the weights of the
             graph. Not supported by a function of messages.

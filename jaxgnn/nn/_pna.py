@@ -13,9 +13,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._structure import structure
 from jaxgnn.nn._activations import function_of, name_of
-from jaxgnn.nn._common_options import CommonOptions
+from jaxgnn.nn._common_options import CommonOptions, with_edge_order
 from jaxgnn.nn._degree_scales import DegreeAverages, Scaler, averages_or_graph, degree_scales
 from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes
 from jaxgnn.nn._maxk import check_widths
@@ -34,7 +33,7 @@ class PNAConv(GraphLayer):
     A degree of 0 counts as 1 where it would divide. ``pre`` and ``post`` are linear layers, or
     MLPs, with biases, separate for each tower; W combines the towers. See
     https://arxiv.org/abs/2004.05718. It computes what PyTorch Geometric's ``PNAConv`` does. (Its
-    ``std`` is never between zero and √1e-5.) Weights and scales of the graph are ignored.
+    ``std`` is never between zero and √1e-5.) A graph with weights or scales is refused.
 
     A reduction of ``A x_i + B x_j`` is one of ``B x_j`` plus a shift. So if ``pre`` is one layer
     and edges have no features, all reductions are one pass of ``ops.neighbour_reduce`` over
@@ -130,6 +129,7 @@ class PNAConv(GraphLayer):
         self.post, self.post_others = networks(parts * each, out_features // towers, post_layers)
         self.linear = self._linear(out_features, out_features, rngs=rngs)
 
+    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -141,9 +141,8 @@ class PNAConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of the receivers' and the senders' features.
-          edge_features: features of the edge slots, in the graph's order, with or without the
-            leading axes of ``x``.
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.
@@ -156,7 +155,7 @@ class PNAConv(GraphLayer):
         shift = joined(self._times(dst, of_dst) + bias)
         if self.edge_linear is None and not self.pre_others:
             options = {"axis": -2, "implementation": self.implementation}
-            reduced = ops.neighbour_reduce(structure(graph), senders, self.aggregators, **options)
+            reduced = ops.neighbour_reduce(graph, senders, self.aggregators, **options)
             return self._of_reduced(graph, dst, reduced, shift)
         messages = self._at_senders(graph, senders)
         if self.edge_linear is not None:

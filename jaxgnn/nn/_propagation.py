@@ -43,6 +43,8 @@ class SGConv(GraphLayer):
       (3, 4)
     """
 
+    applies_weights = True
+
     @checked_options()
     def __init__(
         self,
@@ -115,6 +117,8 @@ class APPNP(GraphLayer):
       >>> layer(graph, jnp.array([[2.0], [4.0]])).tolist()
       [[1.0], [3.0]]
     """
+
+    applies_weights = True
 
     @checked_options(alpha=fraction)
     def __init__(
@@ -195,6 +199,8 @@ class ChebConv(GraphLayer):
       >>> nn.ChebConv(8, 4, num_terms=3, rngs=nnx.Rngs(0))(graph, jnp.ones((2, 8))).shape
       (2, 4)
     """
+
+    applies_weights = True
 
     @checked_options(num_terms=at_least(1), normalization=one_of(None, *get_args(LaplacianKind)))
     def __init__(

@@ -55,6 +55,8 @@ class RGCNConv(GraphLayer):
       (3, 4)
     """
 
+    applies_weights = True
+
     @checked_options(
         num_relations=at_least(1),
         num_bases=or_none(at_least(1)),

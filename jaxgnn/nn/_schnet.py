@@ -104,8 +104,8 @@ class CFConv(GraphLayer):
     The filter f is a network of two layers, with ``shifted_softplus`` between them, on the
     ``gaussian_smearing`` of the distance; C is ``cosine_cutoff``. See
     https://arxiv.org/abs/1706.08566. It computes what PyTorch Geometric's ``CFConv`` does with the
-    filter network of its ``SchNet``, and is zero beyond the cutoff. It is twice differentiable in
-    the distances, so that a loss may contain forces. Weights and scales of the graph are ignored.
+    filter network of its ``SchNet``, and is zero beyond the cutoff. Differentiable in the distances
+    twice, so that a loss may contain forces. A graph with weights or scales is refused.
 
     Args:
       in_features: width of the features of the senders.

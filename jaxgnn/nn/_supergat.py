@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph, sum_over_devices, with_one_loop_each
-from jaxgnn.graph._structure import structure
 from jaxgnn.nn._attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn._common_options import CommonOptions
 from jaxgnn.nn._graph_layer import Ends
@@ -27,12 +26,11 @@ class SuperGATConv(AttentionLayer):
 
     ``p_i = softmax_j(leaky_relu(s_ij))`` for each head. With inner products ``φ_ij = ⟨z_i, z_j⟩``
     the scores are ``s_ij = (⟨a_src, z_j⟩ + ⟨a_dst, z_i⟩) σ(φ_ij)`` for ``"MX"``, and
-    ``s_ij = φ_ij / √out_features`` for ``"SD"``. ``attention_loss`` trains the inner products to
-    distinguish edges from pairs without one; add it, times a factor, to the loss of the task. See
-    "How to Find Your Friendly Neighborhood" (https://openreview.net/forum?id=Wi5KUNlqWty). It
-    computes
-    what PyTorch Geometric's ``SuperGATConv`` does with the same weights. Weights and scales of the
-    graph are ignored.
+    ``s_ij = φ_ij / √out_features`` for ``"SD"``. ``attention_loss`` asks the inner products to tell
+    edges from pairs of nodes without one; add it, times a factor, to the loss of the task. See "How
+    to Find Your Friendly Neighborhood" (https://openreview.net/forum?id=Wi5KUNlqWty). It computes
+    what PyTorch Geometric's ``SuperGATConv`` does with the same weights. A graph with
+    weights or scales is refused.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
     done once. For a graph that is an argument of a jitted function it is done in every call:
@@ -163,7 +161,7 @@ class SuperGATConv(AttentionLayer):
         """The inner products of both ends of each edge, by head, in the accumulation dtype."""
         wide = accumulation_dtype(senders.dtype)
         ends = (jnp.moveaxis(z.astype(wide), -2, -3) for z in (receivers, senders))
-        products = ops.sddmm(structure(graph), *ends, implementation=self.implementation)
+        products = ops.sddmm(graph, *ends, implementation=self.implementation)
         return jnp.moveaxis(products, -2, -1)
 
     def _mean_products(self, graph: CSRGraph, z: Float[Array, "nodes width"]) -> Array:

@@ -23,8 +23,8 @@ class TransformerConv(AttentionLayer):
     ``p_i = softmax_j(⟨q_i, k_j + u_ij⟩ / √out_features)`` for each head, where queries, keys and
     values are linear maps of the features of nodes, with biases of their own, and ``u = W_e e`` is
     one of those of edges. See https://arxiv.org/abs/2009.03509. It computes what PyTorch
-    Geometric's ``TransformerConv`` does with the same weights, and adds no self loops. Weights and
-    scales of the graph are ignored.
+    Geometric's ``TransformerConv`` does with the same weights, and adds no self loops. A graph with
+    weights or scales is refused.
 
     With ``beta`` a gate replaces the sum: ``y_i = g_i r_i + (1 - g_i) m_i`` with
     ``g_i = σ(⟨w, [m_i; r_i; m_i - r_i]⟩)``, where ``r_i`` is the term of the node itself, and
@@ -113,8 +113,8 @@ class TransformerConv(AttentionLayer):
 class AGNNConv(GraphLayer):
     """Attention by similarity: ``y_i = Σ_j p_ij x_j``, ``p_i = softmax_j(β cos(x_i, x_j))``.
 
-    See https://arxiv.org/abs/1803.03735. β is the only parameter, initially one. It computes what
-    PyTorch Geometric's ``AGNNConv`` does. Weights and scales of the graph are ignored.
+    See https://arxiv.org/abs/1803.03735. β is the only parameter, from one. It computes what
+    PyTorch Geometric's ``AGNNConv`` does. A graph with weights or scales is refused.
 
     By default existing self loops are removed, and each node gets one. For a concrete graph this is
     done once. For a graph that is an argument of a jitted function it is done in every call:

@@ -661,7 +661,9 @@ def test_a_parameter_that_the_state_dict_lacks_is_an_error_that_names_it(name):
 def test_what_a_layer_there_does_without_can_be_given_as_zeros():
     sage: Any = nn.SAGEConv(3, 2, rngs=RNGS)
     state = {"lin_l.weight": np.ones((2, 3)), "lin_r.weight": np.ones((2, 3))}  # bias=False there
-    with pytest.raises(ValueError, match="for self_linear.bias of SAGEConv, got no such") as raised:
+    with pytest.raises(
+        ValueError, match=r"for self_linear\.bias of SAGEConv, got no such"
+    ) as raised:
         from_pyg(state, sage)
     zeros = str(raised.value).partition("pass state_dict | ")[2]
     from_pyg(state | eval(zeros, {"np": np}), sage)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi import aggregate as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
-from jaxgnn.ops._aggregate.call import Aggregation, Call, Options, Ties
+from jaxgnn.ops._aggregate.call import WEIGHTED, Aggregation, Call, Options, Ties
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
 from jaxgnn.ops._aggregate.terms import terms_of
@@ -24,7 +24,6 @@ from pallas_kernels.aggregate.arguments import Form
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SOFT = ("softmax", "logsumexp")
-_LINEAR = ("sum", "mean")
 
 
 def _forward(name: str) -> dispatch.Kernel:
@@ -74,8 +73,8 @@ def aggregate(
     ``sum``, ``mean``, ``max``, ``min``; ``var``, the mean squared distance from the mean, and
     ``std``, its root; ``softmax``, the mean weighted by the softmax of the numbers themselves,
     ``Σ_e p_e m_e`` with ``p = softmax(m / T)``; ``logsumexp``, ``T log Σ_e exp(m_e / T)``. Rows
-    without edges are zero, for every reduction. Padding slots are ignored, and so are the
-    weights and scales of the graph: messages are reduced unchanged.
+    without edges are zero, whatever the reduction. Padding slots are ignored. A graph with
+    weights or scales is refused: messages come as they are to be reduced.
 
     Several reductions are computed in one pass over the edges, and their results are side by side
     in the last axis, as in the aggregation of Principal Neighbourhood Aggregation
@@ -105,9 +104,9 @@ def aggregate(
       all of the second, and so on.
 
     Raises:
-      ValueError: if ``messages`` does not have one entry for each edge slot along ``axis``, a
-        reduction is unknown or named twice, several are requested without an axis of features, or
-        ``temperature`` is no positive number.
+      ValueError: if ``messages`` does not have one entry for each edge slot along ``axis``, the
+        graph has weights or scales, a reduction is unknown or named twice, several are asked for
+        without an axis of features, or ``temperature`` is no positive number.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -141,7 +140,7 @@ def neighbour_reduce(
     ``sum`` and ``mean`` multiply each neighbour with the weight of its edge and the scales of a
     normalised graph: ``sum`` is ``spmm``, and ``mean`` divides it by the number of edges of
     the row, not by the sum of their weights. They are differentiable in ``graph.weights``. The
-    other reductions ignore weights and scales.
+    other reductions refuse a graph with weights or scales.
 
     If requested together, all reductions of a graph without weights and scales read the neighbours
     once; otherwise ``sum`` and ``mean`` each take a pass of their own.
@@ -165,8 +164,9 @@ def neighbour_reduce(
 
     Raises:
       ValueError: if ``x`` does not have one row for each column of the graph along ``axis``, a
-        reduction is unknown or named twice, several are requested without an axis of features, or
-        ``temperature`` is no positive number.
+        reduction is unknown or named twice, or would not apply the weights or scales that the graph
+        has, several are asked for without an axis of features, or ``temperature`` is no positive
+        number.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -191,9 +191,9 @@ def _reduced(call: Call) -> Array:
         rest = [name for name in rest if name not in _SOFT]
     if not call.by_edge and _sums_by_themselves(call, rest):
         for name in rest:
-            if name in _LINEAR:
+            if name in WEIGHTED:
                 made[name] = _linear(call, name)
-        rest = [name for name in rest if name not in _LINEAR]
+        rest = [name for name in rest if name not in WEIGHTED]
     if not made:
         return call.shaped([_in_one_pass(call, call.x, rest)], len(rest))
     made |= _apart(call, call.x, rest)
@@ -207,7 +207,7 @@ def _sums_by_themselves(call: Call, names: Sequence[Aggregation]) -> bool:
     """
     graph = call.graph
     has_factors = any(a is not None for a in (graph.weights, graph.row_scale, graph.col_scale))
-    is_alone = len(names) == 1 and names[0] in _LINEAR
+    is_alone = len(names) == 1 and names[0] in WEIGHTED
     return has_factors or (is_alone and call.x.dtype != jnp.float16)
 
 
@@ -240,8 +240,7 @@ def _apart(call: Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregati
 
 def _in_one_pass(call: Call, x: Array, names: Sequence[Aggregation]) -> Array:
     """All these reductions, side by side."""
-    structure = call.graph._with_fields(weights=None, row_scale=None, col_scale=None)
-    structure, x = dispatch.match_varying(structure, x)
+    structure, x = dispatch.match_varying(call.graph, x)
     form = Form(tuple(names), call.by_edge, call.ties)
 
     def run(x):

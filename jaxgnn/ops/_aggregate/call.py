@@ -16,11 +16,14 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import offset_dtype
 from jaxgnn.graph._local_graph import with_senders
+from jaxgnn.graph._require_graph import refuse_weights
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float, check_graph, from_numpy
 
 Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
 """Ways to reduce the numbers of a column over the edges of a row."""
+WEIGHTED: tuple[Aggregation, ...] = ("sum", "mean")
+"""The reductions of ``neighbour_reduce`` that apply the weights and scales of a graph."""
 Ties = Literal["share", "first"]
 """The gradient of several equal maxima or minima: to all in equal shares, or to the first."""
 
@@ -85,12 +88,18 @@ class Call:
         features = tuple(x.shape[at + 1 :])
         if 0 in features:
             raise bad_input(op, argument, "of at least one feature", f"shape {x.shape}")
+        reductions = _reductions(op, options.reduce, features)
+        if by_edge:
+            refuse_weights(op, "graph", graph, "multiply the messages by them")
+        elif not set(reductions) <= set(WEIGHTED):
+            instead = "reduce x[graph.senders] times the weights with ops.aggregate"
+            refuse_weights(op, "graph", graph, instead)
         return cls(
             graph=graph,
             x=x.reshape(*x.shape[: at + 1], math.prod(features)),
             by_edge=by_edge,
             features=features,
-            reductions=_reductions(op, options.reduce, features),
+            reductions=reductions,
             temperature=_temperature(op, options.temperature),
             ties=_ties(op, options.ties, graph),
             request=dispatch.resolve(op, options.implementation),

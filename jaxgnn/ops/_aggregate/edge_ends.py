@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import with_senders
-from jaxgnn.graph._structure import structure
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_graph, check_rows, from_numpy
@@ -56,7 +55,7 @@ def at_ends(
     count, what = (graph.num_rows, "row") if end == "receivers" else (graph.num_cols, "column")
     check_rows(op, "x", x, count, what)
     request = dispatch.resolve(op, implementation)
-    edges, x = dispatch.match_varying(structure(graph), x)
+    edges, x = dispatch.match_varying(graph.without_weights(), x)
     if request.name == "xla":
         return _taken(end, edges, x)
     return _at_ends(end, request.name, edges, x)

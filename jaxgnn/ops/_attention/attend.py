@@ -8,7 +8,6 @@ import jax
 from jaxtyping import Array, Float, UInt32
 
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph._structure import structure
 from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
@@ -27,13 +26,13 @@ def attend(
     """The weighted sums, of the dtype of the values, and the weights or None.
 
     Args:
-      call: the static description.
-      graph: the graph; its weights and scales are ignored.
+      call: what is static.
+      graph: checked graph, without weights and scales.
       operands: checked arrays; leading batch axes share the graph. The values may be k-sparse.
       batch_dims: number of batch axes; of arrays of edges each has all of them or none.
       numbers: number of each edge, from which dropout draws; None for the edge slots.
     """
-    edges, operands, numbers = dispatch.match_varying(structure(graph), operands, numbers)
+    edges, operands, numbers = dispatch.match_varying(graph, operands, numbers)
 
     def run(operands):
         attended = _by_formula if call.request.name == "xla" else _by_kernels

@@ -14,6 +14,7 @@ from jaxtyping import Array, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._require_graph import refuse_weights
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_float, check_graph, from_numpy
 from jaxgnn.ops._maxk.maxk import todense
@@ -48,6 +49,7 @@ class Checker:
           dtype: dtype of the values.
         """
         graph = check_graph(op, graph)
+        refuse_weights(op, "graph", graph, "give their logarithms as edge_logits")
         check_float(op, argument, rows, axes)
         return cls(op, graph, tuple(rows.shape[: rows.ndim - axes]), jnp.dtype(dtype))
 

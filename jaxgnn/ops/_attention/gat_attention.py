@@ -43,8 +43,8 @@ def gat_attention(
     ``p`` is the softmax of the scores over the edges of each row. ``a`` and ``c`` are the inner
     products of both ends with the vectors of Graph Attention Networks
     (https://arxiv.org/abs/1710.10903). Rows without edges, and rows whose scores are all -inf, are
-    zero. Sums are accumulated in float32 (float64 for float64 input). Weights and scales of the
-    graph are ignored.
+    zero. Sums are accumulated in float32 (float64 for float64 input). A graph with weights or
+    scales is refused.
 
     The kernels use no array of edges times heads times width. They keep one number for each row
     and head for the backward pass, which recomputes the scores.
@@ -76,8 +76,9 @@ def gat_attention(
       edge slot and head, of this dtype, zero in padding slots.
 
     Raises:
-      ValueError: if shapes, heads or dtypes do not match the graph or each other, ``dropout`` is no
-        probability below one, or there is dropout without ``key`` or ``key`` without dropout.
+      ValueError: if shapes, heads or dtypes do not match the graph or each other, the graph has
+        weights or scales, ``dropout`` is no probability below one, or there is dropout without
+        ``key`` or ``key`` without dropout.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:

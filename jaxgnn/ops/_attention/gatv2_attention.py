@@ -45,7 +45,7 @@ def gatv2_attention(
     ``t_ij = x_i + z_j + W e_ij`` with x of the receivers, z of the senders and e of the edges. p is
     the softmax of the scores over the edges of each row (https://arxiv.org/abs/2105.14491). Rows
     without edges, and rows whose scores are all -inf, are zero. Sums are accumulated in float32
-    (float64 for float64 input). Weights and scales of the graph are ignored.
+    (float64 for float64 input). A graph with weights or scales is refused.
 
     The kernels use no array of edges times heads times width. They keep one number for each row
     and head for the backward pass, which recomputes the scores.
@@ -81,8 +81,9 @@ def gatv2_attention(
 
     Raises:
       ValueError: if shapes, heads or dtypes do not match the graph or each other, one of
-        ``edge_features`` and ``edge_kernel`` is missing, ``dropout`` is no probability below one,
-        or there is dropout without ``key`` or ``key`` without dropout.
+        ``edge_features`` and ``edge_kernel`` is missing, the graph has weights or scales,
+        ``dropout`` is no probability below one, or there is dropout without ``key`` or ``key``
+        without dropout.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:

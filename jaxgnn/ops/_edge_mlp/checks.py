@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._edge_data import way_to_edge_slots
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.checks import check_choice, check_float, check_rows
 from jaxgnn.ops._dense.checks import check_layer
@@ -50,6 +51,7 @@ def check_edge_arrays(
             shape = f"({graph.num_edges}, features), for {slots}, or {leading} in front of that"
             expected = f"{receivers.dtype} of shape {shape}"
             got = f"{edge_features.dtype} of shape {edge_features.shape}"
+            got += way_to_edge_slots(graph.num_edges, edge_features.shape)
             raise bad_input(op, "edge_features", expected, got)
     if weights is not None:
         check_float(op, "weights", weights, 1, may_be_empty=True)

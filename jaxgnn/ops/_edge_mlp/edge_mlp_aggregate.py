@@ -15,7 +15,6 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph
 from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.graph._local_graph import with_senders
-from jaxgnn.graph._structure import structure
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_graph, from_numpy
@@ -166,7 +165,7 @@ def edge_mlp_aggregate(
         graph, receivers, senders, layers, edge_features, weights
     )
     weights = edge_weights.of_edges(graph, weights, receivers.dtype)
-    graph = structure(graph)
+    graph = graph.without_weights()
     arrays = graph, receivers, senders, layers, edge_features, weights
     if request.name == "xla":
         return _edge_by_edge(request, *arrays, reduce=reduce, activation=activation)

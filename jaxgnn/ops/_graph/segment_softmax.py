@@ -12,8 +12,9 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import with_senders
+from jaxgnn.graph._require_graph import refuse_weights
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_float, check_graph, from_numpy
+from jaxgnn.ops._core.checks import check_float, check_graph
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.reference import segment_softmax as reference
@@ -45,9 +46,9 @@ def segment_softmax(
     """Normalises edge scores over the edges that enter each row.
 
     ``p_e = exp(l_e) / Σ_e' exp(l_e')`` with ``e'`` over the edges of the row of ``e``, shifted by
-    the row's maximum. A row of only -inf gives NaN, and a NaN or +inf spreads over its row, as in
-    ``jax.nn.softmax``. Differentiable twice in ``logits``; gradients are computed from
-    the rounded probabilities. The weights and scales of the graph are ignored.
+    the row's maximum. A row of only -inf gives NaN, and a NaN or +inf spreads over its row, which
+    is what ``jax.nn.softmax`` does. Differentiable twice in ``logits``; gradients are computed from
+    the rounded probabilities. A graph with weights or scales is refused.
 
     Args:
       graph: rows are receivers.
@@ -60,7 +61,8 @@ def segment_softmax(
       Probabilities of the shape and dtype of ``logits``; zero in padding slots.
 
     Raises:
-      ValueError: if ``logits`` does not have one entry for each edge slot.
+      ValueError: if ``logits`` does not have one entry for each edge slot, or the graph has weights
+        or scales.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -73,13 +75,13 @@ def segment_softmax(
     """
     (graph,) = with_senders(graph)
     graph = check_graph("segment_softmax", graph)
-    (logits,) = from_numpy(logits)
+    refuse_weights("segment_softmax", "graph", graph, "add their logarithms to the logits")
     check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
     if logits.shape[0] != graph.num_edges:
         expected = f"of shape [{graph.num_edges}, ...], one entry for each edge slot"
         raise bad_input("segment_softmax", "logits", expected, f"shape {logits.shape}")
     request = dispatch.resolve("segment_softmax", implementation)
-    graph, logits = dispatch.match_varying(graph.with_weights(None), logits)
+    graph, logits = dispatch.match_varying(graph, logits)
     heads = logits.reshape(graph.num_edges, math.prod(logits.shape[1:]))
     if request.name == "xla":
         return FORWARD(request, graph, heads).reshape(logits.shape)

@@ -12,6 +12,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import sum_of_parts, with_senders
+from jaxgnn.graph._require_graph import refuse_weights
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph, check_rows, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
@@ -137,8 +138,9 @@ def sddmm(
 ) -> Float[Array, "*batch edges"]:
     """Inner products along edges: ``e_ij = r_i c_j ⟨a_i, b_j⟩``.
 
-    The weights of the graph are ignored. This is the gradient of ``spmm`` to the weights, and a way
-    to score edges. Differentiable in ``a`` and ``b``.
+    This is the gradient of ``spmm`` to the weights, and a way to score edges. The scales of a
+    normalised graph are applied. A graph with weights is refused, since some libraries multiply by
+    them and others do not. Differentiable in ``a`` and ``b``.
 
     Args:
       graph: rows belong to ``a``, columns to ``b``.
@@ -151,7 +153,8 @@ def sddmm(
       One number for each edge slot, of the dtype of ``a``; zero in padding slots.
 
     Raises:
-      ValueError: if shapes or dtypes do not match the graph or each other.
+      ValueError: if shapes or dtypes do not match the graph or each other, or the graph has
+        weights.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -165,6 +168,7 @@ def sddmm(
     """
     graph, b = with_senders(graph, b)
     graph = check_graph("sddmm", graph)
+    refuse_weights("sddmm", "graph", graph, "multiply the products by them", scales=True)
     a, b = from_numpy(a, b)
     check_rows("sddmm", "a", a, graph.num_rows, "row")
     check_rows("sddmm", "b", b, graph.num_cols, "column")
@@ -172,7 +176,7 @@ def sddmm(
         expected = f"{a.dtype}[{', '.join(map(str, (*a.shape[:-2], graph.num_cols, a.shape[-1])))}]"
         raise bad_input("sddmm", "b", f"like a, {expected}", f"{b.dtype}{list(b.shape)}")
     request = dispatch.resolve("sddmm", implementation)
-    graph, a, b = dispatch.match_varying(graph.with_weights(None), a, b)
+    graph, a, b = dispatch.match_varying(graph, a, b)
 
     def run(left, right):
         products = SDDMM if request.name == "xla" else sddmm_of_request
