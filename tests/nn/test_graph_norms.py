@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from jaxgnn import nn
+from jaxgnn.graph import GraphBatch, GraphSample
 from tests.nn._batches import (
     BATCH,
     GRAPHS,
@@ -84,6 +85,27 @@ def test_a_masked_batch_norm_is_that_of_the_real_nodes():
     running = [np.asarray(p[...], np.float64) for p in (layer.norm.mean, layer.norm.var)]
     evaluated = (real - running[0]) / np.sqrt(running[1] + 1e-5)
     np.testing.assert_allclose(layer(x, BATCH), padded_nodes([evaluated]), **CLOSE)
+
+
+@pytest.mark.parametrize("nodes", [8, 0], ids=["padding alone", "no rows"])
+def test_a_batch_without_nodes_leaves_the_averages_and_has_finite_gradients(nodes):
+    empty = GraphBatch.from_graphs([GraphSample([], [], 0)], pad_to=(max(nodes, 1), 1))
+    layer = nn.BatchNorm(4, momentum=0.9, rngs=nnx.Rngs(0))
+    layer.train()
+    layer(features(4), BATCH)
+    before = [np.asarray(p[...]) for p in (layer.norm.mean, layer.norm.var)]
+    args = (jnp.ones((nodes, 4)), empty) if nodes else (jnp.ones((0, 4)),)
+
+    @nnx.jit
+    def gradient(layer, x, *batch):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(layer(x, *batch))))(x)
+
+    y = nnx.jit(lambda layer, *args: layer(*args))(layer, *args)
+    assert y.shape == args[0].shape and not np.asarray(y).any()
+    assert not np.asarray(gradient(layer, *args)).any()
+    after = [np.asarray(p[...]) for p in (layer.norm.mean, layer.norm.var)]
+    np.testing.assert_array_equal(after, before)
+    assert np.isfinite(layer(features(4), BATCH)).all()
 
 
 def test_jumping_knowledge_joins_the_layers():
