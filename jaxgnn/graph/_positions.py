@@ -8,14 +8,14 @@ same features as in their own graph.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._csr import CSRGraph
@@ -23,6 +23,10 @@ from jaxgnn.graph._transform_input import edges_of
 
 # Components of at most this many nodes are decomposed as dense matrices.
 _DENSE = 600
+# Larger components are factorized if the factor has at most this many entries.
+_FACTOR = 10_000_000
+# Eigenvalues lie between -1 and 1; closer ones than this count as equal.
+_EQUAL = 1e-12
 # A sparse matrix; the types of scipy lack many of its operations.
 Matrix = Any
 # Columns of the powers of a matrix that are in memory at a time.
@@ -150,18 +154,91 @@ def _slowest_modes(part: Matrix, count: int) -> np.ndarray:
     """Eigenvectors of a component, [nodes, count], without the constant mode."""
     if not count:
         return np.zeros((part.shape[0], 0))
-    scale = scipy.sparse.diags_array(part.sum(axis=1) ** -0.5)
+    roots = part.sum(axis=1) ** 0.5
+    scale = scipy.sparse.diags_array(1 / roots)
     # The largest eigenvalues of this matrix are the smallest ones of the Laplacian.
     similar: Matrix = scale @ part @ scale
     size = part.shape[0]
     if size <= _DENSE or count > size // 4:
         chosen = (size - count - 1, size - 1)
         found: Any = scipy.linalg.eigh(similar.toarray(), subset_by_index=chosen)
+        vectors = found[1][:, count - 1 :: -1]
     else:
-        start = np.random.default_rng(0).normal(size=size)  # so that results are reproducible
-        found = scipy.sparse.linalg.eigsh(similar, count + 1, which="LA", v0=start)
-    values, vectors = found
-    vectors = vectors[:, np.argsort(-values, kind="stable")[1:]]
+        vectors = _leading_vectors(similar, roots / np.linalg.norm(roots), count)
     largest = np.abs(vectors).argmax(axis=0)
     signs = np.sign(vectors[largest, np.arange(count)])
     return vectors * signs * size**0.5
+
+
+def _leading_vectors(similar: Matrix, constant: np.ndarray, count: int) -> np.ndarray:
+    """Eigenvectors [nodes, count] of the largest eigenvalues below that of the constant mode.
+
+    One Krylov space may miss copies of a repeated eigenvalue. So the space orthogonal to the
+    vectors that were found is searched again, until it has no larger eigenvalue than theirs.
+    """
+    apply = _inverse(similar) if _factor_entries(similar) <= _FACTOR else similar.__matmul__
+    random = np.random.default_rng(0)  # so that results are reproducible
+    kept = np.zeros((len(constant), 0))
+    while True:
+        known = np.column_stack([constant, kept])
+        # After the first search, one more vector shows whether any was missed.
+        new = _orthogonal_vectors(apply, known, 1 if kept.size else count, random)
+        last = kept[:, -1] @ (similar @ kept[:, -1]) if kept.size else -np.inf
+        if kept.size and new[:, 0] @ (similar @ new[:, 0]) <= last + _EQUAL:
+            return kept
+        basis, _ = np.linalg.qr(np.column_stack([kept, new]))
+        _, turned = np.linalg.eigh(basis.T @ (similar @ basis))
+        kept = (basis @ turned)[:, : -count - 1 : -1]
+
+
+def _orthogonal_vectors(
+    apply: Callable[[np.ndarray], np.ndarray],
+    known: np.ndarray,
+    count: int,
+    random: np.random.Generator,
+) -> np.ndarray:
+    """Leading eigenvectors [nodes, count] among the vectors orthogonal to the known ones."""
+    size = known.shape[0]
+
+    def deflated(vector: np.ndarray) -> np.ndarray:
+        shares = known.T @ vector
+        result = apply(vector - known @ shares)
+        # The known vectors get an eigenvalue below all others of either matrix.
+        return result - known @ (known.T @ result + 2 * shares)
+
+    make: Any = scipy.sparse.linalg.LinearOperator
+    operator = make((size, size), matvec=deflated, dtype=np.float64)
+    start = random.normal(size=size)
+    start -= known @ (known.T @ start)
+    return scipy.sparse.linalg.eigsh(operator, count, which="LA", v0=start)[1]
+
+
+def _inverse(similar: Matrix) -> Callable[[np.ndarray], np.ndarray]:
+    """Applies (σI - S)⁻¹, whose leading eigenvectors are those of S, and far apart.
+
+    On a path of n nodes, the eigenvalues of S next to 1 are only about 1 / n² apart, and so is σ.
+    """
+    size = similar.shape[0]
+    shifted = (1 + 1 / size**2) * scipy.sparse.eye_array(size) - similar
+    # The matrix is positive definite: no row has to be exchanged.
+    factor: Any = scipy.sparse.linalg.splu(
+        shifted.tocsc(),
+        permc_spec="MMD_AT_PLUS_A",
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
+    )
+    return factor.solve
+
+
+def _factor_entries(similar: Matrix) -> int:
+    """Upper bound of the entries of a Cholesky factor, from two orders of elimination."""
+    order = reverse_cuthill_mckee(similar, symmetric_mode=True)
+    lower = scipy.sparse.tril(similar[order][:, order], format="coo")
+    nodes = np.arange(similar.shape[0])
+    first = nodes.copy()
+    np.minimum.at(first, lower.row, lower.col)
+    band = int((nodes - first).sum()) + len(nodes)
+    # Nodes of one or two edges add no entries. A tree with c more edges has 2c other nodes.
+    edges = int((lower.row != lower.col).sum())
+    cycles = edges - len(nodes) + 1
+    return min(band, edges + len(nodes) + 2 * cycles**2)

@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from scipy.sparse.csgraph import connected_components
 
 from jaxgnn import CSRGraph, datasets
-from jaxgnn.graph import GraphBatch, laplacian_positions, random_walk_positions
+from jaxgnn.graph import GraphBatch, _positions, laplacian_positions, random_walk_positions
 
 
 def _dense(graph):
@@ -53,6 +54,74 @@ def test_iterations_on_a_large_graph_find_the_same_space_as_a_dense_decompositio
     constant = adjacency.sum(axis=1) ** 0.5
     np.testing.assert_allclose(constant @ positions / np.linalg.norm(constant), 0, atol=1e-3)
     np.testing.assert_array_equal(laplacian_positions(graph, 3), positions.astype(np.float32))
+
+
+def _path(nodes):
+    return np.arange(nodes - 1), np.arange(1, nodes), nodes
+
+
+def _ring(nodes):
+    return np.arange(nodes), np.roll(np.arange(nodes), 1), nodes
+
+
+def _stars(nodes, centres):
+    """A star whose leaves are centres of stars: most eigenvalues are repeated many times."""
+    leaves = np.arange(1, nodes)
+    return leaves, np.where(leaves <= centres, 0, 1 + leaves % centres), nodes
+
+
+def _two_rings(nodes):
+    """Two components of different sizes, and two nodes without edges."""
+    one, other = _ring(nodes)[:2], _ring(nodes + 50)[:2]
+    senders, receivers = (np.concatenate([a, b + nodes]) for a, b in zip(one, other, strict=True))
+    return senders, receivers, 2 * nodes + 52
+
+
+LARGE = {
+    "path": (_path(700), 6),
+    "ring": (_ring(701), 6),
+    "stars": (_stars(700, 30), 35),
+    "star": (_stars(650, 700), 4),
+    "disconnected": (_two_rings(620), 5),
+}
+
+
+@pytest.mark.parametrize("factor", [True, False], ids=["factorized", "iterated"])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_graph_gets_the_lowest_frequencies_with_all_their_copies(name, factor, monkeypatch):
+    if not factor:
+        monkeypatch.setattr(_positions, "_FACTOR", 0)
+    (senders, receivers, nodes), count = LARGE[name]
+    graph = CSRGraph.from_edges(senders, receivers, nodes)
+    adjacency = graph.to_scipy().astype(np.float64)
+    positions = laplacian_positions(graph, count).astype(np.float64)
+    _, components = connected_components(adjacency, directed=False)
+    for label in np.unique(components):
+        part = np.flatnonzero(components == label)
+        block = adjacency[part][:, part].toarray()
+        block = (block + block.T) / 2
+        if len(part) == 1:
+            assert not positions[part].any()
+            continue
+        scale = block.sum(axis=1) ** -0.5
+        similar = scale[:, None] * block * scale
+        expected = np.linalg.eigvalsh(similar)[::-1][1 : count + 1]
+        found = positions[part] / len(part) ** 0.5
+        np.testing.assert_allclose(found.T @ found, np.eye(count), atol=1e-5)
+        np.testing.assert_allclose(similar @ found, found * expected, atol=1e-6)
+
+
+def test_a_long_path_is_factorized_and_has_its_known_cosines():
+    # Nodes of a path carry cos(π k i / (n - 1)), times the root of their degree.
+    senders, receivers, nodes = _path(2500)
+    graph = CSRGraph.from_edges(senders, receivers, nodes)
+    positions = laplacian_positions(graph, 8)
+    degrees = np.full(nodes, 2.0)
+    degrees[[0, -1]] = 1
+    angles = np.pi * np.outer(np.arange(nodes), np.arange(1, 9)) / (nodes - 1)
+    expected = np.cos(angles) * np.sqrt(degrees)[:, None]
+    expected /= np.sqrt((expected**2).mean(axis=0))
+    np.testing.assert_allclose(positions * np.sign(positions[0]), expected, atol=1e-5)
 
 
 def test_walks_return_with_the_diagonals_of_powers():
