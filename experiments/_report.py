@@ -13,6 +13,7 @@ import tyro
 
 from experiments._runs import shown
 from jaxgnn.training import Confusion, Table, export_csv, export_tensorboard, write_report
+from jaxgnn.training._files import printable
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def finish(
         print(f"csv: {shown(export_csv(folder, folder / 'metrics.csv'))}")
     if options.tensorboard:
         events = export_tensorboard(folder, folder / "tensorboard")
-        print(f"tensorboard --logdir {shlex.quote(str(shown(events.parent)))}")
+        print(f"tensorboard --logdir {shlex.quote(shown(events.parent))}")
     return page
 
 
@@ -89,4 +90,12 @@ def this_command() -> str:
         start = ["python", sys.argv[0]]
     else:
         start = ["python", "-m", spec.name.removesuffix(".__main__")]
-    return shlex.join([*start, *sys.argv[1:]])
+    return " ".join(map(_quoted, [*start, *sys.argv[1:]]))
+
+
+def _quoted(word: str) -> str:
+    r"""A word quoted for a shell; bytes that are no UTF-8 as in ``$'caf\xe9'``."""
+    if word.isascii() or printable(word) == word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{printable(escaped)}'"

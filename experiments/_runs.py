@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from jaxgnn._errors import bad_input
+from jaxgnn.training._files import printable
 from jaxgnn.training._lock import lock_folder
 from jaxgnn.training._processes import writes_files
 
@@ -26,7 +27,7 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def shown(path: Path) -> Path:
-    """The path relative to the working directory where that is shorter."""
+def shown(path: Path) -> str:
+    """The path relative to the working directory where that is shorter, as text to print."""
     here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    return printable(str(path.relative_to(here) if path.is_relative_to(here) else path))

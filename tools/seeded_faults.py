@@ -1166,6 +1166,22 @@ TRAINING = (
         "max(known, 1)",
         ("tests/experiments/test_devices.py",),
     ),
+    Fault(
+        "event files: numbers beyond float32 end the export",
+        "jaxgnn/training/_export.py",
+        "except OverflowError:",
+        "except ZeroDivisionError:",
+        _tests("training/test_export", "test_numbers_beyond_float32_are_infinite_in_event_files"),
+    ),
+    Fault(
+        "pages: bytes that are no UTF-8 are not escaped",
+        "jaxgnn/training/_files.py",
+        'write_bytes(path, printable(text).encode("utf-8"))',
+        'write_bytes(path, text.encode("utf-8"))',
+        _tests(
+            "training/test_report", "test_bytes_that_are_no_utf8_are_escaped_wherever_they_stand"
+        ),
+    ),
 )
 
 _LINKS = "metrics/test_metrics"

@@ -63,7 +63,7 @@ def chosen_network(command: str, run: Path | None, weights: Path | None) -> Chos
             )
         run = DEFAULT_RUN
     if weights is not None:
-        return _of_file(weights, str(shown(weights)))
+        return _of_file(weights, shown(weights))
     assert run is not None
     model, settings = load_run(run, command)
     return Chosen(model, f"{type(model).__name__} of {shown(run)} ({settings.features} wide)", run)

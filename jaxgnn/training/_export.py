@@ -2,12 +2,13 @@
 
 import csv
 import io
+import math
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ._files import write_bytes, write_text
+from ._files import printable, write_bytes, write_text
 from ._log import Row
 from ._record import Record, read_record
 
@@ -45,7 +46,8 @@ def export_tensorboard(run: str | os.PathLike[str], folder: str | os.PathLike[st
     """Writes the metrics of a run as scalars for ``tensorboard --logdir``.
 
     The last word of a metric's name becomes its group: ``validation accuracy`` is shown as
-    ``accuracy/validation``. All events have the time of the run's first start.
+    ``accuracy/validation``. All events have the time of the run's first start. Values are float32:
+    a metric beyond its range, such as 1e300, is infinite.
 
     Args:
       run: The folder of the run. Another process may be training in it.
@@ -98,7 +100,15 @@ def _summary(row: Row) -> bytes:
 
 def _value(tag: str, value: float) -> bytes:
     """Summary.Value: tag is field 1, simple_value is field 2, a float."""
-    return _bytes_field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
+    return _bytes_field(1, printable(tag).encode()) + b"\x15" + _float32(value)
+
+
+def _float32(value: float) -> bytes:
+    """The nearest float32, which is infinite beyond the largest one."""
+    try:
+        return struct.pack("<f", float(value))
+    except OverflowError:  # an integer may be beyond float64, too
+        return struct.pack("<f", math.copysign(math.inf, value > 0 or -1))
 
 
 def _tag(name: str) -> str:

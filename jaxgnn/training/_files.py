@@ -2,13 +2,23 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 
+def printable(text: str) -> str:
+    r"""Writes what UTF-8 can not encode as escapes, such as ``\xff``.
+
+    Python holds bytes of a command line or a file's name that are no UTF-8 as lone surrogates.
+    """
+    escaped = re.sub("[\udc80-\udcff]", lambda byte: f"\\x{ord(byte[0]) - 0xDC00:02x}", text)
+    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file at ``path`` by ``text`` in UTF-8, in one step."""
-    write_bytes(path, text.encode("utf-8"))
+    """Replaces the file at ``path`` by ``text`` in UTF-8, if ``printable``, in one step."""
+    write_bytes(path, printable(text).encode("utf-8"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxgnn._errors import bad_input
 
 from ._colours import PALETTE, colours
+from ._files import printable
 from ._log import Row
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def plot_curves(
     for axes, word in zip(grid, panels, strict=False):
         inside = _curves(seeds, panels[word])
         _draw_panel(axes, inside, dots)
-        axes.set_ylabel(names[word])
-        axes.set_xlabel(names["step"])
+        axes.set_ylabel(printable(names[word]))
+        axes.set_xlabel(printable(names["step"]))
         entries = _of_several_labels(inside) if len(seeds) > 1 else _of_one_label(inside)
         _add_legend(axes, [*entries, *_of_dots(inside, dots, names["step"])])
     for axes in grid[len(panels) :]:
         axes.remove()
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(printable(title))
     if len(seeds) > 1:
         _add_labels(figure, seeds, _LETTERS_OF_A_PANEL * columns)
     figure.savefig(os.fspath(path), format="png")
@@ -130,10 +131,12 @@ class _Curve:
         """[points] each, over the seeds that have a value; the deviation of a single seed is 0."""
         finite = np.isfinite(self.values)
         count = finite.sum(0)
-        values = np.where(finite, self.values, 0.0)
+        # Numbers near the largest float64 have no finite sum or square.
+        scale = np.abs(self.values[finite]).max(initial=0.0) or 1.0
+        values = np.where(finite, self.values / scale, 0.0)
         mean = np.divide(values.sum(0), count, out=np.full(len(count), np.nan), where=count > 0)
         squares = np.where(finite, (values - mean) ** 2, 0.0).sum(0)
-        return mean, np.sqrt(squares / np.maximum(count - 1, 1))
+        return mean * scale, np.sqrt(squares / np.maximum(count - 1, 1)) * scale
 
 
 def _seeds(history: History | Sequence[History]) -> list[History]:
@@ -320,7 +323,7 @@ def _key(label: str, colour: str, style: _Style) -> "Line2D":
     """A line for a legend."""
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=colour, linestyle=style, label=label)
+    return Line2D([], [], color=colour, linestyle=style, label=printable(label))
 
 
 def _of_seeds(name: str, seeds: int) -> str:

@@ -15,7 +15,9 @@ from typing import Any
 
 import jax
 
-from ._files import read_json, write_json
+from jaxgnn._errors import bad_input
+
+from ._files import printable, read_json, write_json
 from ._lock import FolderLock, lock_folder
 from ._log import Row, read_steps
 from ._memory import largest, peak_memory
@@ -56,9 +58,9 @@ class RunFolder:
         (``"loop.steps"``); a name covers everything below it.
 
     Raises:
-      ValueError: The folder belongs to a run with another configuration; the message names the
-        fields. Or it holds checkpoints but no configuration, or an invalid file. Or another
-        process has it open; the message names it.
+      ValueError: The path is no text in UTF-8. Or the folder belongs to a run with another
+        configuration; the message names the fields. Or it holds checkpoints but no configuration,
+        or an invalid file. Or another process has it open; the message names it.
       TypeError: ``config`` is not a dataclass, or has a field that JSON does not support.
     """
 
@@ -67,6 +69,9 @@ class RunFolder:
     ):
         # Orbax requires absolute paths.
         self.path = Path(path).absolute()
+        if printable(str(self.path)) != str(self.path):  # neither can Orbax name it
+            got = f"{printable(str(self.path))}; rename the folder, or choose another one"
+            raise bad_input("RunFolder", "path", "text in UTF-8", got)
         self.metrics_path = self.path / "metrics.jsonl"
         self.timing_path = self.path / "timing.jsonl"
         self.checkpoints_path = self.path / "checkpoints"

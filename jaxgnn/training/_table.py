@@ -10,6 +10,8 @@ from jax.typing import ArrayLike
 
 from jaxgnn._errors import bad_input
 
+from ._files import printable
+
 Cell = str | int | float
 
 # Texts that are right-aligned as numbers are: "81.5", "+0.3 [-0.2, +0.8]", "± 1.2", a dash.
@@ -62,7 +64,7 @@ class Table:
 
     def text(self) -> str:
         """The table as lines of text: the title, the headings, the rows, and the note."""
-        lines = [list(self.columns), *self.cells()]
+        lines = [list(map(printable, line)) for line in [self.columns, *self.cells()]]
         widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
         aligned = [
             [
@@ -73,7 +75,7 @@ class Table:
         ]
         aligned.insert(1, ["-" * width for width in widths])
         body = ["  ".join(line).rstrip() for line in aligned]
-        return "\n".join(line for line in [self.title, *body, self.note] if line)
+        return printable("\n".join(line for line in [self.title, *body, self.note] if line))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,6 +1,9 @@
 """Pages about runs of experiments, and runs side by side."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -172,6 +175,19 @@ def test_an_experiment_ends_with_its_page_and_what_was_asked_for(tmp_path, capsy
 def test_options_of_the_report_are_flags_of_the_command_line():
     options = tyro.cli(Reporting, args=["--csv"])
     assert options == ReportOptions(csv=True, tensorboard=False)
+
+
+def test_bytes_of_a_command_that_are_no_utf8_are_quoted_for_a_shell(monkeypatch):
+    words = [b"caf\xe9", b"it's \\ \xff", "café €".encode(), b"-"]
+    monkeypatch.setattr(sys, "argv", ["main.py", *map(os.fsdecode, words)])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    command = _report.this_command()
+    assert command == r"python main.py $'caf\xe9' $'it\'s \\ \xff' 'café €' -"
+    bash = shutil.which("bash")
+    if bash is not None:
+        line = command.removeprefix("python main.py")
+        shell = [bash, "-c", f"printf '%s\\0' {line}"]
+        assert subprocess.run(shell, capture_output=True).stdout.split(b"\0")[:-1] == words
 
 
 def test_the_command_of_a_page_is_that_of_its_process(monkeypatch):

@@ -112,6 +112,22 @@ def test_the_checksum_is_that_of_the_published_example():
     assert crc32c(b"123456789") == 0xE3069283
 
 
+def test_numbers_beyond_float32_are_infinite_in_event_files(run, tmp_path):
+    values = [1e300, -1e300, 10**400, 3.4028235677973366e38, 3.4e38, -(10**400)]
+    rows = "".join(f'{{"step": {n}, "loss": {value}}}\n' for n, value in enumerate(values, 1))
+    (run / "metrics.jsonl").write_text(rows)
+    found = scalars(export_tensorboard(run, tmp_path / "board"))
+    expected = [math.inf, -math.inf, math.inf, math.inf, np.float32(3.4e38), -math.inf]
+    assert list(found.values()) == expected
+
+
+def test_names_that_utf8_can_not_encode_are_escaped(run, tmp_path):
+    (run / "metrics.jsonl").write_text(r'{"step": 1, "caf\udce9 loss": 0.5}' + "\n")
+    assert list(scalars(export_tensorboard(run, tmp_path))) == [(1, r"loss/caf\xe9")]
+    header = export_csv(run, tmp_path / "metrics.csv").read_text(encoding="utf-8").split("\n")[0]
+    assert header == r"step,caf\xe9 loss"
+
+
 def test_event_files_are_read_back(run, tmp_path):
     path = export_tensorboard(run, tmp_path / "board")
     found = scalars(path)

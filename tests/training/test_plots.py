@@ -140,6 +140,15 @@ def test_several_seeds_are_their_mean_in_a_band_of_one_standard_deviation(draw):
     assert texts(axes.get_legend()) == ["three: score (1 of 8 not finite)"]
 
 
+def test_numbers_near_the_largest_and_bytes_that_are_no_utf8_are_drawn(draw):
+    largest = [[{"step": 1, "loss": loss}, {"step": 2, "loss": -loss}] for loss in (1e300, 1.6e300)]
+    figure = draw({"caf\udce9": largest, "b": largest[:1]}, title="caf\udce9")
+    (curve, _), (band, *_) = figure.axes[0].lines[:2], figure.axes[0].collections
+    np.testing.assert_allclose(curve.get_ydata(), [1.3e300, -1.3e300])
+    assert np.isfinite(band.get_paths()[0].vertices).all()
+    assert figure.get_suptitle() == r"caf\xe9"
+
+
 def test_the_best_step_is_marked_where_a_curve_has_it(draw):
     history = rows(0, steps=40)
     loss, accuracy = draw({"run": history}, best={"run": 20}, axis_labels={"step": "epoch"}).axes

@@ -146,6 +146,16 @@ def test_hostile_strings_stay_text_wherever_they_stand(run):
     assert HOSTILE[:10] in page.text
 
 
+def test_bytes_that_are_no_utf8_are_escaped_wherever_they_stand(run):
+    text = "caf\udce9"
+    (run / "config.json").write_text(json.dumps({text: text}))
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, text: 1.0}) + "\n")
+    table = Table(text, (text,), ((text,),), note=text)
+    assert table.text() == r"caf\xe9|caf\xe9|-------|caf\xe9|caf\xe9".replace("|", "\n")
+    page = Page(write_report(run, title=text, command=text, tables=[table]))
+    assert page.text.count(r"caf\xe9") == 10
+
+
 def test_curves_and_pictures_are_inside_once_each(run):
     for name in ("curves.png", "other.png"):
         (run / name).write_bytes(b"picture " + name.encode())

@@ -148,6 +148,12 @@ def test_a_broken_file_is_named(tmp_path, name, broken):
     assert {file: (tmp_path / file).read_bytes() for file in kept} == kept
 
 
+def test_a_folder_whose_name_is_no_utf8_is_refused_before_the_run(tmp_path):
+    with pytest.raises(ValueError, match=r"RunFolder: path must be text in UTF-8, got .*r\\xff"):
+        RunFolder(os.fsencode(tmp_path).decode() + "/r\udcff", Config())
+    assert not list(tmp_path.iterdir())
+
+
 def test_checkpoints_without_a_configuration_are_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match=r"no config\.json"):
