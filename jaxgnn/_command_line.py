@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxgnn import _info
+from jaxgnn import _sudoku_boards
 from jaxgnn._errors import bad_input
 
 if TYPE_CHECKING:
     from jaxgnn import pretrained
 
 
-# Longer than any drawing of a board.
-_LONGEST_BOARD = 1 << 20
+# Begins the message of every error of the command.
+_SUDOKU = "jaxgnn sudoku"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = 1
     except OSError as error:
         _drop_output()
-        status = f"error: standard output: {error.strerror or error}"
+        status = f"jaxgnn: standard output: {error.strerror or error}"
     if status:
         sys.exit(status)
 
@@ -43,12 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace) -> int | str:
     """Runs a command and prints its output; returns the exit status or message."""
     if options.command == "info":
+        from jaxgnn import _info  # with JAX, which errors of the command line need not wait for
+
         print(_info.report())
         return 0
     try:
         answer = _solve(options.puzzle, options.weights, options.steps)
     except (ValueError, OSError) as error:
-        return f"error: {error}"
+        text = str(error)
+        return text if text.startswith(_SUDOKU) else f"{_SUDOKU}: {text}"
     print(answer)
     return 0 if answer.solved else 1
 
@@ -80,20 +84,30 @@ def _count(text: str) -> int:
 
 
 def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
-    """Runs the network on a puzzle; ``weights`` names a file, None selects those of the library."""
-    # Networks take a second to import, which ``info`` avoids.
-    from jaxgnn import pretrained
-    from jaxgnn.datasets import sudoku
+    """The network's answer; ``weights`` names a file, None means those of the library.
 
+    All that can be checked without JAX and Flax, which take seconds to import, is checked first.
+    """
     if steps < 1:
-        raise bad_input("sudoku", "--steps", "at least 1", steps)
+        raise bad_input(_SUDOKU, "--steps", "at least 1", steps)
+    if weights is not None and not os.path.isfile(weights):
+        raise bad_input(_SUDOKU, "--weights", "a file that exists", weights)
+    if puzzle == "-":
+        given = io.StringIO() if sys.stdin is None else sys.stdin
+        board = _sudoku_boards.board_of_file(_SUDOKU, "standard input", given)
+    else:
+        board = _sudoku_boards.board_of(_SUDOKU, "puzzle", puzzle)
+    clashes = _sudoku_boards.conflicts(board)
+    if clashes:
+        raise ValueError(f"{_SUDOKU}: puzzle must obey the rules, but {clashes[0]}")
+
+    from jaxgnn.datasets.sudoku import _solve
+
+    _solve.unique_solution(_SUDOKU, "puzzle", board)
+
+    from jaxgnn import pretrained
+
     solver, effort = pretrained.sudoku_solver(weights), pretrained.SudokuEffort(steps)
-    if puzzle != "-":
-        return solver.solve(puzzle, effort)
-    try:
-        board = sudoku.parse("" if sys.stdin is None else sys.stdin.read(_LONGEST_BOARD))
-    except ValueError as error:  # raised also if the input is not text
-        raise ValueError(f"standard input: {error}") from error
     return solver.solve(board, effort)
 
 

@@ -74,6 +74,7 @@ ALLOWED = {
     "jaxgnn._errors": set(),
     "jaxgnn._suggestions": set(),
     "jaxgnn._concrete": set(),
+    "jaxgnn._sudoku_boards": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
         "jaxgnn._errors",
@@ -126,13 +127,13 @@ ALLOWED = {
         "jaxgnn.nn",
         "jaxgnn.models",
     },
-    "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
-    "jaxgnn.metrics": {
-        "jaxgnn._byte_order",
-        "jaxgnn._concrete",
+    "jaxgnn.datasets": {
         "jaxgnn._errors",
-        "jaxgnn.metrics",
+        "jaxgnn._ffi",
+        "jaxgnn._sudoku_boards",
+        "jaxgnn.datasets",
     },
+    "jaxgnn.metrics": {"jaxgnn._concrete", "jaxgnn._errors", "jaxgnn.metrics"},
     "jaxgnn.distributed": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.distributed"},
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 
@@ -40,11 +41,11 @@ def test_a_board_is_read_from_standard_input(monkeypatch, capsys):
     _command_line.main(["sudoku", "-"])
     assert capsys.readouterr().out == ANSWER
     monkeypatch.setattr("sys.stdin", io.StringIO(SOLUTION[1:]))
-    assert run("sudoku", "-").startswith("error: standard input: ")
+    assert run("sudoku", "-").startswith("jaxgnn sudoku: standard input must be ")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), "utf-8"))
-    assert run("sudoku", "-").startswith("error: standard input: ")
+    assert run("sudoku", "-").startswith("jaxgnn sudoku: standard input must be ")
     monkeypatch.setattr("sys.stdin", None)
-    assert "expected 81 cells, got 0" in run("sudoku", "-")
+    assert "must be 81 cells, got 0" in run("sudoku", "-")
 
 
 def test_a_board_is_read_from_a_pipe_and_no_device_is_read_without_end(capsys):
@@ -54,15 +55,54 @@ def test_a_board_is_read_from_a_pipe_and_no_device_is_read_without_end(capsys):
     _command_line.main(["sudoku", f"/dev/fd/{reading}"])
     os.close(reading)
     assert capsys.readouterr().out == ANSWER
-    assert run("sudoku", "/dev/zero").startswith("error: /dev/zero: ")
+    assert run("sudoku", "/dev/zero").startswith("jaxgnn sudoku: puzzle /dev/zero must be ")
 
 
 def test_steps_are_digits(capsys):
     assert run("sudoku", SOLUTION, "--steps", "1_0") == 2
     assert "--steps: expected a whole number, got '1_0'" in capsys.readouterr().err
     assert run("sudoku", SOLUTION, "--steps", "0") == (
-        "error: sudoku: --steps must be at least 1, got 0"
+        "jaxgnn sudoku: --steps must be at least 1, got 0"
     )
+
+
+BAD = {
+    "letters": (["12x"], "puzzle must be digits, '.' or '0', got 'x' at cell 3"),
+    "no file": (["none.txt"], "puzzle must be digits, .*no file has that name"),
+    "length": ([SOLUTION[1:]], "puzzle must be 81 cells, got 80"),
+    "conflict": (["55" + 79 * "."], "puzzle must obey the rules, but 5 stands twice in row 1, at"),
+    "weights": ([SOLUTION, "--weights", "none"], "--weights must be a file that exists, got none"),
+    "steps": ([SOLUTION, "--steps", "-3"], "--steps must be at least 1, got -3"),
+    "bytes": (["1\udcff"], "puzzle must be digits, .* got '.udcff' at cell 2"),
+    "two solutions": ([81 * "."], "puzzle must have exactly one solution, but it has more than"),
+    "no solution": (
+        ["12345678." + 8 * "." + "9" + 63 * "."],
+        "puzzle must have exactly one solution, but it has no solution",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_error_names_the_command_and_what_was_typed(name):
+    arguments, message = BAD[name]
+    assert re.match(f"jaxgnn sudoku: {message}", run("sudoku", *arguments))
+
+
+def test_errors_of_the_command_line_do_not_wait_for_jax():
+    code = (
+        "import sys\n"
+        "from jaxgnn import _command_line\n"
+        "for arguments in [['12'], ['55' + 79 * '.'], [81 * '.', '--steps', '0'], ['-'], ['/none'],"
+        " [81 * '.', '--weights', '/none'], ['--steps', 'x', '.'], ['--help']]:\n"
+        "    try:\n"
+        "        _command_line.main(['sudoku', *arguments])\n"
+        "    except SystemExit as end:\n"
+        "        assert bool(end.code) is (arguments != ['--help']), arguments\n"
+        "assert 'jax' not in sys.modules and 'flax' not in sys.modules\n"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 class Unwritable(io.StringIO):
@@ -80,7 +120,7 @@ class Unwritable(io.StringIO):
 @pytest.mark.parametrize("arguments", [("sudoku", SOLUTION), ("info",), ("--help",)], ids=str)
 def test_output_that_can_not_be_written_ends_the_command_with_a_line(arguments, monkeypatch):
     monkeypatch.setattr("sys.stdout", Unwritable(errno.ENOSPC))
-    assert run(*arguments) == "error: standard output: No space left on device"
+    assert run(*arguments) == "jaxgnn: standard output: No space left on device"
     monkeypatch.setattr("sys.stdout", Unwritable(errno.EPIPE))
     assert run(*arguments) == 1
     monkeypatch.setattr("sys.stdout", None)
@@ -94,7 +134,10 @@ def test_a_process_says_no_more_where_its_output_has_no_place():
     reading, writing = os.pipe()
     os.close(reading)
     with open("/dev/full", "w") as full:
-        expected = {writing: "", full.fileno(): "error: standard output: No space left on device\n"}
+        expected = {
+            writing: "",
+            full.fileno(): "jaxgnn: standard output: No space left on device\n",
+        }
         processes = {
             output: subprocess.Popen(
                 command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment
@@ -114,5 +157,5 @@ def test_weights_that_are_none_are_named_without_a_hint_to_load_them_unsafely(
     for content in (b"junk", b"PK\3\4junk", b"\x93NUMPY\1\0junk", b"\x80\4]."):
         (tmp_path / "junk.npz").write_bytes(content)
         message = run("sudoku", SOLUTION, "--weights", str(tmp_path / "junk.npz"))
-        assert message.startswith(f"error: {tmp_path / 'junk.npz'}: expected an .npz file")
+        assert message.startswith(f"jaxgnn sudoku: {tmp_path / 'junk.npz'}: expected an .npz file")
         assert "pickle" not in message

@@ -76,11 +76,10 @@ def test_files_that_a_page_of_kernels_names_exist(page):
 
 def _public(package: str) -> dict[str, object]:
     """What a package exports, by name; a package or module of it is no name of its own."""
-    return {
-        name: value
-        for name, value in vars(importlib.import_module(package)).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
-    }
+    module = importlib.import_module(package)
+    # ``dir`` has those that are imported on first use, too.
+    values = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
+    return {name: value for name, value in values.items() if not inspect.ismodule(value)}
 
 
 def _directives() -> list[str]:

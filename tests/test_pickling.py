@@ -36,10 +36,12 @@ ROUTES = {"pickle": lambda value: pickle.loads(pickle.dumps(value)), "deepcopy":
 
 
 def _public(package):
+    # ``dir`` has those that are imported on first use, too.
+    values = {name: getattr(package, name) for name in dir(package) if not name.startswith("_")}
     return {
         f"{package.__name__}.{name}": value
-        for name, value in vars(package).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        for name, value in values.items()
+        if not inspect.ismodule(value)
     }
 
 

@@ -1182,6 +1182,23 @@ TRAINING = (
             "training/test_report", "test_bytes_that_are_no_utf8_are_escaped_wherever_they_stand"
         ),
     ),
+    Fault(
+        "command: a puzzle is checked after JAX is imported",
+        "jaxgnn/_command_line.py",
+        "from jaxgnn import _sudoku_boards",
+        "from jaxgnn import _info, _sudoku_boards",
+        _tests("test_command_line", "test_errors_of_the_command_line_do_not_wait_for_jax"),
+    ),
+    Fault(
+        "solver: compilation counts for nothing",
+        "jaxgnn/pretrained/_solving.py",
+        "self.compile_seconds += time.perf_counter() - begin",
+        "pass",
+        _tests(
+            "pretrained/test_sudoku",
+            "test_seconds_are_those_of_the_whole_call_and_compilation_is_apart",
+        ),
+    ),
 )
 
 _LINKS = "metrics/test_metrics"

@@ -11,6 +11,8 @@ from experiments.sudoku.chosen import PATHS, chosen_network, load_run
 from experiments.sudoku.config import ExportConfig, SolveConfig
 from experiments.sudoku.networks import network_options
 from jaxgnn._errors import bad_input
+from jaxgnn._sudoku_boards import board_of
+from jaxgnn.datasets.sudoku._solve import unique_solution
 from jaxgnn.pretrained import SudokuAnswer, SudokuSolver, load_weights, save_weights
 from jaxgnn.training._files import parse_json, read_json
 from jaxgnn.training._log import format_row, read_steps
@@ -28,8 +30,10 @@ def solve(config: SolveConfig) -> SudokuAnswer:
       ValueError: if the puzzle is invalid, or has not exactly one solution.
     """
     effort = config.effort()
+    board = board_of("solve", "puzzle", config.puzzle)
+    unique_solution("solve", "puzzle", board)
     chosen = chosen_network("solve", config.run, config.weights)
-    answer = SudokuSolver(chosen.model).solve(config.puzzle, effort)
+    answer = SudokuSolver(chosen.model).solve(board, effort)
     print(answer)
     print(f"network: {chosen.name}")
     return answer

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxgnn._sudoku_boards import UNITS, have_conflicts
 from jaxgnn.datasets import sudoku
-from jaxgnn.datasets.sudoku._boards import UNITS, have_conflicts
 
 COUNT = 64
 

@@ -480,7 +480,7 @@ def test_bad_options_end_with_one_line(name, monkeypatch, tmp_path):
         ("55" + 79 * ".", "5 stands twice in row 1, at r1c1, r1c2"),
         (81 * ".", "more than one solution"),
         ("12345678." + 8 * "." + "9" + 63 * ".", "no solution"),
-        (80 * ".", "expected 81 cells, got 80"),
+        (80 * ".", "must be 81 cells, got 80"),
         ("a" + 80 * ".", "got 'a' at cell 1"),
     ],
 )

@@ -1,5 +1,6 @@
 """The solver: when it stops, how it begins again, and what is no puzzle."""
 
+import time
 from collections.abc import Callable
 
 import jax
@@ -115,6 +116,16 @@ def test_no_more_steps_are_made_than_allowed(effort, restarts):
     assert not answer.solved and (answer.steps, answer.restarts) == (0, restarts)
 
 
+def test_seconds_are_those_of_the_whole_call_and_compilation_is_apart():
+    begin = time.perf_counter()
+    answer = SudokuSolver(at_step(100)).solve(PUZZLE, SudokuEffort(12, 4, 8))
+    whole = time.perf_counter() - begin
+    assert answer.seconds > 0 and answer.compile_seconds > 0
+    assert whole / 2 < answer.seconds + answer.compile_seconds <= whole
+    compiled = f"{answer.seconds:.2f} s and {answer.compile_seconds:.2f} s of compilation"
+    assert f"not solved (8 restarts, {compiled})" in str(answer)
+
+
 def test_puzzles_of_a_batch_are_solved_each_on_its_own_and_progress_is_told():
     turned = np.roll(PUZZLE.reshape(3, 3, 9), 1, axis=1).reshape(81)  # rows inside the bands
     by_first_row = Scripted(
@@ -191,13 +202,13 @@ TWO_GIVEN[1] = 5
 NONE = PUZZLE.copy()
 NONE[2] = 2  # the row, the column and the box have no 2, but the solution has a 4 there
 BAD = {
-    "too short": (sudoku.to_line(PUZZLE)[:80], "expected 81 cells, got 80"),
-    "too long": (sudoku.to_line(PUZZLE) + "1", "expected 81 cells, got 82"),
+    "too short": (sudoku.to_line(PUZZLE)[:80], "must be 81 cells, got 80"),
+    "too long": (sudoku.to_line(PUZZLE) + "1", "must be 81 cells, got 82"),
     "a letter": ("x" + sudoku.to_line(PUZZLE)[1:], r"got 'x' at cell 1 \(row 1, column 1\)"),
     "a digit twice": (sudoku.to_line(TWO_GIVEN), "5 stands twice in row 1, at r1c1, r1c2"),
     "no solution": (sudoku.to_line(NONE), "it has no solution"),
     "several solutions": ("." * 81, "more than one solution: r[1-9]c[1-9] can be"),
-    "empty": ("", "expected 81 cells, got 0"),
+    "empty": ("", "must be 81 cells, got 0"),
 }
 
 
@@ -234,4 +245,4 @@ def test_the_command_prints_the_grid_or_one_line_of_what_is_wrong(tmp_path, caps
     assert "not solved (0 restarts, " in capsys.readouterr().out
     with pytest.raises(SystemExit) as refused:
         _command_line.main([*command, "5" + complete])
-    assert str(refused.value.code).startswith("error: ") and "82" in str(refused.value.code)
+    assert str(refused.value.code).startswith("jaxgnn sudoku: ") and "82" in str(refused.value.code)

@@ -4,12 +4,12 @@ Boards are arrays [..., 81] of the digits 1 to 9, row by row, with 0 where a cel
 the host. Only the symmetries and ``reveal`` run on the device.
 """
 
-from jaxgnn.datasets.sudoku._boards import Conflict as Conflict
-from jaxgnn.datasets.sudoku._boards import conflicts as conflicts
-from jaxgnn.datasets.sudoku._boards import load as load
-from jaxgnn.datasets.sudoku._boards import parse as parse
-from jaxgnn.datasets.sudoku._boards import to_grid as to_grid
-from jaxgnn.datasets.sudoku._boards import to_line as to_line
+from jaxgnn._sudoku_boards import Conflict as Conflict
+from jaxgnn._sudoku_boards import conflicts as conflicts
+from jaxgnn._sudoku_boards import load as load
+from jaxgnn._sudoku_boards import parse as parse
+from jaxgnn._sudoku_boards import to_grid as to_grid
+from jaxgnn._sudoku_boards import to_line as to_line
 from jaxgnn.datasets.sudoku._files import read_kaggle as read_kaggle
 from jaxgnn.datasets.sudoku._files import read_lines as read_lines
 from jaxgnn.datasets.sudoku._files import read_palm as read_palm

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxgnn._sudoku_boards import CELLS, as_boards, conflicts, have_conflicts
 from jaxgnn.datasets import _files
-from jaxgnn.datasets.sudoku._boards import CELLS, as_boards, conflicts, have_conflicts
 from jaxgnn.datasets.sudoku._puzzles import Puzzles
 from jaxgnn.datasets.sudoku._solve import describe_count, solve
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from jaxgnn._ffi import sudoku as native
-from jaxgnn.datasets.sudoku._boards import CELLS
+from jaxgnn._sudoku_boards import CELLS
 from jaxgnn.datasets.sudoku._puzzles import Puzzles
 
 # Minimal puzzles outside these bounds are too rare to be found at random.

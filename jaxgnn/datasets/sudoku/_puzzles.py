@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxgnn.datasets.sudoku._boards import CELLS
+from jaxgnn._sudoku_boards import CELLS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgnn._ffi import sudoku as native
-from jaxgnn.datasets.sudoku._boards import CELLS, as_boards, conflicts
+from jaxgnn._sudoku_boards import CELLS, as_boards, conflicts
 from jaxgnn.datasets.sudoku._templates import iterate_solutions
 
 
@@ -75,15 +75,20 @@ def check_unique(board: np.ndarray) -> np.ndarray:
       ValueError: digits occur more than once in a unit, with their places; or there is no solution,
         or more than one, with a cell in which they differ.
     """
-    where = "datasets.sudoku.check_unique: board"
+    return unique_solution("datasets.sudoku.check_unique", "board", board)
+
+
+def unique_solution(where: str, argument: str, board: np.ndarray) -> np.ndarray:
+    """The only solution; ``where`` and ``argument`` begin the message of an error."""
+    begin = f"{where}: {argument} must have exactly one solution, but"
     clashes = conflicts(board)
     if clashes:
         more = f" (and {len(clashes) - 1} more conflicts)" if len(clashes) > 1 else ""
-        raise ValueError(f"{where}: {clashes[0]}{more}")
+        raise ValueError(f"{begin} {clashes[0]}{more}")
     found, solutions = solve(np.asarray(board)[None])
     problem = describe_count(int(found[0]), solutions[0])
     if problem is not None:
-        raise ValueError(f"{where}: {problem}")
+        raise ValueError(f"{begin} {problem}")
     return solutions[0, 0]
 
 

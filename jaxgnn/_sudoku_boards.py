@@ -2,8 +2,11 @@
 
 import os
 from dataclasses import dataclass
+from typing import TextIO
 
 import numpy as np
+
+from jaxgnn._errors import bad_input
 
 CELLS = 81
 
@@ -64,14 +67,18 @@ def parse(text: str) -> np.ndarray:
       >>> parse("53..7...." + "." * 72)[:5].tolist()
       [5, 3, 0, 0, 7]
     """
-    where = "datasets.sudoku.parse: text"
+    return board_of_text("datasets.sudoku.parse", "text", text)
+
+
+def board_of_text(where: str, argument: str, text: str) -> np.ndarray:
+    """The board [81] of a text; ``where`` and ``argument`` begin the message of an error."""
     cells = text.translate(_DECORATION)
     for i, character in enumerate(cells):
         if character not in "123456789" + _EMPTY:
             place = f"at cell {i + 1} (row {i // 9 + 1}, column {i % 9 + 1})"
-            raise ValueError(f"{where}: expected digits, '.' or '0', got {character!r} {place}")
+            raise bad_input(where, argument, "digits, '.' or '0'", f"{character!r} {place}")
     if len(cells) != CELLS:
-        raise ValueError(f"{where}: expected {CELLS} cells, got {len(cells)}")
+        raise bad_input(where, argument, f"{CELLS} cells", len(cells))
     return np.array([0 if cell in _EMPTY else int(cell) for cell in cells], np.int8)
 
 
@@ -90,18 +97,34 @@ def load(source: str | os.PathLike[str]) -> np.ndarray:
       ValueError: the text is not a board, or the file can not be read; the message names the file,
         if there is one.
     """
+    return board_of("datasets.sudoku.load", "source", source)
+
+
+def board_of(where: str, argument: str, source: str | os.PathLike[str]) -> np.ndarray:
+    """The board [81] of a file or a text; ``where`` and ``argument`` begin an error's message."""
     if os.path.exists(source) and not os.path.isdir(source):
+        named = f"{argument} {os.fspath(source)}"
         try:
             with open(source, encoding="utf-8") as file:
-                return parse(file.read(_LONGEST))
-        except (ValueError, OSError) as error:  # a file that is not text also raises ValueError
-            raise ValueError(f"{os.fspath(source)}: {error}") from error
+                return board_of_file(where, named, file)
+        except OSError as error:
+            raise bad_input(where, named, "readable", f"{error.strerror or error}") from error
     if not isinstance(source, str):
         raise FileNotFoundError(f"no file {os.fspath(source)}: expected a Sudoku of {CELLS} cells")
     try:
-        return parse(source)
+        return board_of_text(where, argument, source)
     except ValueError as error:
         raise ValueError(f"{error} (and no file has that name)") from error
+
+
+def board_of_file(where: str, argument: str, file: TextIO) -> np.ndarray:
+    """The board [81] of an open file, of which no more is read than a board may have."""
+    try:
+        text = file.read(_LONGEST)
+    except UnicodeDecodeError as error:
+        byte = f"{error.object[error.start : error.end]!r}"
+        raise bad_input(where, argument, f"text in {error.encoding}", byte) from error
+    return board_of_text(where, argument, text)
 
 
 def to_line(board: np.ndarray) -> str:
