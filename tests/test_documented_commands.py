@@ -9,7 +9,7 @@ import tyro
 
 from jaxgnn import _command_line
 from tests import _documented_commands as commands
-from tests._documented_commands import ROOT, cut_of, documented
+from tests._documented_commands import ROOT, documented, shortening
 
 COMMANDS = documented()
 # Defaults that ``make test`` runs too: they have had faults that no other data showed.
@@ -71,9 +71,8 @@ def test_commands_are_found_in_blocks_sentences_and_several_lines():
 def test_a_documented_command_is_in_the_table_and_understood(
     command, only_parsed, tmp_path, monkeypatch
 ):
-    assert cut_of(command) is not None, "add it to CUTS in tests/_documented_commands.py"
     monkeypatch.setattr(commands, "FILES", {})
-    commands.run(command, tmp_path, cut_of(command).options)
+    commands.run(command, tmp_path, shortening(command))
 
 
 def _runs(command, folder, monkeypatch, more):
@@ -90,7 +89,7 @@ def test_a_default_runs_on_several_devices(command, tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("command", ON_FOUR)
 def test_every_default_runs_on_four_devices(command, tmp_path, monkeypatch):
-    _runs(command, tmp_path, monkeypatch, f"{cut_of(command).options} --devices 4")
+    _runs(command, tmp_path, monkeypatch, f"{shortening(command)} --devices 4")
 
 
 @pytest.mark.long
@@ -99,7 +98,7 @@ def test_a_documented_command_runs(command, tmp_path, monkeypatch):
     reasons = [reason for part, reason in ONLY_UNDERSTOOD.items() if part in command]
     if reasons:
         pytest.skip(reasons[0])
-    _runs(command, tmp_path, monkeypatch, cut_of(command).options)
+    _runs(command, tmp_path, monkeypatch, shortening(command))
 
 
 def test_every_experiment_with_devices_is_run_on_several():
