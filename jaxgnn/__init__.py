@@ -76,7 +76,7 @@ def __getattr__(name: str):
         value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
         globals()[name] = value  # the next access does not come here
         return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise importlib.import_module("jaxgnn._suggestions").missing_name(__name__, name)
 
 
 def __dir__() -> list[str]:

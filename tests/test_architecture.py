@@ -133,7 +133,12 @@ ALLOWED = {
         "jaxgnn._sudoku_boards",
         "jaxgnn.datasets",
     },
-    "jaxgnn.metrics": {"jaxgnn._concrete", "jaxgnn._errors", "jaxgnn.metrics"},
+    "jaxgnn.metrics": {
+        "jaxgnn._byte_order",
+        "jaxgnn._concrete",
+        "jaxgnn._errors",
+        "jaxgnn.metrics",
+    },
     "jaxgnn.distributed": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.distributed"},
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {

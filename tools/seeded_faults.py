@@ -855,6 +855,62 @@ GRAPHS = (
         _tests("graph/test_normalization", "test_degrees_of_a_hub_are_as_exact_as_a_short_sum"),
     ),
     Fault(
+        "host arrays: bytes of the other order are taken as those of the machine",
+        "jaxgnn/_byte_order.py",
+        'return array.astype(array.dtype.newbyteorder("="))',
+        'return array.view(array.dtype.newbyteorder("="))',
+        _tests("graph/test_host_arrays", "test_arrays_of_the_other_byte_order_give_the_same"),
+    ),
+    Fault(
+        "host arrays: large integers of 64 bits are cut without an error",
+        "jaxgnn/graph/_arrays.py",
+        "if not bounds.min <= value <= bounds.max:",
+        "if bounds.min > value:",
+        _tests("graph/test_host_arrays", "test_integers_that_jax_would_cut_are_refused"),
+    ),
+    Fault(
+        "constructors: from_edges does not name from_edge_index",
+        "jaxgnn/graph/_constructors.py",
+        'is_other = "edge_index" in options or "missing" in str(error)',
+        'is_other = "edge_index" in options',
+        _tests(
+            "graph/test_edge_data",
+            "test_from_edges_of_an_edge_index_names_the_constructor_that_takes_it",
+        ),
+    ),
+    Fault(
+        "names: letters are compared by case, so GCNconv is not GCNConv",
+        "jaxgnn/_suggestions.py",
+        "spelled = {other.lower(): other for other in reversed(names)}",
+        "spelled = {other: other for other in reversed(names)}",
+        _tests("test_suggestions", "test_a_missing_name_is_answered_with_the_one_that_was_meant"),
+    ),
+    Fault(
+        "exported files: the hash is there, and is not compared",
+        "jaxgnn/_exporting/file.py",
+        "if texts.get(_HASH) != content_hash(",
+        "if texts.get(_HASH) is content_hash(",
+        _tests(
+            "exporting/test_forged_files",
+            "test_damaged_bytes_are_refused_before_the_program_is_read",
+        )
+        + _tests("exporting/test_export", "test_a_file_that_can_not_be_run_here_says_what_it_is"),
+    ),
+    Fault(
+        "exported files: a result of fewer arrays than the program returns is taken",
+        "jaxgnn/_exporting/checks.py",
+        "_require(count == len(arrays),",
+        "_require(count <= len(arrays),",
+        _tests("exporting/test_forged_files", "test_a_description_that_is_not_true_is_named"),
+    ),
+    Fault(
+        "exported files: types of the inputs are not compared with the program",
+        "jaxgnn/_exporting/checks.py",
+        '"inputs": (inputs, program.inputs),',
+        '"inputs": (inputs, inputs),',
+        _tests("exporting/test_forged_files", "test_a_description_that_is_not_true_is_named"),
+    ),
+    Fault(
         "positions: copies of repeated eigenvalues are missed",
         "jaxgnn/graph/_positions.py",
         "<= last + _EQUAL",

@@ -14,7 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.graph._require_graph import refuse_weights
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_float, check_graph
+from jaxgnn.ops._core.checks import check_float, check_graph, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.reference import segment_softmax as reference
@@ -76,6 +76,7 @@ def segment_softmax(
     (graph,) = with_senders(graph)
     graph = check_graph("segment_softmax", graph)
     refuse_weights("segment_softmax", "graph", graph, "add their logarithms to the logits")
+    (logits,) = from_numpy(logits)
     check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
     if logits.shape[0] != graph.num_edges:
         expected = f"of shape [{graph.num_edges}, ...], one entry for each edge slot"
