@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -77,8 +78,10 @@ CUTS = (
     Cut("python -m experiments.links", "--epochs 2 --no-progress"),
     Cut("python -m experiments.graphs", "--epochs 1 --eval-every 1 --no-progress"),
     Cut("python -m experiments.mhc deep", "--epochs 2 --depths 2 --seeds 0 --no-progress"),
-    Cut("python -m experiments.mhc", f"{_TEXT} --processes 1 --seeds 0"),
-    Cut("python -m experiments.hgnn lm", f"{_TEXT} --processes 1 --seeds 0"),
+    Cut("python -m experiments.mhc", f"{_TEXT} --context 16 --processes 1 --seeds 0"),
+    Cut(
+        "python -m experiments.hgnn lm", f"{_TEXT} --context 16 --experts 3 --processes 1 --seeds 0"
+    ),
     Cut("python -m experiments.hgnn nodes", "--epochs 2 --no-progress"),
     Cut(
         "python -m experiments.mlp bench",
@@ -122,6 +125,18 @@ def _write_tu(folder: Path) -> None:
     }
     for part, lines in parts.items():
         (folder / f"{folder.name}_{part}.txt").write_text("\n".join(lines) + "\n")
+
+
+def _write_splits(folder: Path) -> None:
+    write_hypergcn(folder, small_hypergraph())
+    shutil.copy(folder / "splits/3.pickle", folder / "splits/1.pickle")
+
+
+def _train_model(path: Path) -> None:
+    """A model of Cora, or of a small graph where the command names another one."""
+    graph = "--dataset my_graph/ " if (path.parent / "other_graph").exists() else ""
+    train = f"python -m experiments.maxk train {graph}--export model.jaxgnn"
+    run(train, path.parent, f"{shortening(train)} --num-layers 1 --hidden-features 8 --k 4")
 
 
 def _made(write: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -170,14 +185,11 @@ FILES: dict[str, Callable[[Path], object]] = {
     "/path/to/reddit": _made(lambda path: write_reddit(path, small_dataset())),
     "/path/to/ENZYMES": _write_tu,
     "/path/to/molecules": _made(write_zinc),
-    "cocitation/cora": _made(lambda path: write_hypergcn(path, small_hypergraph())),
+    "cocitation/cora": _made(_write_splits),
     "walmart-trips": _made(lambda path: write_hyperedge_text(path, small_hypergraph())),
     "runs/maxk/*": lambda path: make_run(path.parent / "one"),
     "runs/maxk/*/": lambda path: make_run(path.parent / "one"),
-    "model.jaxgnn": _by(
-        "python -m experiments.maxk train --dataset my_graph/ --export model.jaxgnn "
-        "--num-layers 1 --hidden-features 8 --k 4"
-    ),
+    "model.jaxgnn": _train_model,
     "before.npz": lambda path: shutil.copy(ROOT / "jaxgnn/pretrained/sudoku.npz", path),
     "runs/sudoku/data": _by("python -m experiments.sudoku generate"),
     "runs/sudoku/tiny": _by("python -m experiments.sudoku train"),
@@ -192,18 +204,20 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 def arguments(command: str, folder: Path) -> list[str]:
     """The words of a command, with its files written to ``folder`` and patterns expanded."""
-    words: list[str] = []
-    for word in shlex.split(command):
-        if words[-1:] == ["--export"] or words[-1:] == ["--out"]:
-            words.append(word)  # which the command itself writes
-        elif word.startswith(("experiments/", "jaxgnn/")):
-            words.append(str(ROOT / word))
-        elif word in FILES:
-            path = folder / word.lstrip("/")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            FILES[word](path)
-            found = sorted(path.parent.glob(path.name)) if "*" in word else [path]
-            words += map(str, found)
+    words = shlex.split(command)
+    written = {word for option, word in pairwise(words) if option in ("--export", "--out")}
+    needed = {word: folder / word.lstrip("/") for word in words if word in FILES.keys() - written}
+    # A model last, since its graph is one of the other files.
+    for word in sorted(needed, key=lambda word: word == "model.jaxgnn"):
+        needed[word].parent.mkdir(parents=True, exist_ok=True)
+        FILES[word](needed[word])
+    expanded: list[str] = []
+    for word in words:
+        path = needed.get(word)
+        if word.startswith(("experiments/", "jaxgnn/")):
+            expanded.append(str(ROOT / word))
+        elif path is not None and "*" in word:
+            expanded += map(str, sorted(path.parent.glob(path.name)))
         else:
-            words.append(word)
-    return words
+            expanded.append(word if path is None else str(path))
+    return expanded
