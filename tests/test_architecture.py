@@ -162,7 +162,12 @@ ALLOWED = {
 
 # Third-party packages with one home.
 HOMES = {
-    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph", "experiments._plain_networks"},
+    "jraph": {
+        "jaxgnn.graph._jraph",
+        "jaxgnn.interop.jraph",
+        "experiments._plain_networks",
+        "experiments._real_networks",
+    },
     "jraphx": {"experiments._plain_networks"},
     "egglog": {"jaxgnn.fusion._search"},
     "flax": {
