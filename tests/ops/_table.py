@@ -9,6 +9,8 @@ from jaxgnn.ops._core.dispatch import Kernel
 from jaxgnn.testing import GRAPHS, random_array
 
 BUILT = {case.name: case.build() for case in GRAPHS}
+# The same graphs for ops that refuse weights and normalisations.
+BARE = {name: graph.without_weights() for name, graph in BUILT.items()}
 
 
 def usable(kernel: Kernel) -> list[str]:

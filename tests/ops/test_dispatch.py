@@ -28,6 +28,7 @@ from tests.ops._table import BUILT
 
 ROOT = Path(__file__).parent.parent.parent
 GRAPH = BUILT["weighted"]
+BARE = GRAPH.without_weights()
 SMALL = CSRGraph.from_edges([0, 1, 2], [1, 2, 2], 3)
 X = random_array((GRAPH.num_cols, 8), "float32", seed=0)
 ON_CPU = dispatch.current_platform() == "cpu"
@@ -272,9 +273,9 @@ def test_shard_map_over_a_batch_of_features_runs_every_op(implementation, four_d
     def network(x):
         kept = ops.maxk(x, 3, implementation=implementation)
         y = ops.maxk_spmm(GRAPH, kept, implementation=implementation)
-        scores = jax.vmap(lambda a: ops.sddmm(GRAPH, a, a, implementation=implementation))(y)
+        scores = jax.vmap(lambda a: ops.sddmm(BARE, a, a, implementation=implementation))(y)
         attention = jax.vmap(
-            lambda s: ops.segment_softmax(GRAPH, s, implementation=implementation)
+            lambda s: ops.segment_softmax(BARE, s, implementation=implementation)
         )(scores / 100)
         return y + jnp.sum(attention)
 

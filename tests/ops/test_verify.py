@@ -17,6 +17,7 @@ from jaxgnn.ops._core.registry import BY_NAME
 from tests.ops._table import usable
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 2], [1, 0, 0, 2], 3, weights=jnp.arange(1.0, 5.0))
+BARE = GRAPH.without_weights()
 
 
 def _features(dtype="float32"):
@@ -80,9 +81,9 @@ def test_what_is_left_of_terms_that_cancel_may_differ_by_their_roundings_and_no_
 def _attention(x):
     h = x.reshape(3, 2, 4)
     narrow, logits = jnp.sum(h, axis=-1), jnp.ones((4, 2), x.dtype)
-    y, weights = ops.gat_attention(GRAPH, narrow, narrow, h, return_weights=True)
-    y += ops.gatv2_attention(GRAPH, h, h, h[0], edge_logits=logits)
-    y += ops.dot_attention(GRAPH, h, h, h, dropout=0.3, key=jax.random.key(0))
+    y, weights = ops.gat_attention(BARE, narrow, narrow, h, return_weights=True)
+    y += ops.gatv2_attention(BARE, h, h, h[0], edge_logits=logits)
+    y += ops.dot_attention(BARE, h, h, h, dropout=0.3, key=jax.random.key(0))
     return jnp.sum((y + ops.spmm(GRAPH.with_weights(weights), h)).astype(jnp.float32) ** 2)
 
 
@@ -110,7 +111,7 @@ def test_a_wrong_kernel_of_attention_is_named(kernel, monkeypatch):
 
     def loss(h):
         narrow = jnp.sum(h, axis=-1)
-        return jnp.sum(ops.gat_attention(GRAPH, narrow, narrow, h, return_weights=True)[0] ** 2)
+        return jnp.sum(ops.gat_attention(BARE, narrow, narrow, h, return_weights=True)[0] ** 2)
 
     found = pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}\[{kernels[-1]}\]")
     with jaxgnn.verify("strict"), found:

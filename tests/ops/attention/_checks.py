@@ -6,13 +6,13 @@ import jax
 import numpy as np
 
 from jaxgnn.testing import check_against_float64
-from tests.ops._table import BUILT, longest_row
+from tests.ops._table import BARE, longest_row
 from tests.ops.attention._attention import TABLE, by_hand
 
 
 def check_every_gradient(op, name, implementation, dtype="float32"):
     """Values, weights and every gradient on a graph against the reference in float64."""
-    graph = BUILT[name]
+    graph = BARE[name]
     arrays = TABLE[op].arrays(graph, dtype=dtype)
     length = 16 * longest_row(graph)  # every score is a sum itself
     check_against_float64(
@@ -27,7 +27,7 @@ def check_every_gradient(op, name, implementation, dtype="float32"):
 
 @functools.cache  # one function for each graph, so that it is compiled once
 def _of_arrays(op, name, implementation):
-    graph = BUILT[name]
+    graph = BARE[name]
     names = tuple(TABLE[op].arrays(graph))
 
     def run(*given):
@@ -71,7 +71,7 @@ def largest_terms(attention, graph, names, given, values, cotangents) -> list[fl
 
 def check_formula(op, implementation):
     """The sums and weights of a padded graph against a loop over rows, heads and edges."""
-    attention, graph = TABLE[op], BUILT["padding_edges"]
+    attention, graph = TABLE[op], BARE["padding_edges"]
     given = [attention.arrays(graph, full=full) for full in (False, True)]
 
     @jax.jit

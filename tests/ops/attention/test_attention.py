@@ -12,7 +12,7 @@ from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.testing import assert_bit_equal, check_forward_mode
-from tests.ops._table import BUILT
+from tests.ops._table import BARE, BUILT
 from tests.ops.attention._attention import (
     COMPILED,
     HEADS,
@@ -72,7 +72,7 @@ def test_short_dtypes_are_rounded_once(op, dtype, implementation):
 @every_compiled
 def test_a_hub_in_pieces_equals_the_reference(op, implementation):
     # More edges than a task of the compiled kernels takes, with scores that rise along the row.
-    graph = BUILT["hub_row_spans_tasks"]
+    graph = BARE["hub_row_spans_tasks"]
     arrays = TABLE[op].arrays(graph, full=False)
     ramp = jnp.linspace(-30.0, 30.0, graph.num_edges)[:, None]
     logits = jnp.broadcast_to(ramp, (graph.num_edges, HEADS))
@@ -93,7 +93,7 @@ def test_a_hub_in_pieces_equals_the_reference(op, implementation):
 @every_op
 @every_compiled
 def test_dropout_leaves_out_the_same_edges_in_every_implementation(op, implementation):
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     arrays = TABLE[op].arrays(graph)
     made = value_and_gradients(TABLE[op], graph, arrays, implementation, dropout=0.4, key=KEY)
     expected = value_and_gradients(TABLE[op], graph, arrays, "xla", dropout=0.4, key=KEY)
@@ -134,7 +134,7 @@ def test_dropout_keeps_the_expectation(op):
 @every_op
 @every_implementation
 def test_leading_axes_share_the_graph_and_draw_for_themselves(op, implementation):
-    graph = BUILT["bipartite"]
+    graph = BARE["bipartite"]
     batched = TABLE[op].arrays(graph, batch=(2, 2))
 
     @jax.jit
@@ -193,10 +193,8 @@ def test_jacobians_are_those_of_the_plain_formula(op, implementation):
 @pytest.mark.costly
 @every_op
 def test_forward_mode_of_the_reference_agrees_with_its_reverse_mode(op):
-    arrays = TABLE[op].arrays(BUILT["isolated_nodes"])
-    check_forward_mode(
-        lambda a: TABLE[op](BUILT["isolated_nodes"], a, implementation="xla"), arrays
-    )
+    arrays = TABLE[op].arrays(BARE["isolated_nodes"])
+    check_forward_mode(lambda a: TABLE[op](BARE["isolated_nodes"], a, implementation="xla"), arrays)
 
 
 @pytest.mark.costly
@@ -232,7 +230,7 @@ def test_k_sparse_values_without_edges_sum_to_zero(op, implementation):
 @every_op
 @every_implementation
 def test_what_is_summed_may_be_k_sparse(op, implementation):
-    graph = BUILT["bipartite"]
+    graph = BARE["bipartite"]
     arrays = TABLE[op].arrays(graph, full=False)
     summed = TABLE[op].summed
 
@@ -252,7 +250,7 @@ def test_what_is_summed_may_be_k_sparse(op, implementation):
 @every_op
 @every_compiled
 def test_bits_repeat_from_run_to_run(op, implementation):
-    graph = BUILT["hub_sender_spans_tasks"]
+    graph = BARE["hub_sender_spans_tasks"]
     arrays = TABLE[op].arrays(graph)
     with jaxgnn.deterministic():
         run = functools.partial(value_and_gradients, TABLE[op], graph, arrays, implementation)
@@ -273,12 +271,14 @@ def test_a_node_that_is_not_finite_spoils_only_those_that_hear_it(op, implementa
 
 
 @every_op
-def test_weights_and_scales_of_the_graph_are_ignored(op):
+def test_weights_and_scales_of_the_graph_are_refused(op):
     graph = BUILT["sym_weighted"]
     arrays = TABLE[op].arrays(graph)
+    with pytest.raises(ValueError, match=f"^{op}: graph must be without weights and normalisation"):
+        TABLE[op](graph, arrays)
     bare = CSRGraph(graph.indptr, graph.indices, num_cols=graph.num_cols)
 
     def program(graph):
         return jax.jit(functools.partial(TABLE[op], graph)).lower(arrays).as_text()
 
-    assert program(graph) == program(bare)
+    assert program(graph.without_weights()) == program(bare)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxgnn.testing import random_array
-from tests.ops._table import BUILT
+from tests.ops._table import BARE
 from tests.ops.attention._attention import IMPLEMENTATIONS, TABLE
 
-GRAPH = BUILT["bipartite"]
+GRAPH = BARE["bipartite"]
 
 
 def _gat_scores(a, i, j):

@@ -10,7 +10,7 @@ import pytest
 
 from jaxgnn import CSRGraph
 from jaxgnn.ops._graph import pieces
-from tests.ops._table import BUILT
+from tests.ops._table import BARE
 from tests.ops.attention._attention import HEADS, TABLE, cotangents_of, kernels
 from tests.ops.attention.test_attention_memory import _arrays
 
@@ -69,7 +69,7 @@ def _equal(made, expected, tolerance):
 def test_without_a_library_values_and_gradients_are_those_of_the_formula(
     op, graph, small_pieces, no_library
 ):
-    graph, key = BUILT[graph], jax.random.key(3)
+    graph, key = BARE[graph], jax.random.key(3)
     arrays = TABLE[op].arrays(graph)
     if graph.num_edges:  # rows of only -inf, and a masked edge
         arrays["edge_logits"] = arrays["edge_logits"].at[:2].set(-jnp.inf)
@@ -80,7 +80,7 @@ def test_without_a_library_values_and_gradients_are_those_of_the_formula(
 
 @pytest.mark.parametrize("op", TABLE)
 def test_float64_and_a_batch_are_those_of_the_formula(op, small_pieces):
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     with jax.enable_x64(True):
         arrays = TABLE[op].arrays(graph, dtype="float64", batch=(2,))
         made = _run(op, None, {})(graph, arrays, None)
@@ -89,7 +89,7 @@ def test_float64_and_a_batch_are_those_of_the_formula(op, small_pieces):
 
 @pytest.mark.parametrize("op", ["gatv2_attention"])
 def test_bfloat16_is_that_of_the_formula(op, small_pieces, no_library):
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     arrays = TABLE[op].arrays(graph, dtype="bfloat16")
     made = _run(op, None, {})(graph, arrays, None)
     _equal(made, _run(op, "xla", {})(graph, arrays, None), 2e-2)

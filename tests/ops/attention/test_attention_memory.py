@@ -16,7 +16,7 @@ from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import pallas
 from jaxgnn.testing import random_array
-from tests.ops._table import BUILT
+from tests.ops._table import BARE
 from tests.ops.attention._attention import COMPILED
 
 NODES, EDGES, HEADS, DIM, FEATURES = 500, 2**21, 4, 64, 16
@@ -154,7 +154,7 @@ def test_k_sparse_values_are_not_expanded_forward_or_backward(op, implementation
 
 
 def test_the_gradient_to_shared_values_of_edges_adds_the_heads_of_a_group():
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(graph.num_edges, 6)).astype(np.float32)
     dy = rng.normal(size=(graph.num_rows, 6, 3)).astype(np.float32)

@@ -18,7 +18,7 @@ from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import check_against_float64
 from pallas_kernels.attention.arguments import Form, Operands
-from tests.ops._table import BUILT, longest_row
+from tests.ops._table import BARE, longest_row
 from tests.ops.attention._attention import COMPILED, TABLE
 from tests.ops.attention.test_attention_memory import (
     CASES,
@@ -54,7 +54,7 @@ def few_edges_a_piece(monkeypatch):
 @every_compiled
 @pytest.mark.usefixtures("few_edges_a_piece")
 def test_first_and_second_derivatives_equal_float64(op, implementation):
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     arrays = TABLE[op].arrays(graph, scale=0.5)
     names = tuple(arrays)
     masked = jnp.arange(graph.num_edges)[:, None] % 5 == 1

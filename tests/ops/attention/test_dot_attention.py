@@ -7,7 +7,7 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.testing import random_array
-from tests.ops._table import BUILT
+from tests.ops._table import BARE
 from tests.ops.attention._attention import IMPLEMENTATIONS, TABLE
 from tests.ops.attention._checks import check_every_gradient, check_formula
 
@@ -17,7 +17,7 @@ OP = "dot_attention"
 @pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", BARE)
 def test_value_weights_and_every_gradient_equal_float64_on_every_graph(name, implementation):
     check_every_gradient(OP, name, implementation)
 
@@ -30,7 +30,7 @@ def test_it_is_the_formula_written_with_loops(implementation):
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_heads_of_a_group_share_a_head_of_keys_and_values(implementation):
-    graph = BUILT["bipartite"]
+    graph = BARE["bipartite"]
     arrays = TABLE[OP].arrays(graph, full=False)
     shared = ops.dot_attention(graph, **arrays, implementation=implementation)
     repeated = arrays | {name: jnp.repeat(arrays[name], 2, axis=1) for name in ("k", "v")}
@@ -41,7 +41,7 @@ def test_heads_of_a_group_share_a_head_of_keys_and_values(implementation):
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_scale_multiplies_the_products_alone(implementation):
-    graph = BUILT["bipartite"]
+    graph = BARE["bipartite"]
     arrays = TABLE[OP].arrays(graph)
     scaled = TABLE[OP](graph, arrays, scale=-0.7, implementation=implementation)
     by_q = TABLE[OP](

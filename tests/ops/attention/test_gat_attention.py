@@ -7,7 +7,7 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.testing import random_array
-from tests.ops._table import BUILT
+from tests.ops._table import BARE
 from tests.ops.attention._attention import IMPLEMENTATIONS, TABLE
 from tests.ops.attention._checks import check_every_gradient, check_formula
 
@@ -17,7 +17,7 @@ OP = "gat_attention"
 @pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", BARE)
 def test_value_weights_and_every_gradient_equal_float64_on_every_graph(name, implementation):
     check_every_gradient(OP, name, implementation)
 
@@ -54,7 +54,7 @@ def test_minus_infinity_masks_an_edge_whatever_the_slope(slope, implementation):
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_numbers_of_nodes_may_be_float32_beside_shorter_values(implementation):
-    graph = BUILT["bipartite"]
+    graph = BARE["bipartite"]
     arrays = TABLE[OP].arrays(graph, full=False)
     short = arrays | {"v": arrays["v"].astype(jnp.bfloat16)}
     y = ops.gat_attention(graph, **short, implementation=implementation)

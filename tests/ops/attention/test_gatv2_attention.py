@@ -8,7 +8,7 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.testing import random_array
-from tests.ops._table import BUILT
+from tests.ops._table import BARE
 from tests.ops.attention._attention import IMPLEMENTATIONS, TABLE
 from tests.ops.attention._checks import check_every_gradient, check_formula
 
@@ -18,7 +18,7 @@ OP = "gatv2_attention"
 @pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", BARE)
 def test_value_weights_and_every_gradient_equal_float64_on_every_graph(name, implementation):
     check_every_gradient(OP, name, implementation)
 

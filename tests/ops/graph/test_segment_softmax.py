@@ -18,27 +18,27 @@ from jaxgnn.testing import (
     check_numerical_gradients,
     random_array,
 )
-from tests.ops._table import BUILT, longest_row, usable
+from tests.ops._table import BARE, longest_row, usable
 
 IMPLEMENTATIONS = usable(FORWARD)
 
 
 @functools.cache  # one function for each graph, so that it is compiled once
 def _reference(name):
-    return lambda logits: reference.segment_softmax(BUILT[name], logits)
+    return lambda logits: reference.segment_softmax(BARE[name], logits)
 
 
 @functools.cache
 def _longest_row(name):
-    return longest_row(BUILT[name])
+    return longest_row(BARE[name])
 
 
 @pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", BARE)
 def test_value_and_gradient_equal_float64_on_every_graph(name, implementation):
-    graph = BUILT[name]
+    graph = BARE[name]
     check_against_float64(
         lambda logits: ops.segment_softmax(graph, logits, implementation=implementation),
         _reference(name),
@@ -50,7 +50,7 @@ def test_value_and_gradient_equal_float64_on_every_graph(name, implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_each_row_is_jax_nn_softmax(dtype, implementation):
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     logits = random_array((graph.num_edges,), dtype, seed=2, scale=30.0)
     p = np.asarray(ops.segment_softmax(graph, logits, implementation=implementation))
     indptr = np.asarray(graph.indptr)
@@ -87,7 +87,7 @@ def test_infinities_and_nan_behave_as_in_jax_nn_softmax(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradient_agrees_with_finite_differences(implementation):
-    graph = BUILT["repeated_edges"]
+    graph = BARE["repeated_edges"]
     check_numerical_gradients(
         lambda logits: ops.segment_softmax(graph, logits, implementation=implementation) ** 2,
         random_array((12, 2), "float32", seed=3),
@@ -96,7 +96,7 @@ def test_gradient_agrees_with_finite_differences(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_vmap_over_logits_shares_the_graph(implementation):
-    graph = BUILT["padding_edges"]
+    graph = BARE["padding_edges"]
     logits = random_array((4, graph.num_edges, 2), "float32", seed=4)
 
     def apply(logits):
@@ -108,7 +108,7 @@ def test_vmap_over_logits_shares_the_graph(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_it_can_be_differentiated_twice(implementation):
-    graph = BUILT["repeated_edges"]
+    graph = BARE["repeated_edges"]
     logits = random_array((graph.num_edges, 2), "float32", seed=5)
 
     def second(name):

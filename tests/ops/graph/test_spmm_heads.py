@@ -164,14 +164,14 @@ def test_features_need_the_nodes_of_the_graph_and_the_heads_of_its_weights(shape
     assert str(shape) in str(raised.value)
 
 
-def test_other_ops_ask_for_one_weight_an_edge_or_ignore_the_weights():
+def test_other_ops_ask_for_one_weight_an_edge_or_none():
     x = jnp.ones((3, 4))
     params = ops.EdgeMLPParams((jnp.ones((8, 2)),), (None,))
     with pytest.raises(ValueError, match=r"^maxk_spmm: graph.weights must be one number .*\(3, 4"):
         ops.maxk_spmm(HEADS, ops.maxk(x, 2))
     with pytest.raises(ValueError, match=r"^edge_mlp_aggregate: graph.weights must be one number"):
         ops.edge_mlp_aggregate(HEADS, x, params)
-    bare = HEADS.with_weights(None)
-    np.testing.assert_array_equal(ops.sddmm(HEADS, x, x), ops.sddmm(bare, x, x))
-    p = ops.segment_softmax(HEADS, jnp.ones((3, 2)))
-    np.testing.assert_array_equal(p, ops.segment_softmax(bare, jnp.ones((3, 2))))
+    with pytest.raises(ValueError, match=r"^sddmm: graph must be without weights, .*\(3, 4\)"):
+        ops.sddmm(HEADS, x, x)
+    with pytest.raises(ValueError, match=r"^segment_softmax: graph must be without weights"):
+        ops.segment_softmax(HEADS, jnp.ones((3, 2)))
