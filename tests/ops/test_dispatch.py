@@ -274,9 +274,9 @@ def test_shard_map_over_a_batch_of_features_runs_every_op(implementation, four_d
         kept = ops.maxk(x, 3, implementation=implementation)
         y = ops.maxk_spmm(GRAPH, kept, implementation=implementation)
         scores = jax.vmap(lambda a: ops.sddmm(BARE, a, a, implementation=implementation))(y)
-        attention = jax.vmap(
-            lambda s: ops.segment_softmax(BARE, s, implementation=implementation)
-        )(scores / 100)
+        attention = jax.vmap(lambda s: ops.segment_softmax(BARE, s, implementation=implementation))(
+            scores / 100
+        )
         return y + jnp.sum(attention)
 
     spec = PartitionSpec("batch")
