@@ -1533,8 +1533,8 @@ FUSION = (
     Fault(
         "fusion: attention of one graph for a batch of its size",
         "jaxgnn/fusion/_rules/neighbour_sum.py",
-        "or has_weights or parts.product.axis != 0:",
-        "or has_weights:",
+        "or parts.has_weights or parts.product.axis != 0:",
+        "or parts.has_weights:",
         _tests("fusion/test_rules", _APPLIES),
     ),
     Fault(
