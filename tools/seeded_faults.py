@@ -1147,12 +1147,83 @@ INTEROP = (
         ),
     ),
     Fault(
-        "from_pyg: a bias that the state dict lacks keeps what it was",
+        "from_pyg: a parameter that the state dict lacks keeps its value",
         "jaxgnn/interop/pyg.py",
-        "view.write(np.zeros(view.shape))",
-        "view.write(view.read())",
+        "    if missing:\n",
+        "    if len(missing) > 9:\n",
         _tests(
-            "interop/test_pyg", "test_what_a_layer_there_does_without_is_zero_or_of_no_use_here"
+            "interop/test_pyg",
+            "test_a_parameter_that_the_state_dict_lacks_is_an_error_that_names_it",
+        ),
+    ),
+    Fault(
+        "weights of edges: layers that do not apply them take the graph",
+        "jaxgnn/nn/_graph_layer.py",
+        "if not self.applies_weights:",
+        "if self.applies_weights is None:",
+        _tests(
+            "nn/test_edge_weights",
+            "test_a_layer_that_does_not_apply_weights_refuses_them_and_says_what_to_do",
+        ),
+    ),
+    Fault(
+        "top-k pooling: the number of nodes is rounded in float32",
+        "jaxgnn/nn/_top_k_pooling.py",
+        "kept = -(-counts * exact.numerator // exact.denominator)",
+        "kept = np.ceil(np.float32(ratio) * counts.astype(np.float32)).astype(np.int64)",
+        _tests("nn/test_readouts", "test_top_k_pooling_keeps_the_exact_number_of_nodes"),
+    ),
+    Fault(
+        "batch norm: a batch of padding alone counts",
+        "jaxgnn/nn/_graph_norms.py",
+        "running[...] = jnp.where(has_nodes, running[...], kept)",
+        "running[...] = jnp.where(has_nodes | True, running[...], kept)",
+        _tests(
+            "nn/test_graph_norms",
+            "test_a_batch_without_nodes_leaves_the_averages_and_has_finite_gradients",
+        ),
+    ),
+    Fault(
+        "fuse: what a call changes in its arguments is lost",
+        "jaxgnn/fusion/_fuse.py",
+        "if have_changed(before, (args, kwargs)):",
+        "if have_changed(before, (args, kwargs)) and self._is_module:",
+        _tests("fusion/test_methods", "test_streams_of_random_numbers_that_are_arguments_go_on"),
+    ),
+    Fault(
+        "fuse: an error of a rule ends the function",
+        "jaxgnn/fusion/_fuse.py",
+        "except Exception as error:  # a fault of ours",
+        "except OSError as error:  # a fault of ours",
+        _tests(
+            "fusion/test_failing_rules",
+            "test_a_rule_that_raises_leaves_the_function_as_it_was",
+        ),
+    ),
+    Fault(
+        "fuse: messages that are summed twice are computed twice on a GPU",
+        "jaxgnn/fusion/_rules/edge_mlp.py",
+        'case = "" if are_read_once else "edge_mlp at both ends"',
+        'case = ""',
+        _tests(
+            "fusion/test_policy", "test_messages_summed_at_both_ends_are_computed_once_on_a_gpu"
+        ),
+    ),
+    Fault(
+        "aggregate: the reference's gradient of messages is not rounded to their dtype",
+        "jaxgnn/ops/_aggregate/reference/aggregate.py",
+        "return _contributions(graph, wide, slots, terms).astype(x.dtype)",
+        "return _contributions(graph, wide, slots, terms)",
+        _tests("ops/test_result_types", "test_every_implementation_returns_the_same_types"),
+    ),
+    Fault(
+        "sharded: a sparse matrix within an argument is taken for arrays of rows",
+        "jaxgnn/distributed/_sharded.py",
+        "return jax.tree.leaves(argument, is_leaf=_is_sharded)",
+        "return jax.tree.leaves(argument)",
+        _tests(
+            "distributed/test_networks",
+            "test_a_sparse_matrix_within_an_argument_is_that_of_the_device",
         ),
     ),
     Fault(
