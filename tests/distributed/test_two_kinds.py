@@ -116,7 +116,7 @@ def test_features_of_edges_go_where_their_edges_are(four_devices):
 def _messages_of_relations(received, sent, users, items):
     """Attention over both relations, and weighted means of the ratings that are not left out."""
     got, gave = ("item", "rates", "user"), ("user", "rates back", "item")
-    both = HeteroGraph({got: received, gave: sent})
+    both = HeteroGraph({got: received.without_weights(), gave: sent.without_weights()})
     types = ("item", "user"), (got, gave)
     x = {"user": users, "item": items}
     y = nn.HGTConv(4, 4, types, heads=2, rngs=nnx.Rngs(0))(both, x)
