@@ -12,8 +12,29 @@ import jax.numpy as jnp
 from jaxgnn.graph import is_concrete
 
 
-class custom_vjp(jax.custom_vjp):
-    """``jax.custom_vjp`` whose residuals are never the arguments themselves.
+class reverse_vjp(jax.custom_vjp):
+    """``jax.custom_vjp`` whose error in forward mode names the implementation that supports it.
+
+    JAX raises its error where a function is called on the arrays that ``jax.jvp`` follows. If they
+    reach it through a function that ``jax.jit`` has traced before, the error is that of JAX.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except TypeError as error:
+            if "forward-mode" not in str(error) or "custom_vjp function" not in str(error):
+                raise
+        raise TypeError(
+            'ops: implementation must be "xla" for forward-mode derivatives (jax.jvp, jax.jacfwd, '
+            "jax.hessian), got kernels, which have reverse mode alone; pass "
+            'implementation="xla", or set it for all ops by jaxgnn.default_implementation("xla")'
+        )
+
+
+class custom_vjp(reverse_vjp):
+    """``reverse_vjp`` whose residuals are never the arguments themselves.
 
     JAX does not store a residual that is an argument: it stores the position of the argument. When
     JAX moves constant parts out of the body of a ``lax.scan``, it inserts constants before the
@@ -22,7 +43,7 @@ class custom_vjp(jax.custom_vjp):
     of the offsets of a graph. Here each argument among the residuals of a traced function is
     copied. Inside of one compiled program XLA can remove the copy; across two programs it is stored
     in addition to the argument. Therefore the ops of mHC, whose arguments are large and whose
-    second derivatives through a scan are right without this, use ``jax.custom_vjp``.
+    second derivatives through a scan are right without this, use ``reverse_vjp``.
     """
 
     def defvjp(

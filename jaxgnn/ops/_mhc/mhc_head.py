@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc.checks import check_coefficients, check_number, check_streams
 from jaxgnn.ops._mhc.reference import mhc_head as reference
 from pallas_kernels.mhc.arguments import MHCParams
@@ -124,7 +124,7 @@ def mhc_head(
     return _mhc_head(request, options, x, params)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _mhc_expand(request, num_streams, x):
     return MHC_EXPAND(request, x, num_streams=num_streams)
 
@@ -140,7 +140,7 @@ def _mhc_expand_backward(request, num_streams, residuals, dy):
 _mhc_expand.defvjp(_mhc_expand_forward, _mhc_expand_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _mhc_head(request, options, x, params):
     return MHC_HEAD(request, x, params, **dict(options))[0]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_coefficients, check_output, check_pre, check_streams
 from jaxgnn.ops._mhc.kernels import kernel, projection_limits, stream_limits, unmeasured_streams
@@ -171,7 +171,7 @@ def _is_linked(request: dispatch.Request, x: Array) -> bool:
 # and dy may be summed only where h_res is the same for all members. The forward rules call neither
 # _layer_input nor _layer_output: a second differentiation takes the rules as they are written, with
 # the link as an array that nothing depends on.
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _layer_input(request, options, x, params):
     return _layer_input_forward(request, options, x, params)[0]
 
@@ -195,7 +195,7 @@ def _layer_input_backward(request, options, residuals, cotangents):
 _layer_input.defvjp(_layer_input_forward, _layer_input_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _layer_output(request, transposed, x, link, f, h_post, h_res):
     return _layer_output_forward(request, transposed, x, link, f, h_post, h_res)[0]
 

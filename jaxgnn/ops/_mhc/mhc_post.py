@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, from_numpy
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post
 from jaxgnn.ops._mhc.kernels import kernel, stream_limits, unmeasured_streams
@@ -80,7 +80,7 @@ def for_each_token(x: Array, h_post: Array, h_res: Array) -> tuple[Array, Array]
     return jnp.broadcast_to(h_post, (*batch, n)), jnp.broadcast_to(h_res, (*batch, n, n))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _mhc_post(request, transposed, x, f, h_post, h_res):
     return MHC_POST(request, x, f, h_post, h_res, transposed=transposed)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, from_numpy
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post, check_pre
 from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
@@ -139,7 +139,7 @@ def mhc_post_pre(
     return _mhc_post_pre(request, options, inputs, params)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _mhc_post_pre(request, options, inputs, params):
     return _mhc_post_pre_forward(request, options, inputs, params)[0]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, overload
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_number, check_pre
 from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
@@ -147,7 +147,7 @@ def pre_constants(op: str, norm_eps: float, pre_eps: float, post_scale: float) -
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(reverse_vjp, nondiff_argnums=(0, 1, 2))
 def _mhc_pre(request, return_streams, constants, x, params):
     return _mhc_pre_forward(request, return_streams, constants, x, params)[0]
 

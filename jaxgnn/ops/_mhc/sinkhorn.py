@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_iterations, check_number
 from jaxgnn.ops._mhc.kernels import count_limits, kernel, unmeasured_matrices
@@ -165,7 +166,7 @@ def permutation_mixture(
     return _permutation_mixture(request, logits)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _sinkhorn(request, options, logits):
     return SINKHORN(request, logits, **dict(options))
 
@@ -181,7 +182,7 @@ def _sinkhorn_backward(request, options, logits, dh):
 _sinkhorn.defvjp(_sinkhorn_forward, _sinkhorn_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(reverse_vjp, nondiff_argnums=(0, 1))
 def _implicit(request, options, logits):
     return SINKHORN(request, logits, **dict(options))
 
@@ -210,7 +211,7 @@ def _implicit_by_jax_along(request, options, logits, tangents):
     return h, IMPLICIT_BACKWARD(request, h, *tangents).astype(h.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(reverse_vjp, nondiff_argnums=(0,))
 def _permutation_mixture(request, logits):
     return PERMUTATION_MIXTURE(request, logits)
 
