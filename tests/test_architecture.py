@@ -74,12 +74,14 @@ ALLOWED = {
     "jaxgnn._errors": set(),
     "jaxgnn._suggestions": set(),
     "jaxgnn._concrete": set(),
+    "jaxgnn._methods": set(),
     "jaxgnn._sudoku_boards": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
         "jaxgnn._errors",
         "jaxgnn._exporting",
         "jaxgnn._ffi",
+        "jaxgnn._methods",
         "jaxgnn._version",
         "jaxgnn.graph",
         "jaxgnn.ops._core.dispatch",
@@ -115,6 +117,7 @@ ALLOWED = {
     "jaxgnn.nn": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.nn"},
     "jaxgnn.fusion": {
         "jaxgnn._errors",
+        "jaxgnn._methods",
         "jaxgnn.fusion",
         "jaxgnn.graph",
         "jaxgnn.ops",

@@ -1750,6 +1750,59 @@ FUSION = (
         "()",
         _tests("fusion/test_range", "test_explain_names_what_is_not_kept"),
     ),
+    Fault(
+        "fuse: a change of an argument is lost",
+        "jaxgnn/fusion/_fuse.py",
+        "if before.changes(given):",
+        "if False:",
+        _tests(
+            "fusion/test_methods",
+            "test_averages_of_a_module_that_is_an_argument_change",
+            "test_streams_of_random_numbers_that_are_arguments_go_on",
+        ),
+    ),
+    Fault(
+        "fuse: an object keeps what a trace has changed in it",
+        "jaxgnn/_methods.py",
+        "                vars(leaf).update(before)\n",
+        "                pass\n",
+        _tests("fusion/test_methods", "test_a_call_that_changes_an_object_runs_as_it_is_and_once"),
+    ),
+    Fault(
+        "fuse: a method does not get its object",
+        "jaxgnn/_methods.py",
+        "self._binds = _binds(function)",
+        "self._binds = False",
+        _tests("fusion/test_methods", "test_a_method_gets_its_own_object"),
+    ),
+    Fault(
+        "fuse: static methods and modules get an object",
+        "jaxgnn/_methods.py",
+        "self._binds = _binds(function)",
+        "self._binds = True",
+        _tests(
+            "fusion/test_methods",
+            "test_callables_that_do_not_bind_do_not_bind_when_they_are_wrapped",
+        ),
+    ),
+    Fault(
+        "fuse: an error of a rule ends the function",
+        "jaxgnn/fusion/_fuse.py",
+        "except BaseException as error:",
+        "except ArithmeticError as error:",
+        _tests(
+            "fusion/test_failing_rules", "test_a_rule_that_raises_leaves_the_function_as_it_was"
+        ),
+    ),
+    Fault(
+        "fuse: some errors of a rule give no warning",
+        "jaxgnn/fusion/_rewrite.py",
+        "except NotImplementedError as error:",
+        "except (NotImplementedError, ValueError) as error:",
+        _tests(
+            "fusion/test_failing_rules", "test_a_rule_that_raises_leaves_the_function_as_it_was"
+        ),
+    ),
 )
 
 FAULTS: tuple[Fault, ...] = (

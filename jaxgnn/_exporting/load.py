@@ -20,15 +20,17 @@ from jaxgnn._exporting.checks import check_description, check_program
 from jaxgnn._exporting.file import Description, unpacked, versions_of
 from jaxgnn._exporting.program import read_program
 from jaxgnn._exporting.trees import leaves_of, rebuilt
+from jaxgnn._methods import Binding
 from jaxgnn.graph._arrays import in_native_order, require_kept_integers
 from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
 
 
-class ExportedFunction:
+class ExportedFunction(Binding):
     """A function from a file of ``jaxgnn.export``, as returned by ``load_exported``.
 
     It is called like the exported function, eagerly or inside ``jax.jit``, and is compiled once for
-    each combination of sizes. It has no gradient; export the gradient function to use one.
+    each combination of sizes. It has no gradient; export the gradient function to use one. As an
+    attribute of a class it is a method, as a function is, unless ``staticmethod`` wraps it.
 
     Attributes:
       platforms: supported platforms, ``"cpu"`` and ``"cuda"``.

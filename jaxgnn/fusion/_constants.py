@@ -18,7 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxgnn._errors import bad_input
-from jaxgnn.fusion._methods import Method, have_changed
+from jaxgnn._methods import Method, State, captured_by
 from jaxgnn.fusion._program import Program, constants_of
 
 # Least bytes of an array that becomes an argument. Smaller arrays cost a compiler nothing, and an
@@ -82,12 +82,18 @@ class Jitted(Method):
         static_argnums: Sequence[int] = (),
         donate_argnums: Sequence[int] = (),
     ):
-        super().__init__()
+        super().__init__(getattr(function, "__wrapped__", function))
         self._function = function
         self.inner = jax.jit(function, static_argnums=tuple(static_argnums))
         self._static = frozenset(static_argnums)
         self._donated = frozenset(donate_argnums)
         self._made: dict[int, tuple[Any, Callable[..., Any]]] = {}
+        functools.update_wrapper(self, function, updated=())
+
+    def __repr__(self) -> str:
+        """Shows the function, and the way to export it: JAX prints this where it can not."""
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        return f"<{name} after jaxgnn.fuse.jit; jaxgnn.export exports it>"
 
     def of_function(self, function: Callable[..., Any]) -> Jitted:
         """Compiles another function, of the arguments after the first, with the same options."""
@@ -218,7 +224,7 @@ def jit(fn: Callable[..., Any], *, donate_argnums: int | Sequence[int] = ()) -> 
             expected = "positions of arguments, 0 or more"
             raise bad_input("fuse.jit", "donate_argnums", expected, repr(position))
     try:
-        jax.jit(fn, donate_argnums=positions)
+        jax.jit(fn.__func__ if isinstance(fn, staticmethod) else fn, donate_argnums=positions)
     except ValueError:
         expected = "positions of arguments that the function has"
         raise bad_input("fuse.jit", "donate_argnums", expected, repr(donate_argnums)) from None
@@ -232,9 +238,10 @@ def _unchanging(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def checked(*args: Any) -> Any:
-        before = jax.tree.flatten(args)
+        given = args, captured_by(fn)
+        before = State(given)
         made = fn(*args)
-        if have_changed(before, args):
+        if before.changes(given):
             expected = (
                 "a function that does not change its arguments; pass the state of a module in and "
                 "return it (nnx.split, nnx.merge, nnx.state)"

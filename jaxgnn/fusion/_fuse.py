@@ -15,10 +15,10 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn._methods import Method, State, captured_by, is_pytree, unbound
 from jaxgnn.fusion._constants import Jitted, has_large_constants, jit, opened
 from jaxgnn.fusion._cost import measured_speeds
 from jaxgnn.fusion._graphs import digest_of_argument
-from jaxgnn.fusion._methods import Method, have_changed, is_pytree, unbound
 from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
 from jaxgnn.fusion._program import Program
 from jaxgnn.fusion._report import Explanation, Measured
@@ -92,7 +92,7 @@ class Fused(Method):
     """
 
     def __init__(self, fn: Callable[..., Any], options: Options):
-        super().__init__()
+        super().__init__(fn)
         self.options = options
         self._fn = fn
         self._is_module = is_pytree(fn)
@@ -155,6 +155,10 @@ class Fused(Method):
             measured=_times(closed, program.closed(), arrays) if measure else None,
             _programs=(before, program),
         )
+
+    def __repr__(self) -> str:
+        """Shows the function, and the way to export it: JAX prints this where it can not."""
+        return f"<{self._name} after jaxgnn.fuse; jaxgnn.export exports it>"
 
     @property
     def _name(self) -> str:
@@ -220,6 +224,9 @@ class Fused(Method):
                 found = index_inputs(Program.of(self._traced(call, arrays)[0]))
             except _LeftAsItIs:
                 found = set()  # the call reports the reason
+            except Exception as error:
+                found = set()
+                self._warn(f"has no ids that are known: {type(error).__name__}: {error}")
             self._index_inputs[key] = found
         return self._index_inputs[key]
 
@@ -260,9 +267,10 @@ class Fused(Method):
             random numbers: the caller's objects would not see the change.
         """
         module, *rest = args
-        before = jax.tree.flatten((args, kwargs))
+        given = args, kwargs, captured_by(self._fn)
+        before = State(given)
         made = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
-        if have_changed(before, (args, kwargs)):
+        if before.changes(given):
             what = "its own state" if self._is_module else "an argument"
             raise _LeftAsItIs(f"it changes {what}")
         return made
@@ -273,11 +281,12 @@ class Fused(Method):
         rules = Rules(RULES, self.options.policy)
         try:
             return transformed(closed, rules, known, self.options.search)
-        except Exception as error:  # a fault of ours must not end the user's function
-            name = type(error).__name__
-            reason = (
-                f"{error}" if isinstance(error, RuleError) else f"rewriting failed: {name}: {error}"
-            )
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # A fault of ours must not end the user's function; a panic of egglog is no Exception.
+        except BaseException as error:
+            reason = f"rewriting failed: {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, RuleError) else reason
             return Program.of(closed), Findings(untouched=[reason])
 
     def _run(self, call: _Call, *arrays: Any) -> Any:

@@ -230,7 +230,7 @@ class _Rewriting:
             return False
         try:
             made = _applied(self.view, proposal)
-        except (ValueError, NotImplementedError) as error:
+        except NotImplementedError as error:  # the implementation that the user named
             self.refusals[place] = f"the op refuses: {error}"
             return False
         except Exception as error:

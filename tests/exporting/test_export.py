@@ -170,6 +170,17 @@ def test_every_pytree_of_the_library_passes_in_and_out():
     np.testing.assert_array_equal(made[3].graph_ids, batch.graph_ids)
 
 
+def test_a_loaded_function_is_a_method_as_functions_are():
+    loaded = jaxgnn.load_exported(jaxgnn.export(ops.spmm, GRAPH, X))
+
+    class Table(CSRGraph):
+        aggregate, alone = loaded, staticmethod(loaded)
+
+    table, expected = Table(GRAPH.indptr, GRAPH.indices, GRAPH.weights), ops.spmm(GRAPH, X)
+    for made in (table.aggregate(X), Table.aggregate(GRAPH, X), table.alone(GRAPH, X)):
+        np.testing.assert_allclose(made, expected, rtol=1e-6)
+
+
 def test_a_gradient_is_exported_as_a_function():
     slope = jax.grad(lambda x, graph: jnp.sum(ops.spmm(graph, ops.maxk(x, 3).todense()) ** 2))
     loaded = jaxgnn.load_exported(jaxgnn.export(slope, X, GRAPH))

@@ -1,11 +1,13 @@
 """Methods keep their object, and what a call changes in its arguments is not lost."""
 
+import dataclasses
 import functools
 import gc
 import warnings
 import weakref
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -101,6 +103,108 @@ def test_the_method_of_an_object_is_freed_with_it():
     gc.collect()
     assert reference() is None
     assert not any(vars(Plain)[name]._of_objects for name in ("fused", "jitted"))
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Instances have no hash, and there are no weak references to them."""
+
+    scale: float
+
+    @jaxgnn.fuse
+    def fused(self, x):
+        """Sums and scales."""
+        return self.scale * _sum(x)
+
+    @jaxgnn.fuse.jit
+    def jitted(self, x):
+        """Sums and scales."""
+        return self.scale * _sum(x)
+
+
+@pytest.mark.parametrize("name", ["fused", "jitted"])
+def test_instances_need_neither_a_hash_nor_weak_references(name):
+    slotted = Slotted(2.0)
+    method = getattr(slotted, name)
+    np.testing.assert_allclose(method(X), 2 * _sum(X), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(method)(X), 2 * _sum(X), rtol=1e-6)
+    assert method == getattr(slotted, name) != getattr(Slotted(2.0), name)
+    assert (method.__name__, method.__doc__) == (name, "Sums and scales.")
+    methods = [getattr(Slotted(float(i)), name) for i in range(40)]
+    np.testing.assert_allclose(methods[0](X), 0 * _sum(X))
+    assert len(vars(type(slotted))[name]._of_objects) <= 17
+
+
+def test_names_of_known_ids_are_those_of_the_method():
+    class Table:
+        @functools.partial(jaxgnn.fuse, static_graph=("s", "r"), only_if_faster=False)
+        def sums(self, x, s, r):
+            return jax.ops.segment_sum(x[s], r, NODES)
+
+    found = jaxgnn.fuse.explain(Table().sums, X, SENDERS, RECEIVERS).findings
+    assert [one.rule for one in found.applied] == ["neighbour_sum"]
+
+
+@pytest.mark.parametrize("wrap", [jaxgnn.fuse, jaxgnn.fuse.jit], ids=["fused", "jitted"])
+def test_callables_that_do_not_bind_do_not_bind_when_they_are_wrapped(wrap):
+    linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    class Holder:
+        static = wrap(staticmethod(_sum))
+        module = wrap(linear)
+        partial = wrap(functools.partial(_sum))
+        bound = wrap(Plain(2.0).half)
+
+    for holder in (Holder, Holder()):
+        np.testing.assert_allclose(holder.static(X), _sum(X), rtol=1e-6)
+        np.testing.assert_allclose(holder.partial(X), _sum(X), rtol=1e-6)
+        np.testing.assert_allclose(holder.module(X), linear(X), rtol=1e-5)
+        np.testing.assert_allclose(holder.bound(X), _sum(X) / 2, rtol=1e-6)
+
+
+class Counter:
+    """An object, no pytree, of which a call changes attributes."""
+
+    def __init__(self):
+        self.count = 0
+
+    @functools.cached_property
+    def weights(self):
+        return np.full(3, 0.5, np.float32)
+
+    def __call__(self, x):
+        self.count, self.last = self.count + 1, x
+        return self.count * _sum(x)
+
+    def remembers(self, x):
+        return self.weights * _sum(x)
+
+    fused, remembers_fused = jaxgnn.fuse(__call__), jaxgnn.fuse(remembers)
+    jitted = jaxgnn.fuse.jit(__call__)
+
+
+@pytest.mark.parametrize("way", ["method", "argument"])
+def test_a_call_that_changes_an_object_runs_as_it_is_and_once(way):
+    counter = Counter()
+    call = counter.fused if way == "method" else jaxgnn.fuse(lambda x, c: c(x))
+    rest = () if way == "method" else (counter,)
+    for count in (1, 2):
+        with pytest.warns(UserWarning, match="it changes an argument"):
+            np.testing.assert_allclose(call(X, *rest), count * _sum(X), rtol=1e-5)
+        assert (counter.count, counter.last is X) == (count, True)
+    with pytest.raises(ValueError, match="fn must be a function that does not change its"):
+        counter.jitted(X)
+    assert counter.count == 2
+
+
+def test_what_a_property_remembers_is_no_change():
+    np.testing.assert_allclose(Counter().remembers_fused(X), 0.5 * _sum(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("made", [jaxgnn.fuse(_sum), jaxgnn.fuse.jit(_sum)], ids=["fuse", "jit"])
+def test_jax_export_of_a_fused_function_names_jaxgnn_export(made):
+    with pytest.raises(ValueError, match=r"_sum after jaxgnn.fuse.*jaxgnn\.export exports it"):
+        jax.export.export(made)(X)
 
 
 def _normalised(norm, x):
