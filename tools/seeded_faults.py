@@ -1838,8 +1838,13 @@ sys.path.insert(0, os.getcwd())
 for package in ("jaxgnn", "pallas_kernels"):
     origin = importlib.util.find_spec(package).origin
     if not os.path.realpath(origin).startswith(os.path.realpath(os.getcwd()) + os.sep):
-        sys.exit("seeded_faults: " + package + " comes from " + origin + ", not from the copy")
-import pytest
+        print("seeded_faults: " + package + " comes from " + origin + ", not from the copy")
+        sys.exit(70)  # 1 would be that a test has failed
+try:
+    import pytest
+except ImportError as error:
+    print("seeded_faults: " + str(error))
+    sys.exit(70)
 sys.exit(int(pytest.main(sys.argv[1:])))
 """
 
