@@ -185,7 +185,7 @@ def _bound(function: Callable[..., Any], reference: Callable[[], Any]) -> Callab
         return function(reference(), *args, **kwargs)
 
     functools.update_wrapper(method, function, updated=())
-    del method.__wrapped__  # whose signature has the first argument
+    vars(method).pop("__wrapped__")  # whose signature has the first argument
     try:
         _, *parameters = (signature := inspect.signature(function)).parameters.values()
         method.__signature__ = signature.replace(parameters=parameters)  # pyrefly: ignore
