@@ -51,7 +51,14 @@ struct Places {
   bool HasExponentials() const { return softmax >= 0 || logsumexp >= 0; }
 };
 
-enum class Ties { kIgnored, kCounted, kFirst };
+// Of an extreme: nothing more, how many edges have it, the slot of the first that has it, or its
+// holder: the sender of the only edge that has it, or ~count if so many others have it.
+enum class Ties { kIgnored, kCounted, kFirst, kHolder };
+
+JAXGNN_INLINE inline int32_t CountOf(int32_t holder) { return holder < 0 ? ~holder : 1; }
+
+// The holder when one edge more has the extreme.
+JAXGNN_INLINE inline int32_t WithOneMore(int32_t holder) { return holder < 0 ? holder - 1 : ~2; }
 
 // Where the parts of a row's state lie, each `dim` floats; -1 for those that there are not. The
 // first part has the number of edges in its first entry.
@@ -135,19 +142,21 @@ JAXGNN_INLINE inline void CountExtreme(const T* const* x, int64_t dim, float* __
   }
 }
 
-// The slots are int32 in the place of floats.
-template <bool kMin, int kRows, typename T>
-JAXGNN_INLINE inline void FindExtreme(const T* const* x, int32_t slot, int64_t dim,
-                                      float* __restrict best, float* __restrict slots) {
+// Finds the name of the first edge that has the extreme, or with `kCounts` its holder. These are
+// int32 in the place of floats.
+template <bool kMin, bool kCounts, int kRows, typename T>
+JAXGNN_INLINE inline void FindExtreme(const T* const* x, const int32_t* names, int64_t dim,
+                                      float* __restrict best, float* __restrict holders) {
   for (int64_t i = 0; i < dim; ++i) {
     float found = best[i];
-    int32_t at = BitCast<int32_t>(slots[i]);
+    int32_t at = BitCast<int32_t>(holders[i]);
     for (int r = 0; r < kRows; ++r) {
       const float value = ToFloat(x[r][i]);
-      at = IfBeats<kMin>(value, found, slot + r, at);
+      if constexpr (kCounts) at = value == found ? WithOneMore(at) : at;
+      at = IfBeats<kMin>(value, found, names[r], at);
       found = Better<kMin>(value, found);
     }
-    best[i] = found, slots[i] = BitCast<float>(at);
+    best[i] = found, holders[i] = BitCast<float>(at);
   }
 }
 
@@ -203,11 +212,11 @@ struct ForwardKernel {
         const int64_t ahead = std::min<int64_t>(edge + r + kPrefetchEdges, piece.end - 1);
         PrefetchBytes(row_of(ahead), dim * sizeof(T));
       }
-      Add<4>(rows, edge, state);
+      Add<4>(rows, indices, edge, state);
     }
     for (; edge < piece.end; ++edge) {
       const T* row = row_of(edge);
-      Add<1>(&row, edge, state);
+      Add<1>(&row, indices, edge, state);
     }
   }
 
@@ -226,24 +235,33 @@ struct ForwardKernel {
       fill(part, 0.0f);
     }
     fill(layout.peak, -kInfinity);
-    for (int64_t part : {layout.shift, layout.highest, layout.lowest}) copy(part);
-    const bool is_first = ties == Ties::kFirst;
-    const float nobody = is_first ? BitCast<float>(static_cast<int32_t>(piece.begin)) : 0.0f;
+    copy(layout.shift);
+    if (ties == Ties::kHolder) {  // the first edge becomes the holder when it is added
+      fill(layout.highest, -kInfinity), fill(layout.lowest, kInfinity);
+    } else {
+      copy(layout.highest), copy(layout.lowest);
+    }
+    float nobody = 0.0f;
+    if (ties == Ties::kFirst) nobody = BitCast<float>(static_cast<int32_t>(piece.begin));
+    if (ties == Ties::kHolder) nobody = BitCast<float>(~0);
     fill(layout.highest_ties, nobody), fill(layout.lowest_ties, nobody);
   }
 
   template <int kRows>
-  JAXGNN_INLINE inline void Add(const T* const* rows, int64_t edge, float* state) const {
+  JAXGNN_INLINE inline void Add(const T* const* rows, const int32_t* indices, int64_t edge,
+                                float* state) const {
     const auto part = [&](int64_t at) JAXGNN_INLINE { return state + at; };
     if (layout.sum >= 0) AddSum<kRows>(rows, dim, part(layout.sum));
     if (layout.shift >= 0) {
       AddMoments<kRows>(rows, dim, part(layout.shift), part(layout.first), part(layout.second));
     }
     if (layout.highest >= 0) {
-      AddOneExtreme<false, kRows>(rows, edge, part(layout.highest), part(layout.highest_ties));
+      AddOneExtreme<false, kRows>(rows, indices, edge, part(layout.highest),
+                                  part(layout.highest_ties));
     }
     if (layout.lowest >= 0) {
-      AddOneExtreme<true, kRows>(rows, edge, part(layout.lowest), part(layout.lowest_ties));
+      AddOneExtreme<true, kRows>(rows, indices, edge, part(layout.lowest),
+                                 part(layout.lowest_ties));
     }
     if (layout.weighted >= 0) {
       AddExponentials<kRows, true>(rows, dim, part(layout.peak), part(layout.total),
@@ -254,14 +272,18 @@ struct ForwardKernel {
   }
 
   template <bool kMin, int kRows>
-  JAXGNN_INLINE inline void AddOneExtreme(const T* const* rows, int64_t edge, float* best,
-                                          float* tied) const {
+  JAXGNN_INLINE inline void AddOneExtreme(const T* const* rows, const int32_t* indices,
+                                          int64_t edge, float* best, float* tied) const {
     if (ties == Ties::kIgnored) {
       AddExtreme<kMin, kRows>(rows, dim, best);
     } else if (ties == Ties::kCounted) {
       CountExtreme<kMin, kRows>(rows, dim, best, tied);
+    } else if (ties == Ties::kHolder) {
+      FindExtreme<kMin, true, kRows>(rows, indices + edge, dim, best, tied);
     } else {
-      FindExtreme<kMin, kRows>(rows, static_cast<int32_t>(edge), dim, best, tied);
+      int32_t slots[kRows];
+      for (int r = 0; r < kRows; ++r) slots[r] = static_cast<int32_t>(edge) + r;
+      FindExtreme<kMin, false, kRows>(rows, slots, dim, best, tied);
     }
   }
 
@@ -299,13 +321,18 @@ struct ForwardKernel {
     const float value = more[best + i], found = state[best + i];
     state[best + i] = Better<kMin>(value, found);
     if (ties == Ties::kCounted && value == found) state[tied + i] += more[tied + i];
+    if (ties == Ties::kHolder && value == found) {
+      const int32_t both = CountOf(BitCast<int32_t>(state[tied + i])) +
+                           CountOf(BitCast<int32_t>(more[tied + i]));
+      state[tied + i] = BitCast<float>(~both);
+    }
     if (ties != Ties::kIgnored && IfBeats<kMin>(value, found, true, false)) {
       state[tied + i] = more[tied + i];
     }
   }
 
   JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* state) const {
-    const float edges = state[0];
+    const float edges = state[0], nobody = BitCast<float>(~0);
     T* out = batch.Item<T>(*y, member) + row * places.count * dim;
     const auto kept = [&](const Result& array) JAXGNN_INLINE {
       float* item = batch.Item<float>(*array, member);
@@ -316,7 +343,8 @@ struct ForwardKernel {
     if (edges == 0.0f) {
       for (int64_t i = 0; i < places.count * dim; ++i) out[i] = FromFloat<T>(0.0f);
       for (float* array : arrays) {
-        for (int64_t i = 0; array && i < dim; ++i) array[i] = 0.0f;
+        const bool is_holder = ties == Ties::kHolder && (array == arrays[2] || array == arrays[3]);
+        for (int64_t i = 0; array && i < dim; ++i) array[i] = is_holder ? nobody : 0.0f;
       }
       return;
     }
@@ -352,8 +380,15 @@ struct ForwardKernel {
     }
     if (layout.highest >= 0) write(places.max, nullptr, part(layout.highest));
     if (layout.lowest >= 0) write(places.min, nullptr, part(layout.lowest));
-    if (arrays[2]) write(-1, arrays[2], part(layout.highest_ties));
-    if (arrays[3]) write(-1, arrays[3], part(layout.lowest_ties));
+    const auto held = [&](int64_t best, int64_t ties_at) JAXGNN_INLINE {
+      const bool is_holder = ties == Ties::kHolder;  // nobody has a NaN
+      return [=](int64_t i) JAXGNN_INLINE {
+        const bool is_nan = state[best + i] != state[best + i];
+        return is_holder && is_nan ? nobody : state[ties_at + i];
+      };
+    };
+    if (arrays[2]) write(-1, arrays[2], held(layout.highest, layout.highest_ties));
+    if (arrays[3]) write(-1, arrays[3], held(layout.lowest, layout.lowest_ties));
     if (layout.peak >= 0) {
       const float *peak = state + layout.peak, *total = state + layout.total,
                   *weighted = state + layout.weighted;
@@ -368,15 +403,18 @@ struct ForwardKernel {
 ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets, Buffer indices,
                      Buffer x, Result y, Result mean, Result variance, Result highest,
                      Result lowest, Result log_total, Result soft, std::string_view reductions,
-                     int64_t first) {
+                     std::string_view ties_kept) {
   const Batch batch(y->dimensions(), 2);
   const int64_t num_rows = y->dimensions()[batch.rank()], dim = x.dimensions().back();
   Places places;
   if (!Places::Read(reductions, &places)) {
     return ffi::Error::InvalidArgument("jaxgnn_aggregate: unknown reduction");
   }
-  const bool keeps = highest->element_count() > 0 || lowest->element_count() > 0;
-  const Ties ties = !keeps ? Ties::kIgnored : (first ? Ties::kFirst : Ties::kCounted);
+  Ties ties = Ties::kIgnored;
+  if (highest->element_count() > 0 || lowest->element_count() > 0) {
+    ties = ties_kept == "slot" ? Ties::kFirst
+                               : (ties_kept == "holder" ? Ties::kHolder : Ties::kCounted);
+  }
   const Layout layout(places, ties, dim);
   return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
     using Offset = typename decltype(offset)::type;
@@ -395,8 +433,8 @@ ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets
 
 // The terms of a gradient; see pallas_kernels/aggregate/arguments.py. Null where there is none.
 struct TermBuffers {
-  const Buffer &constant, &linear, &top, &top_gradient, &bottom, &bottom_gradient, &log_total,
-      &exp_constant, &exp_linear;
+  const Buffer *constant, *linear, *top, *top_gradient, *bottom, *bottom_gradient, *log_total,
+      *exp_constant, *exp_linear;
 };
 
 template <typename T>
@@ -407,23 +445,30 @@ struct Terms {
   bool by_slot;
 
   Terms(const Batch& batch, const TermBuffers& from, int64_t member)
-      : constant(batch.Item<const float>(from.constant, member)),
-        linear(batch.Item<const float>(from.linear, member)),
-        top(batch.Item<const T>(from.top, member)),
-        bottom(batch.Item<const T>(from.bottom, member)),
-        top_gradient(batch.Item<const float>(from.top_gradient, member)),
-        bottom_gradient(batch.Item<const float>(from.bottom_gradient, member)),
-        log_total(batch.Item<const float>(from.log_total, member)),
-        exp_constant(batch.Item<const float>(from.exp_constant, member)),
-        exp_linear(batch.Item<const float>(from.exp_linear, member)),
-        by_slot(IsSlots(from.top) || IsSlots(from.bottom)) {
-    // `Item` counts in entries of T.
-    if (IsSlots(from.top)) top = batch.Item<const int32_t>(from.top, member);
-    if (IsSlots(from.bottom)) bottom = batch.Item<const int32_t>(from.bottom, member);
+      : constant(Item<float>(batch, from.constant, member)),
+        linear(Item<float>(batch, from.linear, member)),
+        top(Extreme(batch, from.top, member)),
+        bottom(Extreme(batch, from.bottom, member)),
+        top_gradient(Item<float>(batch, from.top_gradient, member)),
+        bottom_gradient(Item<float>(batch, from.bottom_gradient, member)),
+        log_total(Item<float>(batch, from.log_total, member)),
+        exp_constant(Item<float>(batch, from.exp_constant, member)),
+        exp_linear(Item<float>(batch, from.exp_linear, member)),
+        by_slot(IsSlots(from.top) || IsSlots(from.bottom)) {}
+
+  template <typename Number>
+  static const Number* Item(const Batch& batch, const Buffer* buffer, int64_t member) {
+    return buffer ? batch.Item<const Number>(*buffer, member) : nullptr;
   }
 
-  static bool IsSlots(const Buffer& buffer) {
-    return buffer.element_count() > 0 && buffer.element_type() == ffi::S32;
+  // `Item` counts in entries of its type.
+  static const void* Extreme(const Batch& batch, const Buffer* buffer, int64_t member) {
+    if (IsSlots(buffer)) return Item<int32_t>(batch, buffer, member);
+    return Item<T>(batch, buffer, member);
+  }
+
+  static bool IsSlots(const Buffer* buffer) {
+    return buffer && buffer->element_count() > 0 && buffer->element_type() == ffi::S32;
   }
 
   // Adds the gradient of edges to one number, whose other ends are `kRows` rows.
@@ -508,55 +553,180 @@ template <typename T, typename Offset>
 struct ColumnsKernel : RowSums {
   const Batch& batch;
   const GraphArgs<Offset>& graph;
-  const Buffer &slots, &x;
+  const Buffer& x;
   const TermBuffers& terms;
   Result dx;
 
   JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* sums) const {
     const int64_t dim = width;
     const int32_t* receivers = graph.Indices(piece.member);
-    const Offset* numbers = batch.Item<const Offset>(slots, piece.member);
     const T* own = batch.Item<const T>(x, piece.member) + piece.row * dim;
     const Terms<T> found(batch, terms, piece.member);
     int64_t edge = piece.begin;
     for (; edge + 4 <= piece.end; edge += 4) {
-      int64_t rows[4], slot[4];
+      int64_t rows[4];
       for (int r = 0; r < 4; ++r) {
         rows[r] = receivers[edge + r];
-        slot[r] = numbers ? numbers[edge + r] : 0;
         found.Prefetch(receivers[std::min<int64_t>(edge + r + kPrefetchEdges, piece.end - 1)], dim);
       }
-      found.template Add<4>(rows, slot, own, dim, sums);
+      found.template Add<4>(rows, nullptr, own, dim, sums);
     }
     for (; edge < piece.end; ++edge) {
-      const int64_t row = receivers[edge], slot = numbers ? numbers[edge] : 0;
-      found.template Add<1>(&row, &slot, own, dim, sums);
+      const int64_t row = receivers[edge];
+      found.template Add<1>(&row, nullptr, own, dim, sums);
     }
   }
 
   JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* sums) const {
-    T* out = batch.Item<T>(*dx, member) + row * width;
-    for (int64_t i = 0; i < width; ++i) out[i] = FromFloat<T>(sums[i]);
+    float* out = batch.Item<float>(*dx, member) + row * width;
+    for (int64_t i = 0; i < width; ++i) out[i] = sums[i];
   }
 };
 
+// The rows that have edges, and their edges: `body(row, begin, end)` for each.
+template <typename Offset, typename Body>
+JAXGNN_INLINE inline void ForRows(const Units<Offset>& units, const Body& body) {
+  for (int64_t unit = 0; unit < units.count && units.rows[unit] < units.num_rows;) {
+    const int64_t row = units.rows[unit], begin = units.offsets[unit];
+    do ++unit;
+    while (units.Continues(unit));
+    if (begin < units.offsets[unit]) body(row, begin, units.offsets[unit]);
+  }
+}
+
+// An extreme with its gradient. Without `best` an extreme that no edge has alone has no gradient.
+struct ExtremeBuffers {
+  const Buffer &best, &gradient, &holder;
+
+  bool IsThere() const { return holder.element_count() > 0; }
+};
+
+// Columns of a task: some cache lines of floats.
+constexpr int64_t kColumnsPerTask = 64;
+// Looking for an extreme in an edge's number by itself takes as long as in so many together.
+constexpr int64_t kTogether = 8;
+
+// Adds the gradients of extremes to the numbers of the senders that have them. A task does all rows
+// of its columns, one after the other, so nothing is atomic and the order is fixed.
+template <typename T, typename Offset>
+struct ExtremesKernel {
+  const Batch& batch;
+  const GraphArgs<Offset>& graph;
+  const Buffer& x;
+  int64_t dim;
+  Result dx;
+
+  // Whether so many edges share an extreme that all edges are better compared with it.
+  bool AreMostShared(ffi::ThreadPool pool, const ExtremeBuffers& extreme, int64_t edges) const {
+    if (!extreme.IsThere() || extreme.best.element_count() == 0) return false;
+    std::vector<int64_t> shared(batch.size(), 0);
+    ParallelFor(pool, batch.size(), [&](int64_t member) {
+      const int32_t* holders = batch.Item<const int32_t>(extreme.holder, member);
+      int64_t found = 0;
+      ForRows(graph.UnitsOf(member), [&](int64_t row, int64_t begin, int64_t end) {
+        int64_t columns = 0;
+        for (int64_t i = 0; i < dim; ++i) columns += holders[row * dim + i] < ~0;
+        found += columns * (end - begin);
+      });
+      shared[member] = found;
+    });
+    int64_t all = 0;
+    for (int64_t found : shared) all += found;
+    return all * kTogether > batch.size() * edges * dim;
+  }
+
+  void Add(ffi::ThreadPool pool, const ExtremeBuffers& extreme) const {
+    if (!extreme.IsThere()) return;
+    const int64_t tasks_each = (dim + kColumnsPerTask - 1) / kColumnsPerTask;
+    ParallelFor(pool, batch.size() * tasks_each, [&](int64_t task) {
+      const int64_t member = task / tasks_each, first = task % tasks_each * kColumnsPerTask;
+      const Columns columns{graph.Indices(member),
+                            batch.Item<const T>(x, member),
+                            batch.Item<const T>(extreme.best, member),
+                            batch.Item<const float>(extreme.gradient, member),
+                            batch.Item<const int32_t>(extreme.holder, member),
+                            batch.Item<float>(*dx, member),
+                            dim,
+                            first,
+                            std::min(first + kColumnsPerTask, dim)};
+      WithWidestIsa([&]() JAXGNN_INLINE {
+        ForRows(graph.UnitsOf(member), [&](int64_t row, int64_t begin, int64_t end) JAXGNN_INLINE {
+          columns.Prefetch(std::min(row + 1, graph.num_rows() - 1));
+          columns.AddRow(row, begin, end);
+        });
+      });
+    });
+  }
+
+  // Columns [first, last) of one member.
+  struct Columns {
+    const int32_t* indices;
+    const T *x, *best;
+    const float* gradient;
+    const int32_t* holder;
+    float* dx;
+    int64_t dim, first, last;
+
+    JAXGNN_INLINE inline void Prefetch(int64_t row) const {
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t sender = holder[row * dim + i];
+        __builtin_prefetch(dx + std::max<int64_t>(sender, 0) * dim + i, 1);
+      }
+    }
+
+    JAXGNN_INLINE inline void AddRow(int64_t row, int64_t begin, int64_t end) const {
+      const int64_t at = row * dim;
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t sender = holder[at + i];
+        if (sender >= 0) {
+          dx[sender * dim + i] += gradient[at + i];
+        } else if (sender < ~0 && best) {
+          Share(begin, end, i, ToFloat(best[at + i]), gradient[at + i]);
+        }
+      }
+    }
+
+    JAXGNN_INLINE inline void Share(int64_t begin, int64_t end, int64_t i, float extreme,
+                                    float slope) const {
+      for (int64_t edge = begin; edge < end; ++edge) {
+        const int64_t at = indices[edge] * dim + i;
+        if (ToFloat(x[at]) == extreme) dx[at] += slope;
+      }
+    }
+  };
+};
+
 ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                                Buffer indices, Buffer slots, Buffer x, Buffer constant,
-                                Buffer linear, Buffer top, Buffer top_gradient, Buffer bottom,
-                                Buffer bottom_gradient, Buffer log_total, Buffer exp_constant,
-                                Buffer exp_linear, Result dx) {
+                                Buffer indices, Buffer transposed_rows, Buffer transposed_offsets,
+                                Buffer transposed_indices, Buffer x, Buffer constant, Buffer linear,
+                                Buffer top, Buffer top_gradient, Buffer top_holder, Buffer bottom,
+                                Buffer bottom_gradient, Buffer bottom_holder, Buffer log_total,
+                                Buffer exp_constant, Buffer exp_linear, int64_t num_rows,
+                                Result dx) {
   const Batch batch(dx->dimensions(), 2);
-  const int64_t num_rows = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
-  const TermBuffers terms{constant,        linear,    top,          top_gradient, bottom,
-                          bottom_gradient, log_total, exp_constant, exp_linear};
+  const int64_t num_cols = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
+  const ExtremeBuffers highest{top, top_gradient, top_holder};
+  const ExtremeBuffers lowest{bottom, bottom_gradient, bottom_holder};
   return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
     using Offset = typename decltype(offset)::type;
     const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+    const GraphArgs<Offset> transposed(batch, num_cols, transposed_rows, transposed_offsets,
+                                       transposed_indices);
     return SwitchAnyFloat(x.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      const ColumnsKernel<T, Offset> kernel{{dim}, batch, graph, slots, x, terms, dx};
+      const ExtremesKernel<T, Offset> extremes{batch, graph, x, dim, dx};
+      const int64_t edges = graph.num_edges();
+      const bool compare_top = extremes.AreMostShared(pool, highest, edges);
+      const bool compare_bottom = extremes.AreMostShared(pool, lowest, edges);
+      TermBuffers terms{&constant, &linear,    nullptr,       nullptr,    nullptr,
+                        nullptr,   &log_total, &exp_constant, &exp_linear};
+      if (compare_top) terms.top = &top, terms.top_gradient = &top_gradient;
+      if (compare_bottom) terms.bottom = &bottom, terms.bottom_gradient = &bottom_gradient;
+      const ColumnsKernel<T, Offset> sums{{dim}, batch, transposed, x, terms, dx};
       AccumulateRows<Offset>(
-          pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+          pool, batch.size(), [&](int64_t member) { return transposed.UnitsOf(member); }, sums);
+      if (!compare_top) extremes.Add(pool, highest);
+      if (!compare_bottom) extremes.Add(pool, lowest);
       return ffi::Error::Success();
     });
   });
@@ -568,8 +738,8 @@ ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer uni
                               Buffer exp_constant, Buffer exp_linear, Result dx) {
   const Batch batch(dx->dimensions(), 2);
   const int64_t num_edges = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
-  const TermBuffers buffers{constant,        linear,    top,          top_gradient, bottom,
-                            bottom_gradient, log_total, exp_constant, exp_linear};
+  const TermBuffers buffers{&constant,        &linear,    &top,          &top_gradient, &bottom,
+                            &bottom_gradient, &log_total, &exp_constant, &exp_linear};
   return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
     using Offset = typename decltype(offset)::type;
     return SwitchAnyFloat(x.element_type(), [&](auto type) {
@@ -645,25 +815,30 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate, jaxgnn::Aggregate,
                                   .Ret<xla::ffi::AnyBuffer>()  // log total
                                   .Ret<xla::ffi::AnyBuffer>()  // soft
                                   .Attr<std::string_view>("reductions")
-                                  .Attr<int64_t>("first"));
+                                  .Attr<std::string_view>("ties"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_columns, jaxgnn::AggregateGradColumns,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit rows
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit offsets
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices
                                   .Arg<xla::ffi::AnyBuffer>()  // transposed unit rows
                                   .Arg<xla::ffi::AnyBuffer>()  // transposed unit offsets
                                   .Arg<xla::ffi::AnyBuffer>()  // transposed indices
-                                  .Arg<xla::ffi::AnyBuffer>()  // slots, or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Arg<xla::ffi::AnyBuffer>()  // constant, or empty, as all below
                                   .Arg<xla::ffi::AnyBuffer>()  // linear
-                                  .Arg<xla::ffi::AnyBuffer>()  // top
+                                  .Arg<xla::ffi::AnyBuffer>()  // top, empty also for slots
                                   .Arg<xla::ffi::AnyBuffer>()  // its gradient
-                                  .Arg<xla::ffi::AnyBuffer>()  // bottom
+                                  .Arg<xla::ffi::AnyBuffer>()  // its holder
+                                  .Arg<xla::ffi::AnyBuffer>()  // bottom, empty also for slots
                                   .Arg<xla::ffi::AnyBuffer>()  // its gradient
+                                  .Arg<xla::ffi::AnyBuffer>()  // its holder
                                   .Arg<xla::ffi::AnyBuffer>()  // log total
                                   .Arg<xla::ffi::AnyBuffer>()  // factor of exponentials
                                   .Arg<xla::ffi::AnyBuffer>()  // factor of x times exponentials
+                                  .Attr<int64_t>("num_rows")
                                   .Ret<xla::ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_edges, jaxgnn::AggregateGradEdges,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +15,8 @@ from jaxgnn.graph import CSRGraph
 from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
 
 _KINDS = {"float": jnp.float32, "int": jnp.int32}
+_TERMS = tuple(Terms.__dataclass_fields__)
+_OF_EDGES = tuple(field for field in _TERMS if not field.endswith("_holder"))
 
 
 def forward(
@@ -34,7 +38,7 @@ def forward(
         None if form.by_edge else indices,
         x,
         reductions=",".join(form.reductions),
-        first=np.int64(form.ties == "first"),
+        ties=form.keeps,
     )
     found = zip(Statistics.__dataclass_fields__, made, strict=True)
     return y, Statistics(**{field: array for field, array in found if field in kept})
@@ -43,17 +47,23 @@ def forward(
 def grad_columns(
     graph: CSRGraph, x: Float[Array, "cols dim"], terms: Terms
 ) -> Float[Array, "cols dim"]:
-    """The gradient to the senders, in order along the rows of the transposed graph."""
-    by_slot = _by_slot(terms)
-    slots = graph.made_plan("permutation").permutation if by_slot else None
-    return call(
+    """The gradient to the senders, in a fixed order: sums along the rows of the transposed graph.
+
+    To them are added the gradients of extremes. One that a single edge has is added to its sender,
+    for which nothing is gathered. If most extremes are shared, they are compared with the numbers
+    of all edges, along the transposed graph.
+    """
+    terms = dataclasses.replace(terms, top=_values(terms.top), bottom=_values(terms.bottom))
+    dx = call(
         "jaxgnn_aggregate_grad_columns",
-        (x.shape, x.dtype),
+        (x.shape, jnp.float32),
+        *structure(graph),
         *structure(graph.transpose()),
-        slots,
         x,
-        *_arrays(terms),
+        *_arrays(terms, _TERMS),
+        num_rows=np.int64(graph.num_rows),
     )
+    return dx.astype(x.dtype)
 
 
 def grad_edges(
@@ -62,7 +72,7 @@ def grad_edges(
     """The gradient to the numbers of edges; zero in padding slots."""
     units, offsets, _ = structure(graph)
     shape = x.shape, x.dtype
-    return call("jaxgnn_aggregate_grad_edges", shape, units, offsets, x, *_arrays(terms))
+    return call("jaxgnn_aggregate_grad_edges", shape, units, offsets, x, *_arrays(terms, _OF_EDGES))
 
 
 def segment_order(
@@ -74,11 +84,11 @@ def segment_order(
     return indptr, order
 
 
-def _by_slot(terms: Terms) -> bool:
-    """Whether extremes are found by their slots."""
-    found = [array for array in (terms.top, terms.bottom) if array is not None]
-    return any(jnp.issubdtype(array.dtype, jnp.integer) for array in found)
+def _arrays(terms: Terms, fields: Sequence[str]) -> list[Array | None]:
+    return [getattr(terms, field) for field in fields]
 
 
-def _arrays(terms: Terms) -> list[Array | None]:
-    return [getattr(terms, field) for field in Terms.__dataclass_fields__]
+def _values(extreme: Array | None) -> Array | None:
+    """An extreme; None for slots, of which the holders say all."""
+    is_slot = extreme is not None and jnp.issubdtype(extreme.dtype, jnp.integer)
+    return None if is_slot else extreme

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 
 class Form(NamedTuple):
@@ -27,9 +28,20 @@ class Form(NamedTuple):
         """Whether any of these reductions is wanted."""
         return any(name in self.reductions for name in names)
 
+    @property
+    def keeps(self) -> str:
+        """What gradients need to know of an extreme.
+
+        ``"count"``, how many edges have it; ``"slot"``, that of the first edge that has it; or
+        ``"holder"``, the sender of the only edge that has it.
+        """
+        if self.ties == "first":
+            return "slot"
+        return "count" if self.by_edge else "holder"
+
     def kept(self) -> dict[str, str]:
         """The fields of ``Statistics`` that gradients need, with the kind of their numbers."""
-        tie = "float" if self.ties == "share" else "int"
+        tie = "float" if self.keeps == "count" else "int"
         needs: dict[str, tuple[str, tuple[str, ...]]] = {
             "mean": ("float", ("var", "std")),
             "variance": ("float", ("std",)),
@@ -51,7 +63,9 @@ class Statistics:
     Attributes:
       mean: the mean.
       variance: the variance.
-      highest: how many edges have the maximum; or the slot of the first that has it, int32.
+      highest: how many edges have the maximum; or, int32, the slot of the first that has it, or its
+        holder: the sender of the only edge that has it, and ``~n`` if n others than one have it,
+        also where there are no edges.
       lowest: the same of the minimum.
       log_total: logarithm of the sum of exponentials.
       soft: the mean weighted by a softmax.
@@ -63,6 +77,11 @@ class Statistics:
     lowest: Any = None
     log_total: Any = None
     soft: Any = None
+
+
+def count_of(holder: jax.Array) -> jax.Array:
+    """How many edges have an extreme with this holder, as ``Statistics`` has it, float32."""
+    return jnp.where(holder < 0, ~holder, 1).astype(jnp.float32)
 
 
 @jax.tree_util.register_dataclass
@@ -77,13 +96,18 @@ class Terms:
         + bottom_gradient  where x == bottom,    or where the edge's slot is bottom
         + exp(x - log_total) (exp_constant + exp_linear x)
 
+    The holder of an extreme says the same as the extreme, faster, where it names a sender.
+
     Attributes:
       constant: of the accumulation dtype, as all that are not mentioned.
       linear: factor of the number.
       top: the maximum, of the dtype of the numbers, or a slot, int32.
       top_gradient: the gradient to those that are the maximum.
+      top_holder: the sender that gets the whole gradient of the maximum, int32; negative if there
+        are several, or none. None if the numbers are those of edges.
       bottom: the minimum, or a slot.
       bottom_gradient: the gradient to those that are the minimum.
+      bottom_holder: the same of the minimum.
       log_total: logarithm of the sum of exponentials.
       exp_constant: factor of the exponential.
       exp_linear: factor of the number times the exponential.
@@ -93,8 +117,10 @@ class Terms:
     linear: Any = None
     top: Any = None
     top_gradient: Any = None
+    top_holder: Any = None
     bottom: Any = None
     bottom_gradient: Any = None
+    bottom_holder: Any = None
     log_total: Any = None
     exp_constant: Any = None
     exp_linear: Any = None

@@ -35,6 +35,7 @@ class GraphArgs {
   const int32_t* Indices(int64_t member) const {
     return batch_.Item<const int32_t>(indices_, member);
   }
+  int64_t num_rows() const { return num_rows_; }
   int64_t num_edges() const { return indices_.dimensions().back(); }
 
  private:

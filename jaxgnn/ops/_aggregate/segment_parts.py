@@ -21,7 +21,7 @@ from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import segments as reference
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
-from pallas_kernels.aggregate.arguments import Form
+from pallas_kernels.aggregate.arguments import Form, count_of
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -36,7 +36,8 @@ def _by_rows(forward, order):
             indptr, entries = order(ids, num_segments)
         graph = CSRGraph(indptr, entries, num_cols=ids.shape[0], in_range=True)
         y, found = forward(graph, x, form=Form((reduction,), False), keep=keep)
-        return y, jnp.diff(indptr), found.highest if reduction == "max" else found.lowest
+        holder = found.highest if reduction == "max" else found.lowest
+        return y, jnp.diff(indptr), None if holder is None else count_of(holder)
 
     return run
 

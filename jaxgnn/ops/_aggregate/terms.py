@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.dtypes import accumulation_dtype
-from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
+from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
 
 
 def terms_of(
@@ -47,21 +47,38 @@ def terms_of(
     return Terms(
         constant=sum(constant) if constant else None,
         linear=sum(linear) if linear else None,
-        **_extremes(form, of, statistics),
+        **_extremes(form, graph, of, statistics),
         **_exponentials(of, statistics, wide),
     )
 
 
-def _extremes(form, of, statistics):
+def _extremes(form, graph, of, statistics):
     made = {}
     for name, kept, field in (("max", "highest", "top"), ("min", "lowest", "bottom")):
         if name in of:
             y, dy = of[name]
             found = getattr(statistics, kept)
-            shares = form.ties == "share"
-            made[field] = y if shares else found
-            made[f"{field}_gradient"] = dy / jnp.maximum(found, 1) if shares else dy
+            made[field] = found if form.keeps == "slot" else y
+            made[f"{field}_gradient"] = _share(form, found, dy)
+            if not form.by_edge:
+                made[f"{field}_holder"] = _holder(form, graph, found)
     return made
+
+
+def _share(form, found, dy):
+    """The gradient that each edge with an extreme gets."""
+    if form.keeps == "slot":
+        return dy
+    count = count_of(found).astype(dy.dtype) if form.keeps == "holder" else found
+    return dy / jnp.maximum(count, 1)
+
+
+def _holder(form, graph, found):
+    """The sender that has the extreme alone, negative where there is none."""
+    if form.keeps == "holder":
+        return found
+    senders = graph.indices.at[found].get(mode="fill", fill_value=-1)
+    return jnp.where(jnp.diff(graph.indptr)[:, None] > 0, senders, -1)
 
 
 def _exponentials(of, statistics, wide):

@@ -32,8 +32,8 @@ def forward(
     find = {
         "mean": edges.mean,
         "variance": edges.variance,
-        "highest": lambda: edges.ties(edges.extreme(edges.values)),
-        "lowest": lambda: edges.ties(-edges.extreme(-edges.values)),
+        "highest": lambda: edges.have(edges.extreme(edges.values)),
+        "lowest": lambda: edges.have(-edges.extreme(-edges.values)),
         "log_total": edges.log_total,
         "soft": edges.soft,
     }
@@ -97,12 +97,17 @@ class _Edges:
         taken = jnp.take_along_axis(values, slots, axis=0, mode="fill", fill_value=0)
         return jnp.where(slots < values.shape[0], taken, highest)
 
-    def ties(self, extreme: Float[Array, "rows dim"]) -> Array:
-        """The number of edges with the extreme of their row, or the first such slot."""
+    def have(self, extreme: Float[Array, "rows dim"]) -> Array:
+        """Which edges have the extreme of their row: as ``Statistics`` and the form say."""
         have_it = self.values == self.of_edges(extreme)
-        if self.form.ties == "first":
+        if self.form.keeps == "slot":
             return self._first(have_it)
-        return self.sum(have_it.astype(extreme.dtype))
+        count = self.sum(have_it.astype(extreme.dtype))
+        if self.form.keeps == "count":
+            return count
+        senders = jnp.where(have_it, self.graph.indices[:, None], -1)
+        holder = jax.ops.segment_max(senders, self.rows, self.num_rows, indices_are_sorted=True)
+        return jnp.where(count == 1, holder, ~count.astype(holder.dtype))
 
     def _first(self, found: Bool[Array, "edges dim"]) -> Int[Array, "rows dim"]:
         """The first slot of each row where ``found`` is True, zero for rows without edges.
