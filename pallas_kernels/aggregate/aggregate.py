@@ -48,7 +48,8 @@ def forward(
     outputs += [jax.ShapeDtypeStruct((rows, dim), _DTYPES[kind]) for kind in kept.values()]
     if rows * dim == 0 or x.shape[0] == 0 or graph.num_edges == 0:
         y, *found = (jnp.zeros(o.shape, o.dtype) for o in outputs)
-        return y, Statistics(**dict(zip(kept, found, strict=True)))
+        pairs = zip(kept, found, strict=True)
+        return y, Statistics(**{f: ~a if form.is_holder(f) else a for f, a in pairs})
     if tile is None:
         size = rows, x.shape[0], graph.num_edges, dim, x.dtype.itemsize
         tile = SpmmTile.choose(Chip.current(), *size)
@@ -145,8 +146,14 @@ class _Rule:
             made: dict[str, Value] = {}
             for part, own in zip(self.parts, state, strict=True):
                 made |= part.results(warp, own, at_least_one)
+            # The holder of no edges is that of the state with which all begin.
             zeros = {kind: warp.constant(kind, 0) for kind in ("f32", "i32")}
-            named.append({n: warp.select(some, v, zeros[v.kind]) for n, v in made.items()})
+            named.append(
+                {
+                    name: v if self.form.is_holder(name) else warp.select(some, v, zeros[v.kind])
+                    for name, v in made.items()
+                }
+            )
         for place, name in enumerate(self.form.reductions):
             _store(y.row(row), column + place * dim, [made[name] for made in named])
         if self.keep:
@@ -182,23 +189,26 @@ class _Forward:
         mine = warp.lane // tile.lanes
         entries = range(tile.entries)
 
-        def words_of(edge, exists=None):
-            node = edge if rule.form.by_edge else graph.indices.load(edge)
-            if exists is not None:  # a padding slot has undefined contents
-                node = warp.select(exists, node, warp.constant(node.kind, 0))
+        def node_of(edge):
+            return edge if rule.form.by_edge else graph.indices.load(edge)
+
+        def words_of(node):
             return x.row(node).load_words(read_column, tile.entries)
 
         def add(edges, states, end=None):
             """Adds edges to the states; if ``end`` is given, only those before it."""
             inner = [e if end is None else e.at_most(end - 1) for e in edges]
-            words = [words_of(edge) for edge in inner]
+            nodes = [node_of(edge) for edge in inner]
+            words = [words_of(node) for node in nodes]
             real = [None if end is None else e < end for e in edges]
-            slots = [edge.to("i32") for edge in inner]
+            names = [
+                (edge.to("i32"), node.to("i32")) for edge, node in zip(inner, nodes, strict=True)
+            ]
             made = []
             for i in entries:
                 numbers = [
-                    Number(x.unpack(read, i), slot, counts)
-                    for read, slot, counts in zip(words, slots, real, strict=True)
+                    Number(x.unpack(read, i), *of_edge, counts)
+                    for read, of_edge, counts in zip(words, names, real, strict=True)
                 ]
                 made.append(rule.add(warp, states[i], numbers))
             return made
@@ -210,7 +220,9 @@ class _Forward:
             firsts = [None] * tile.entries
             if rule.needs_first:
                 edge = piece.begin.at_most(graph.num_edges - 1)
-                read = words_of(edge, piece.begin < piece.end)
+                node = node_of(edge)  # a padding slot has undefined contents
+                exists = piece.begin < piece.end
+                read = words_of(warp.select(exists, node, warp.constant(node.kind, 0)))
                 firsts = [x.unpack(read, i) for i in entries]
             begin = piece.begin.to("i32")
             states = [rule.start(warp, first, begin) for first in firsts]

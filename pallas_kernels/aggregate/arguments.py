@@ -39,6 +39,10 @@ class Form(NamedTuple):
             return "slot"
         return "count" if self.by_edge else "holder"
 
+    def is_holder(self, field: str) -> bool:
+        """Whether a field of ``Statistics`` has holders."""
+        return self.keeps == "holder" and field in ("highest", "lowest")
+
     def kept(self) -> dict[str, str]:
         """The fields of ``Statistics`` that gradients need, with the kind of their numbers."""
         tie = "float" if self.keeps == "count" else "int"
@@ -124,3 +128,8 @@ class Terms:
     log_total: Any = None
     exp_constant: Any = None
     exp_linear: Any = None
+
+    def without_extremes(self) -> Terms:
+        """The terms that are the same for all edges of a row."""
+        named = ("constant", "linear", "log_total", "exp_constant", "exp_linear")
+        return Terms(**{name: getattr(self, name) for name in named})

@@ -17,6 +17,9 @@ from pallas_kernels.simt.warp import Warp
 
 State = list[Value]
 
+# Holders of an extreme that no edge has, and that two have.
+_NOBODY, _TWO = ~0, ~2
+
 
 @dataclass(frozen=True)
 class Number:
@@ -25,12 +28,14 @@ class Number:
     Attributes:
       value: the number, f32.
       slot: the slot of its edge, i32.
+      sender: the sender of its edge, i32; its slot if the numbers are those of edges.
       real: whether it counts, or None if it does. A number that does not count is of the same row
         and is counted by another lane.
     """
 
     value: Value
     slot: Value
+    sender: Value
     real: Value | None
 
     def or_zero(self, value: Value) -> Value:
@@ -144,52 +149,86 @@ class Extreme(Part):
 
     Attributes:
       name: ``"max"`` or ``"min"``.
-      ties: how many edges have it, the slot of the first, or None for neither.
+      keeps: ``"count"``, ``"slot"`` or ``"holder"`` of the edges that have it, as ``Form`` says, or
+        None for nothing.
     """
 
     name: str
-    ties: str | None
+    keeps: str | None
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        of_ties = {None: (), "share": ("f32",), "first": ("i32",)}
-        return ("f32", *of_ties[self.ties])
+        kept = {None: (), "count": ("f32",), "slot": ("i32",), "holder": ("i32",)}
+        return ("f32", *kept[self.keeps])
 
     def start(self, warp, first, begin):
         best = warp.f32(float("-inf") if self.name == "max" else float("inf"))
-        if self.ties is None:
-            return [best]
-        return [best, warp.f32(0.0) if self.ties == "share" else begin]
+        nobody = {"count": warp.f32(0.0), "slot": begin, "holder": warp.i32(_NOBODY)}
+        return [best] if self.keeps is None else [best, nobody[self.keeps]]
 
     def add(self, warp, state, numbers):
-        if self.ties is None:
+        if self.keeps is None:
             return [fold_in_pairs([state[0], *(n.value for n in numbers)], self._better)]
         for n in numbers:
-            own = n.slot if self.ties == "first" else n.or_zero(warp.f32(1.0))
-            state = self._of_both(warp, state, [n.value, own])
+            if self.keeps == "holder" and n.real is None:
+                state = self._with_holder(warp, state, n)
+            else:
+                state = self._of_both(warp, state, [n.value, self._own(warp, n)])
         return state
+
+    def _own(self, warp: Warp, number: Number) -> Value:
+        """What is kept of a number that has the extreme alone."""
+        if self.keeps == "slot":
+            return number.slot
+        if self.keeps == "count":
+            return number.or_zero(warp.f32(1.0))
+        return warp.select(number.real, number.sender, _NOBODY)
+
+    def _with_holder(self, warp: Warp, state: State, number: Number) -> State:
+        """The state with a number that counts, by fewer instructions than for two states."""
+        best, holder = state
+        one_more = warp.select(holder < 0, holder - 1, _TWO)
+        holder = warp.select(number.value == best, one_more, holder)
+        holder = warp.select(self._beats(number.value, best), number.sender, holder)
+        return [self._better(best, number.value), holder]
 
     def merge(self, warp, state, other, edges):
         return self._of_both(warp, state, other)
 
     def _of_both(self, warp: Warp, state: State, other: State) -> State:
         best = self._better(state[0], other[0])
-        if self.ties is None:
+        if self.keeps is None:
             return [best]
-        beats = other[0] > state[0] if self.name == "max" else other[0] < state[0]
-        is_equal = other[0] == state[0]
-        if self.ties == "share":
-            tied = state[1] + warp.select(is_equal, other[1], 0.0)
-        else:
-            tied = warp.select(is_equal, state[1].at_most(other[1]), state[1])
-        return [best, warp.select(beats, other[1], tied)]
+        together = {
+            "count": lambda a, b: a + b,
+            "slot": lambda a, b: a.at_most(b),
+            "holder": _holder_of_both,
+        }[self.keeps]
+        tied = warp.select(other[0] == state[0], together(state[1], other[1]), state[1])
+        return [best, warp.select(self._beats(other[0], state[0]), other[1], tied)]
+
+    def _beats(self, number: Value, best: Value) -> Value:
+        return number > best if self.name == "max" else number < best
 
     def _better(self, a: Value, b: Value) -> Value:
         return a.warp.binary("maximum" if self.name == "max" else "minimum", a, b)
 
     def results(self, warp, state, edges):
+        if self.keeps is None:
+            return {self.name: state[0]}
         field = "highest" if self.name == "max" else "lowest"
-        return {self.name: state[0]} | ({} if self.ties is None else {field: state[1]})
+        kept = state[1]
+        if self.keeps == "holder":  # nobody has a NaN
+            kept = warp.select(state[0] == state[0], kept, _NOBODY)
+        return {self.name: state[0], field: kept}
+
+
+def _holder_of_both(a: Value, b: Value) -> Value:
+    """The holder of an extreme that two states have."""
+    warp = a.warp
+    counts = [warp.select(holder < 0, holder * -1 - 1, 1) for holder in (a, b)]
+    shared = (counts[0] + counts[1]) * -1 - 1
+    return warp.select(a == _NOBODY, b, warp.select(b == _NOBODY, a, shared))
 
 
 @dataclass(frozen=True)
@@ -240,13 +279,13 @@ class Exponentials(Part):
 
 def parts_of(form: Form, keep: bool) -> list[Part]:
     """Returns the parts that the reductions need, with what gradients need if ``keep``."""
-    ties = form.ties if keep else None
+    keeps = form.keeps if keep else None
     parts: list[Part] = []
     if form.has("var", "std"):
         parts.append(Moments())
     elif form.has("sum", "mean"):
         parts.append(Sum())
-    parts += [Extreme(name, ties) for name in ("max", "min") if form.has(name)]
+    parts += [Extreme(name, keeps) for name in ("max", "min") if form.has(name)]
     if form.has("softmax", "logsumexp"):
         parts.append(Exponentials(form.has("softmax")))
     return parts

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import CSRGraph, ops
+from jaxgnn.ops._aggregate import pallas as calls
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
@@ -33,12 +34,18 @@ def _exact(graph, x, dy, form):
 
 
 def gradient(graph: CSRGraph, form: Form, x, dy, tile=None):
-    """The gradient to numbers of senders, from what the forward pass keeps."""
+    """The gradient to numbers of senders in a fixed order, from what the forward pass keeps."""
     y, statistics = forward(graph_calls.pieces(graph), x, form, True, tile)
     terms = terms_of(form, graph, y, statistics, dy)
     transposed = graph_calls.pieces(graph.transpose())
     slots = graph.made_plan().permutation if form.ties == "first" else None
-    return grad_columns(transposed, slots, x, terms, tile)
+    return grad_columns(transposed, slots, x, terms, x.dtype, tile)
+
+
+def scattered(graph: CSRGraph, form: Form, x, dy):
+    """The same gradient, with those of extremes added to the senders that have them."""
+    y, statistics = forward(graph_calls.pieces(graph), x, form, True)
+    return calls._scattered(graph, x, terms_of(form, graph, y, statistics, dy))
 
 
 def check(graph: CSRGraph, form: Form, dim: int, dtype="float32", tile=None) -> None:
@@ -58,3 +65,5 @@ def check(graph: CSRGraph, form: Form, dim: int, dtype="float32", tile=None) -> 
     assert {f for f, a in vars(statistics).items() if a is not None} == set(form.kept())
     if not form.by_edge:
         assert_close(gradient(graph, form, x, dy, tile), slope, reduction_length=length)
+        if form.has("max", "min"):
+            assert_close(scattered(graph, form, x, dy), slope, reduction_length=length)

@@ -24,7 +24,8 @@ def _lower(graph, form, dim, dtype) -> str:
         if form.by_edge:
             return y, statistics
         terms = terms_of(form, graph, y, statistics, dy)
-        return y, grad_columns(graph_calls.pieces(graph.transpose()), slots, x, terms)
+        transposed = graph_calls.pieces(graph.transpose())
+        return y, grad_columns(transposed, slots, x, terms, x.dtype)
 
     rows = graph.num_edges if form.by_edge else graph.num_cols
     arrays = struct((rows, dim), dtype), struct((graph.num_rows, len(form.reductions) * dim), dtype)

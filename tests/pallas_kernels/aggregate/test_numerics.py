@@ -1,5 +1,6 @@
 """What the kernels of aggregation compute, on the emulator."""
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -84,5 +85,11 @@ def test_a_graph_without_edges_gives_zeros():
 def test_more_arrays_to_gather_take_narrower_slices_and_fewer_neighbours_at_once():
     graph = graph_calls.pieces(_graph("long rows"))
     tiles = {arrays: tile_for(H100, graph, 20_000, 256, arrays) for arrays in (1, 2, 6)}
-    assert {a: t.ahead for a, t in tiles.items()} == {1: 4, 2: 4, 6: 1}
+    assert {a: t.ahead for a, t in tiles.items()} == {1: 6, 2: 4, 6: 1}
     assert tiles[1].lanes > tiles[6].lanes
+
+
+def test_two_terms_that_take_turns_are_read_with_16_bytes_of_a_lane():
+    graph = graph_calls.pieces(_graph("long rows"))
+    tile = tile_for(H100, graph, 20_000, 256, 1, 2)
+    assert tile == dataclasses.replace(tile_for(H100, graph, 20_000, 512, 1), entries=2)
