@@ -334,8 +334,8 @@ AGGREGATE_KERNELS = (
     Fault(
         "aggregate kernel: ties of two groups of lanes are counted once",
         "pallas_kernels/aggregate/parts.py",
-        "tied = state[1] + warp.select(is_equal, other[1], 0.0)",
-        "tied = state[1]",
+        "shared = (counts[0] + counts[1]) * -1 - 1",
+        "shared = counts[0] * -1 - 1",
         _AGGREGATE,
     ),
     Fault(
@@ -362,8 +362,8 @@ AGGREGATE_KERNELS = (
     Fault(
         "aggregate kernel: padding past the end of an edge list is read as a node",
         "pallas_kernels/aggregate/aggregate.py",
-        "read = words_of(edge, piece.begin < piece.end)",
-        "read = words_of(edge)",
+        "read = words_of(warp.select(exists, node, warp.constant(node.kind, 0)))",
+        "read = words_of(node)",
         _AGGREGATE,
     ),
     Fault(
@@ -371,6 +371,20 @@ AGGREGATE_KERNELS = (
         "pallas_kernels/aggregate/gradient.py",
         "more = warp.select(edge < end, more, 0.0)",
         "more = more + 0.0",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: each piece of a row adds the gradient to the holder",
+        "pallas_kernels/aggregate/extremes.py",
+        "alone = inside & is_first & (holder >= 0)",
+        "alone = inside & (holder >= 0)",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: the last edge of a row shares an extreme several times",
+        "pallas_kernels/aggregate/extremes.py",
+        "has_it = is_shared & (edge < piece.end) & (number == best)",
+        "has_it = is_shared & (number == best)",
         _AGGREGATE,
     ),
 )

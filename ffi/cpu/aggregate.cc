@@ -477,9 +477,13 @@ struct Terms {
                                 float* __restrict sums) const {
     const auto at = [&](const float* array, int r) JAXGNN_INLINE { return array + rows[r] * dim; };
     if (constant && linear) {
-      for (int r = 0; r < kRows; ++r) {
-        const float *a = at(constant, r), *b = at(linear, r);
-        for (int64_t i = 0; i < dim; ++i) sums[i] += a[i] + b[i] * ToFloat(x[i]);
+      const float *a[kRows], *b[kRows];
+      for (int r = 0; r < kRows; ++r) a[r] = at(constant, r), b[r] = at(linear, r);
+      for (int64_t i = 0; i < dim; ++i) {
+        const float value = ToFloat(x[i]);
+        float more = 0.0f;
+        for (int r = 0; r < kRows; ++r) more += a[r][i] + b[r][i] * value;
+        sums[i] += more;
       }
     } else if (constant) {
       const float* a[kRows];
@@ -603,6 +607,8 @@ struct ExtremeBuffers {
 
 // Columns of a task: some cache lines of floats.
 constexpr int64_t kColumnsPerTask = 64;
+// How many rows ahead of the additions their gradients are asked for.
+constexpr int64_t kRowsAhead = 6;
 // Looking for an extreme in an edge's number by itself takes as long as in so many together.
 constexpr int64_t kTogether = 8;
 
@@ -651,7 +657,8 @@ struct ExtremesKernel {
                             std::min(first + kColumnsPerTask, dim)};
       WithWidestIsa([&]() JAXGNN_INLINE {
         ForRows(graph.UnitsOf(member), [&](int64_t row, int64_t begin, int64_t end) JAXGNN_INLINE {
-          columns.Prefetch(std::min(row + 1, graph.num_rows() - 1));
+          columns.PrefetchRow(std::min(row + kRowsAhead, graph.num_rows() - 1));
+          columns.PrefetchHolders(std::min(row + 1, graph.num_rows() - 1));
           columns.AddRow(row, begin, end);
         });
       });
@@ -667,7 +674,12 @@ struct ExtremesKernel {
     float* dx;
     int64_t dim, first, last;
 
-    JAXGNN_INLINE inline void Prefetch(int64_t row) const {
+    JAXGNN_INLINE inline void PrefetchRow(int64_t row) const {
+      PrefetchBytes(holder + row * dim + first, (last - first) * sizeof(int32_t));
+      PrefetchBytes(gradient + row * dim + first, (last - first) * sizeof(float));
+    }
+
+    JAXGNN_INLINE inline void PrefetchHolders(int64_t row) const {
       for (int64_t i = first; i < last; ++i) {
         const int64_t sender = holder[row * dim + i];
         __builtin_prefetch(dx + std::max<int64_t>(sender, 0) * dim + i, 1);
