@@ -98,7 +98,9 @@ def grad_columns(
 def _gathered(terms: Terms) -> dict[tuple[str, ...], jax.Array]:
     """Returns the arrays to gather, each with the names of the terms that take turns in it."""
     fields = [field.name for field in dataclasses.fields(terms)]
-    there = {(name,): a for name in fields if (a := getattr(terms, name)) is not None}
+    there: dict[tuple[str, ...], jax.Array] = {
+        (name,): array for name in fields if (array := getattr(terms, name)) is not None
+    }
     for pair in _PAIRS:
         if set(there) == {(name,) for name in pair}:
             both = jnp.stack([there[name,] for name in pair], axis=-1)

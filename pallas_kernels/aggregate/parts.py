@@ -182,6 +182,8 @@ class Extreme(Part):
             return number.slot
         if self.keeps == "count":
             return number.or_zero(warp.f32(1.0))
+        if number.real is None:
+            return number.sender
         return warp.select(number.real, number.sender, _NOBODY)
 
     def _with_holder(self, warp: Warp, state: State, number: Number) -> State:
