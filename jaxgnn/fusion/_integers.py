@@ -7,10 +7,13 @@ first rewrite.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from jaxgnn.fusion._integer_slices import gather, scatter
 
 Arrays = Sequence[np.ndarray]
 
@@ -31,6 +34,13 @@ def _iota(params: Mapping[str, Any]) -> np.ndarray:
     shape, axis = params["shape"], params["dimension"]
     numbers = np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
     return np.broadcast_to(numbers, shape)
+
+
+def _accumulated(ufunc: np.ufunc, params: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
+    axis = params["axis"]
+    forward = np.flip(x, axis) if params["reverse"] else x
+    made = ufunc.accumulate(forward, axis, dtype=x.dtype)
+    return np.flip(made, axis) if params["reverse"] else made
 
 
 # Functions of the parameters of an equation and its operands.
@@ -64,6 +74,14 @@ _FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "transpose": lambda params, a: a.transpose(params["permutation"]),
     "rev": lambda params, a: np.flip(a, params["dimensions"]),
     "concatenate": lambda params, *a: np.concatenate(a, params["dimension"]),
+    "cumsum": functools.partial(_accumulated, np.add),
+    "cummax": functools.partial(_accumulated, np.maximum),
+    "cummin": functools.partial(_accumulated, np.minimum),
+    "gather": gather,
+    "scatter": functools.partial(scatter, None),
+    "scatter-add": functools.partial(scatter, np.add),
+    "reduce_max": lambda params, a: a.max(tuple(params["axes"])),
+    "reduce_min": lambda params, a: a.min(tuple(params["axes"])),
     "reduce_sum": lambda params, a: a.sum(tuple(params["axes"]), dtype=a.dtype),
 }
 
@@ -85,6 +103,9 @@ def evaluated(equation: Any, operands: Arrays) -> list[np.ndarray] | None:
     if function is None or not kinds <= set("iub") or len(operands) != len(equation.invars):
         return None
     if equation.primitive.name == "select_n" and len(operands) != 3:
+        return None
+    numbers = equation.params.get("dimension_numbers")
+    if getattr(numbers, "operand_batching_dims", None):
         return None
     aval = equation.outvars[0].aval
     with np.errstate(over="ignore"):
