@@ -3,8 +3,8 @@
 Run ``python -m experiments.benchmarks.extreme_gradients``. Cases: the maximum of the neighbours,
 the four reductions of PNA, and ``nn.PNAConv``, each with the value alone and with gradients. Plain
 JAX is ``jax.ops.segment_max`` of the gathered rows for the maximum, and ``"xla"`` for the
-reductions. Each row is printed as JSON and appended to ``extreme_gradients.jsonl``. ``error`` is the largest
-difference of a gradient from float64, over the largest entry, for a few columns.
+reductions. Each row is printed as JSON and appended to ``extreme_gradients.jsonl``. ``error`` is
+the largest difference of a gradient from float64, over the largest entry, for a few columns.
 """
 
 from __future__ import annotations

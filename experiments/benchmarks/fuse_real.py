@@ -104,7 +104,7 @@ def measured(case: Case, options: RealOptions) -> Row:
     network = network_of(case, options.divide)
     row: Row = {"network": case.network, "nodes": case.nodes, "edges": case.edges}
     row |= dataclasses.asdict(case.shape) | {"divide": options.divide}
-    measured_speeds()  # once in a process, for what an explanation predicts; no rewrite waits for it
+    measured_speeds()  # once in a process; explanations predict times with them
     for name, run in (
         ("tracing_s", lambda: jax.make_jaxpr(network.run)(*network.arrays)),
         ("first_rewrite_s", lambda: explain(network.run, *network.arrays)),

@@ -7,7 +7,7 @@ from experiments.benchmarks.extreme_gradients import Options, measure
 
 
 def test_an_unknown_graph_is_named():
-    with pytest.raises(ValueError, match="--like must be among random, .*reddit.*, got 'redit'"):
+    with pytest.raises(ValueError, match=r"--like must be among random, .*reddit.*, got 'redit'"):
         Options(like=("redit",))
 
 
