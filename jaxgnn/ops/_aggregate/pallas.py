@@ -14,10 +14,11 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
-from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
+from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
 
-# Looking for an extreme in the numbers of some edges takes as long as in so many when all are read.
-_TOGETHER = 8
+# More additions to scattered numbers than one for so many edges take longer than a comparison of all
+# edges with the extremes of their rows.
+_EDGES_FOR_EACH_ADDITION = 8
 
 
 @partial(jax.jit, inline=True, static_argnames=("form", "keep"))
@@ -90,11 +91,10 @@ def _is_slot(extreme):
 
 
 def _are_most_shared(graph, extremes):
-    """Whether so many edges share an extreme that looking for them takes longer than comparing."""
-    edges = jnp.diff(graph.indptr).astype(jnp.float32)[:, None]
-    shared = [jnp.sum(jnp.where(e.holder < ~0, edges, 0)) for e in extremes]
+    """Whether so many edges share an extreme that adding to each takes longer than comparing all."""
+    shared = [jnp.sum(jnp.where(e.holder < ~0, count_of(e.holder), 0)) for e in extremes]
     numbers = len(extremes) * graph.num_edges * extremes[0].holder.shape[-1]
-    return sum(shared) > numbers / _TOGETHER
+    return sum(shared) > numbers / _EDGES_FOR_EACH_ADDITION
 
 
 @custom_vmap

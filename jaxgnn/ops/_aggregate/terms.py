@@ -77,7 +77,7 @@ def _holder(form, graph, found):
     """The sender that has the extreme alone, negative where there is none."""
     if form.keeps == "holder":
         return found
-    senders = graph.indices.at[found].get(mode="fill", fill_value=-1)
+    senders = jnp.asarray(graph.indices).at[found].get(mode="fill", fill_value=-1)
     return jnp.where(jnp.diff(graph.indptr)[:, None] > 0, senders, -1)
 
 
