@@ -298,6 +298,8 @@ class BatchNorm(nnx.Module):
         Means over nothing would be NaN, also in gradients: then all rows count, which are zeros.
         """
         norm, has_nodes = self.norm, jnp.any(mask)
+        if norm.use_running_average:
+            return norm(x)
         before = norm.mean[...], norm.var[...]
         made = norm(x, mask=(mask | ~has_nodes)[:, None])
         for running, kept in zip((norm.mean, norm.var), before, strict=True):

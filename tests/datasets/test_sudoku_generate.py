@@ -129,11 +129,11 @@ def without(board, *cells):
 def test_boards_without_exactly_one_solution_are_explained():
     clash = EASY.copy()
     clash[2] = 5
-    with pytest.raises(ValueError, match=r"board: 5 stands twice in row 1, at r1c1, r1c3 \(and 1 "):
+    with pytest.raises(ValueError, match=r"but 5 stands twice in row 1, at r1c1, r1c3 \(and 1 "):
         sudoku.check_unique(clash)
     stuck = sudoku.parse("12345678." + 8 * "." + "9" + 63 * ".")
     assert sudoku.conflicts(stuck) == []
-    with pytest.raises(ValueError, match=r"board: it has no solution$"):
+    with pytest.raises(ValueError, match=r"but it has no solution$"):
         sudoku.check_unique(stuck)
     open_board = without(EASY, 0, 4, 12)
     with pytest.raises(

@@ -428,6 +428,7 @@ def test_memory_grows_with_steps_unless_states_are_made_again_or_no_gradient_pas
     assert json.loads((tmp_path / "cost-tiny.json").read_text())[0]["ms"] > 0
 
 
+EASY = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 BAD = {
     "steps and minutes": (
         ["train", "--steps", "3", "--minutes", "1"],
@@ -447,10 +448,10 @@ BAD = {
     "data": (["train", "--data", "missing"], "minimal.csv"),
     "run": (["evaluate", "--run", "missing"], "evaluate: --run must be the folder of a run"),
     "both": (
-        ["solve", "1", "--run", "a", "--weights", "b"],
+        ["solve", EASY, "--run", "a", "--weights", "b"],
         "solve: --weights must be left out where --run is given",
     ),
-    "weights": (["solve", "1", "--weights", "missing.npz"], "no file missing.npz"),
+    "weights": (["solve", EASY, "--weights", "missing.npz"], "no file missing.npz"),
     "effort": (["solve", "1", "--attempts", "0"], "solve: --attempts must be at least 1"),
     "export": (["export", "--run", "missing"], "export: --run must be the folder of a run"),
     "count": (["generate", "--train", "0"], "generate: --train must be at least 1"),
