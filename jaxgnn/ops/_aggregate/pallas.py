@@ -16,8 +16,8 @@ from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
 from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
 
-# More additions to scattered numbers than one for so many edges take longer than a comparison of all
-# edges with the extremes of their rows.
+# If more edges than one of so many share the extreme of their row, additions to each of them take
+# longer than a comparison of all edges.
 _EDGES_FOR_EACH_ADDITION = 8
 
 
@@ -91,7 +91,7 @@ def _is_slot(extreme):
 
 
 def _are_most_shared(graph, extremes):
-    """Whether so many edges share an extreme that adding to each takes longer than comparing all."""
+    """Whether additions to all edges that share an extreme take longer than comparisons."""
     shared = [jnp.sum(jnp.where(e.holder < ~0, count_of(e.holder), 0)) for e in extremes]
     numbers = len(extremes) * graph.num_edges * extremes[0].holder.shape[-1]
     return sum(shared) > numbers / _EDGES_FOR_EACH_ADDITION
