@@ -30,8 +30,8 @@ _EXACT = frozenset((
     "abs", "argmax", "argmin", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p",
     "cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota",
     "max", "min", "neg", "optimization_barrier", "pad", "reduce_max", "reduce_min", "reshape",
-    "rev", "scatter", "scatter-max", "scatter-min", "select_and_gather_add", "select_n", "sign", "slice",
-    "sort", "split", "squeeze", "stop_gradient", "top_k", "transpose",
+    "rev", "scatter", "scatter-max", "scatter-min", "select_and_gather_add", "select_n", "sign",
+    "slice", "sort", "split", "squeeze", "stop_gradient", "top_k", "transpose",
 ))
 # fmt: on
 

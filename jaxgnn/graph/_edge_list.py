@@ -86,7 +86,8 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
     require_size(where, "num_nodes", num_nodes)
     require_size(where, "num_senders", num_cols)
     for name, row, ids in ((names.senders, 0, senders), (names.receivers, 1, receivers)):
-        if ids.ndim == 2 and ids.shape[0] == 2:
+        other = receivers if ids is senders else senders
+        if ids.ndim == 2 and ids.shape[0] == 2 and ids.shape[1:] == other.shape[-1:]:
             size = ids.shape[-1]
             expected = f"of shape ({size},); of an edge_index [2, edges] pass edge_index[{row}]"
             expected += ", or use CSRGraph.from_edge_index"

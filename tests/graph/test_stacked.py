@@ -18,6 +18,7 @@ HYPERGRAPHS = [
 ]
 ARGUMENTS = {
     "normalized": ("mean",),
+    "sort_edges": (np.ones(40, np.float32),),
     "sender_table": (np.ones((6, 2), np.float32),),
     "with_known_degrees": ((2, None),),
     "with_weights": (np.ones((3, 40), np.float32),),
