@@ -1183,9 +1183,21 @@ INTEROP = (
     Fault(
         "top-k pooling: the number of nodes is rounded in float32",
         "jaxgnn/nn/_top_k_pooling.py",
-        "kept = -(-counts * exact.numerator // exact.denominator)",
-        "kept = np.ceil(np.float32(ratio) * counts.astype(np.float32)).astype(np.int64)",
+        "kept = -(-counts * ratio.numerator // ratio.denominator)",
+        "kept = np.ceil(np.float32(float(ratio)) * counts.astype(np.float32)).astype(np.int64)",
         _tests("nn/test_readouts", "test_top_k_pooling_keeps_the_exact_number_of_nodes"),
+    ),
+    Fault(
+        "fractions: a share is the float, not the number that is meant",
+        "jaxgnn/_fractions.py",
+        "Fraction(str(value)).limit_denominator(10**9)",
+        "Fraction(float(value))",
+        (
+            *_tests(
+                "test_fractions", "test_parts_of_classes_and_of_pairs_have_their_decimal_share"
+            ),
+            *_tests("datasets/test_synthetic", "test_splits_have_their_decimal_share_of_the_nodes"),
+        ),
     ),
     Fault(
         "batch norm: a batch of padding alone counts",
