@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("jaxgnn", "pallas_kernels", "tests", "experiments", "pyproject.toml")
+COPIED = ("jaxgnn", "pallas_kernels", "tests", "experiments", "docs", "pyproject.toml")
 PASSED, FAILED = 0, 1  # exit status of pytest
 LONGEST_SECONDS = 900
 
@@ -1178,6 +1178,16 @@ INTEROP = (
         _tests(
             "nn/test_edge_weights",
             "test_a_layer_that_does_not_apply_weights_refuses_them_and_says_what_to_do",
+        ),
+    ),
+    Fault(
+        "weights of edges: ops that do not apply them take the graph",
+        "jaxgnn/graph/_require_graph.py",
+        "if graph.weights is None and (scales or not graph.is_normalized):",
+        "if scales or not graph.is_normalized:",
+        _tests(
+            "ops/test_edge_weights",
+            "test_an_op_applies_weights_or_refuses_them_and_says_what_to_do",
         ),
     ),
     Fault(
