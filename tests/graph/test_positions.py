@@ -71,7 +71,7 @@ def _stars(nodes, centres):
 
 
 def _spider(legs, length):
-    """Paths from one centre: one search finds less copies of an eigenvalue than there are legs."""
+    """Paths from one centre: one search finds fewer copies of an eigenvalue than there are legs."""
     outer = np.arange(1, 1 + legs * length)
     return outer, np.maximum(outer - legs, 0), 1 + legs * length
 
@@ -88,7 +88,7 @@ LARGE = {
     "ring": (_ring(701), 6),
     "stars": (_stars(700, 30), 35),
     "star": (_stars(650, 700), 4),
-    "spider": (_spider(100, 7), 20),
+    "spider": (_spider(100, 6), 12),
     "disconnected": (_two_rings(620), 5),
 }
 
