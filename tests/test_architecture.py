@@ -72,6 +72,7 @@ ALLOWED = {
     "jaxgnn": {"jaxgnn._exporting", "jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops"},
     "jaxgnn._byte_order": set(),
     "jaxgnn._errors": set(),
+    "jaxgnn._fractions": set(),
     "jaxgnn._suggestions": set(),
     "jaxgnn._concrete": set(),
     "jaxgnn._methods": set(),
@@ -114,7 +115,13 @@ ALLOWED = {
         "pallas_kernels.simt",
     },
     **{k: v for name, below in FAMILIES.items() for k, v in _family(name, *below).items()},
-    "jaxgnn.nn": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.nn"},
+    "jaxgnn.nn": {
+        "jaxgnn._errors",
+        "jaxgnn._fractions",
+        "jaxgnn.graph",
+        "jaxgnn.ops",
+        "jaxgnn.nn",
+    },
     "jaxgnn.fusion": {
         "jaxgnn._errors",
         "jaxgnn._methods",
@@ -132,6 +139,7 @@ ALLOWED = {
     },
     "jaxgnn.datasets": {
         "jaxgnn._errors",
+        "jaxgnn._fractions",
         "jaxgnn._ffi",
         "jaxgnn._sudoku_boards",
         "jaxgnn.datasets",

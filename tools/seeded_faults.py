@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("jaxgnn", "pallas_kernels", "tests", "experiments", "pyproject.toml")
+COPIED = ("jaxgnn", "pallas_kernels", "tests", "experiments", "docs", "pyproject.toml")
 PASSED, FAILED = 0, 1  # exit status of pytest
 LONGEST_SECONDS = 900
 
@@ -1181,11 +1181,33 @@ INTEROP = (
         ),
     ),
     Fault(
+        "weights of edges: ops that do not apply them take the graph",
+        "jaxgnn/graph/_require_graph.py",
+        "if graph.weights is None and (scales or not graph.is_normalized):",
+        "if scales or not graph.is_normalized:",
+        _tests(
+            "ops/test_edge_weights",
+            "test_an_op_applies_weights_or_refuses_them_and_says_what_to_do",
+        ),
+    ),
+    Fault(
         "top-k pooling: the number of nodes is rounded in float32",
         "jaxgnn/nn/_top_k_pooling.py",
-        "kept = -(-counts * exact.numerator // exact.denominator)",
-        "kept = np.ceil(np.float32(ratio) * counts.astype(np.float32)).astype(np.int64)",
+        "kept = -(-counts * ratio.numerator // ratio.denominator)",
+        "kept = np.ceil(np.float32(float(ratio)) * counts.astype(np.float32)).astype(np.int64)",
         _tests("nn/test_readouts", "test_top_k_pooling_keeps_the_exact_number_of_nodes"),
+    ),
+    Fault(
+        "fractions: a share is the float, not the number that is meant",
+        "jaxgnn/_fractions.py",
+        "Fraction(str(value)).limit_denominator(10**9)",
+        "Fraction(float(value))",
+        (
+            *_tests(
+                "test_fractions", "test_parts_of_classes_and_of_pairs_have_their_decimal_share"
+            ),
+            *_tests("datasets/test_synthetic", "test_splits_have_their_decimal_share_of_the_nodes"),
+        ),
     ),
     Fault(
         "batch norm: a batch of padding alone counts",

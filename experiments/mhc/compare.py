@@ -17,6 +17,7 @@ from experiments._text import ngram_loss
 from experiments.mhc.config import TrainConfig
 from experiments.mhc.train import Outcome, make_model, train
 from jaxgnn._errors import bad_input
+from jaxgnn._fractions import exact_fraction
 from jaxgnn.datasets import TextDataset, pydoc_text
 from jaxgnn.training import Table, plot_curves
 
@@ -64,8 +65,8 @@ def compare(
     repeats.check("compare")
     if config.hyper_connections == 0:
         raise bad_input("compare", "--hyper-connections", "at least 1", 0)
-    if not time_ratio > 0:
-        raise bad_input("compare", "--time-ratio", "above 0", time_ratio)
+    if not 0 < time_ratio < math.inf:
+        raise bad_input("compare", "--time-ratio", "finite and above 0", time_ratio)
     base = Path("runs/mhc") if config.run is None else config.run
     variants = variants_of(config, time_ratio)
     runs = [
@@ -92,7 +93,7 @@ def variants_of(config: TrainConfig, time_ratio: float) -> list[TrainConfig]:
     # Recomputation applies only to streams.
     plain = replace(config, hyper_connections=0, recompute_every=None)
     wide = replace(plain, features=_equal_width(config))
-    longer = replace(plain, steps=round(config.steps * time_ratio))
+    longer = replace(plain, steps=round(exact_fraction(time_ratio) * config.steps))
     return list(dict.fromkeys([plain, wide, longer, config]))
 
 

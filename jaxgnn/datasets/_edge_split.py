@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn._fractions import exact_fraction
 from jaxgnn.datasets._splits import generator_of
 
 _WHERE = "datasets.split_edges"
@@ -145,9 +146,9 @@ def _bounds(
     count: int, validation: float, test: float, supervision: float | None
 ) -> tuple[int, int, int]:
     """Ends of the ranges of test, validation and supervision pairs."""
-    num_test, num_validation = round(test * count), round(validation * count)
+    num_test, num_validation = _rounded(test, count), _rounded(validation, count)
     training = count - num_test - num_validation
-    num_supervision = training if supervision is None else round(supervision * training)
+    num_supervision = training if supervision is None else _rounded(supervision, training)
     sizes = {"test": num_test, "validation": num_validation, "training": training}
     sizes["supervision"] = num_supervision
     if supervision is not None:
@@ -160,6 +161,10 @@ def _bounds(
     return int(ends[0]), int(ends[1]), int(ends[2])
 
 
+def _rounded(share: float, count: int) -> int:
+    return round(exact_fraction(share) * count)
+
+
 def _check_fractions(validation: float, test: float, supervision: float | None) -> None:
     for name, value in (("validation", validation), ("test", test), ("supervision", supervision)):
         if name == "supervision" and value is None:
@@ -167,7 +172,7 @@ def _check_fractions(validation: float, test: float, supervision: float | None) 
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
             or_none = "None or " if name == "supervision" else ""
             raise bad_input(_WHERE, name, f"{or_none}a fraction in (0, 1)", repr(value))
-    if validation + test >= 1:
+    if exact_fraction(validation) + exact_fraction(test) >= 1:
         got = f"{validation} + {test} = {validation + test:g}"
         raise bad_input(_WHERE, "validation + test", "below 1, to leave pairs to train on", got)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def split_graphs(
     """
     where = "datasets.split_graphs"
     are_three = isinstance(fractions, Sequence) and len(fractions) == len(SPLITS)
-    if not are_three or not all(isinstance(f, int | float) and 0 <= f <= 1 for f in fractions):
+    if not are_three or not all(_is_share(fraction) for fraction in fractions):
         raise bad_input(where, "fractions", "three numbers in [0, 1]", fractions)
     if abs(sum(fractions) - 1) > 1e-6:
         raise bad_input(where, "fractions", "numbers that add up to one", fractions)
@@ -53,3 +54,8 @@ def split_graphs(
             expected = f"enough for a graph in each part of {dataset.num_graphs} graphs"
             raise bad_input(where, "fractions", expected, f"{fractions}, with none for {name}")
     return replace(dataset, **parts)
+
+
+def _is_share(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= 1

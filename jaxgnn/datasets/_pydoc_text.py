@@ -1,9 +1,11 @@
 """Text that is part of every Python: the help on its keywords and topics."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxgnn._fractions import exact_fraction
 from jaxgnn.datasets._splits import generator_of
 
 
@@ -44,7 +46,7 @@ def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
     if not 0 < validation < 1:
         raise ValueError(f"datasets.pydoc_text: validation: expected in (0, 1), got {validation}")
     documents = [text.encode() for text in _without_repeats(topics)]
-    room = validation * sum(map(len, documents))
+    room = math.floor(exact_fraction(validation) * sum(map(len, documents)))
     parts: dict[str, list[bytes]] = {"train": [], "validation": []}
     for i in generator_of("datasets.pydoc_text", seed).permutation(len(documents)):
         # Topics differ in size a hundredfold; after one that is too large, smaller ones may still

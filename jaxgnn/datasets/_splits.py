@@ -1,11 +1,13 @@
 """Random splits that have the same share, or the same number, of every class."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn._fractions import exact_fraction
 from jaxgnn.datasets._node_dataset import SPLITS
 
 
@@ -30,8 +32,8 @@ def stratified_split(labels: np.ndarray, fractions: Sequence[float], seed: int) 
     Returns:
       Sorted int32 node ids by the name of the part.
     """
-    bounds = np.cumsum(fractions)[:-1]
-    return _split_classes(labels, lambda size: np.rint(bounds * size).astype(int), seed)
+    *bounds, _ = accumulate(map(exact_fraction, fractions))
+    return _split_classes(labels, lambda size: [round(bound * size) for bound in bounds], seed)
 
 
 def class_split(labels: np.ndarray, train: int, validation: int, seed: int) -> dict[str, Any]:
@@ -46,11 +48,11 @@ def class_split(labels: np.ndarray, train: int, validation: int, seed: int) -> d
     Returns:
       Sorted int32 node ids by the name of the part.
     """
-    return _split_classes(labels, lambda _: np.array([train, train + validation]), seed)
+    return _split_classes(labels, lambda _: [train, train + validation], seed)
 
 
 def _split_classes(
-    labels: np.ndarray, cuts: Callable[[int], np.ndarray], seed: int
+    labels: np.ndarray, cuts: Callable[[int], list[int]], seed: int
 ) -> dict[str, Any]:
     """Shuffles each class, and cuts it into three parts at the positions ``cuts`` of its size."""
     rng = generator_of("datasets", seed)

@@ -1,5 +1,6 @@
 """Random graphs with the size, degrees and classes of published ones, generated on the device."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxgnn._fractions import exact_fraction
 from jaxgnn.datasets._node_dataset import NodeDataset
 
 _ROUNDS = 16
@@ -26,7 +28,8 @@ class SyntheticScale:
       exponent: s in [0, 1); the node of rank r is drawn with weight (r + 1)^-s, and has about that
         share of the edges.
       tasks: number of binary tasks, or None for one class a node.
-      train: fraction of the nodes in the training split.
+      train: fraction of the nodes in the training split; it and the next are rounded down to whole
+        nodes.
       validation: fraction in the validation split; the test split has the rest.
     """
 
@@ -126,7 +129,8 @@ def _resolve(scale: str | SyntheticScale) -> tuple[str, SyntheticScale]:
         "nodes >= 2 * communities": sizes.nodes >= 2 * sizes.communities,
         "0 <= exponent < 1": 0 <= sizes.exponent < 1,
         "0 < edges <= nodes * (nodes - 1)": 0 < sizes.edges <= sizes.nodes * (sizes.nodes - 1),
-        "every split gets a node": min(_split_sizes(sizes)) > 0,
+        "every split gets a node": math.isfinite(sizes.train + sizes.validation)
+        and min(_split_sizes(sizes)) > 0,
     }
     for requirement, met in requirements.items():
         if not met:
@@ -222,8 +226,8 @@ def _labels(key: jax.Array, community: jax.Array, sizes: SyntheticScale) -> jax.
 
 
 def _split_sizes(sizes: SyntheticScale) -> tuple[int, int, int]:
-    train = int(sizes.train * sizes.nodes)
-    validation = int(sizes.validation * sizes.nodes)
+    train = math.floor(exact_fraction(sizes.train) * sizes.nodes)
+    validation = math.floor(exact_fraction(sizes.validation) * sizes.nodes)
     return train, validation, sizes.nodes - train - validation
 
 

@@ -107,8 +107,8 @@ class LayerNorm(_Norm):
     """Normalises over the features of each node, or over all features and nodes of each graph.
 
     ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1607.06450. PyTorch Geometric
-    normalises whole graphs by default (``mode="graph"``), and adds ``ε`` to the standard deviation
-    there: ``(x - μ) / (√var + ε)``.
+    normalises whole graphs by default (``mode="graph"``). If it gets no batch, it adds ``ε`` to the
+    standard deviation there: ``(x - μ) / (√var + ε)``.
 
     Args:
       features: width of the node features.
@@ -215,8 +215,10 @@ class BatchNorm(nnx.Module):
 
     ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1502.03167. In training, which
     ``train()`` sets, mean and variance are those of the batch, and running averages of them are
-    kept, which are used in evaluation, which ``eval()`` sets. A batch without nodes, of padding
-    alone, leaves them as they are. This is ``nnx.BatchNorm`` with the mask of the batch.
+    kept, which are used in evaluation, which ``eval()`` sets. Both variances are divided by the
+    number of nodes n; PyTorch divides that of the running average by n - 1. A batch without nodes,
+    of padding alone, leaves the averages as they are. This is ``nnx.BatchNorm`` with the mask of
+    the batch.
 
     Args:
       features: width of the node features.

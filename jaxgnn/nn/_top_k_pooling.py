@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
+from jaxgnn._fractions import exact_fraction
 from jaxgnn.graph import GraphBatch
 from jaxgnn.nn._kept_nodes import batch_of_nodes, rows_at
 from jaxgnn.nn._maxk import check_widths
@@ -42,9 +43,9 @@ class TopKPooling(nnx.Module):
     ``s_i = tanh(p · x_i / ‖p‖)`` with a learnt ``p``. Of a graph of n nodes the ``⌈ratio · n⌉``
     best are kept, or the ``k`` best, best first and of equal ones the first, with the features
     ``s_i x_i``. See Graph U-Nets, https://arxiv.org/abs/1905.05178; PyTorch Geometric has it under
-    the same name. The product is exact for a ratio of at most nine decimals, and for fractions
-    such as ``1 / 3``: 0.6 of 25 nodes are 15. (PyTorch Geometric rounds it to float32, and keeps
-    16.)
+    the same name. The product is exact for a ratio of at most nine decimals, and for floats that
+    are next to a fraction: 0.6 of 25 nodes are 15, and ``1 - 0.7`` of 10 are 3. (PyTorch Geometric
+    rounds it to float32, and keeps 16 of 25.)
 
     The new batch has a fixed shape, ``⌈ratio · nodes⌉ + graphs`` node slots or ``k · graphs``, and
     one more for padding, so that a jitted network compiles once. It has the edge slots of the old
@@ -128,7 +129,7 @@ class TopKPooling(nnx.Module):
 
     def _capacity(self, batch: GraphBatch) -> int:
         nodes, graphs = batch.node_mask.shape[0], batch.num_graphs
-        of_ratio = int(_numbers_kept(str(self.ratio), nodes)[-1]) + graphs
+        of_ratio = int(_numbers_kept(exact_fraction(self.ratio), nodes)[-1]) + graphs
         most = of_ratio if self.k is None else graphs * self.k
         return min(most, nodes) + 1
 
@@ -138,7 +139,7 @@ class TopKPooling(nnx.Module):
         if self.k is not None:
             wanted = jnp.minimum(count, self.k)
         else:
-            wanted = jnp.asarray(_numbers_kept(str(self.ratio), scores.shape[0]))[count]
+            wanted = jnp.asarray(_numbers_kept(exact_fraction(self.ratio), scores.shape[0]))[count]
         order, start = by_score(scores, batch)
         place = jnp.arange(order.shape[0], dtype=start.dtype)
         within = place - of_nodes(start, batch)  # nodes are in the order of their graphs
@@ -146,14 +147,12 @@ class TopKPooling(nnx.Module):
 
 
 @functools.lru_cache(maxsize=32)
-def _numbers_kept(ratio: str, most: int) -> np.ndarray:
-    """``⌈ratio · n⌉`` for n = 0 … ``most``, int32, without a rounded product.
+def _numbers_kept(ratio: Fraction, most: int) -> np.ndarray:
+    """``⌈ratio · n⌉`` for n = 0 … ``most``, int32.
 
-    The ratio is a decimal of at most nine digits, or what is meant by a float that is next to a
-    fraction, such as 1/3 or 1 - 0.7. A table, since the product of n with the numerator of a ratio
-    may exceed the integers of a device.
+    A table, since the product of n with the numerator of a ratio may exceed the integers of a
+    device.
     """
-    exact = Fraction(ratio).limit_denominator(10**9)
     counts = np.arange(most + 1, dtype=np.int64)
-    kept = -(-counts * exact.numerator // exact.denominator)
+    kept = -(-counts * ratio.numerator // ratio.denominator)
     return np.maximum(kept, counts > 0).astype(np.int32)  # a ratio below all fractions keeps one

@@ -287,6 +287,8 @@ def test_graphs_are_split_class_by_class_and_again_by_another_seed():
         datasets.split_graphs(data, (0.5, 0.1, 0.1))
     with pytest.raises(ValueError, match=r"fractions must be three numbers in \[0, 1\]"):
         datasets.split_graphs(data, (1.5, -0.5, 0.0))
+    with pytest.raises(ValueError, match=r"fractions must be three numbers in \[0, 1\]"):
+        datasets.split_graphs(data, (True, 0.0, 0.0))
     one: Any = 0.8
     with pytest.raises(ValueError, match=r"fractions must be three numbers in .*, got 0\.8"):
         datasets.split_graphs(data, one)

@@ -40,8 +40,14 @@ def test_arrays_are_consistent_and_sized_as_asked(sizes):
     assert data.num_edges == pytest.approx(sizes.edges, rel=0.03)
     assert data.multilabel == (sizes.tasks is not None)
     assert data.num_classes == (sizes.tasks or sizes.communities)
-    assert data.train.size == int(sizes.train * sizes.nodes)
+    assert data.train.size == round(sizes.train * sizes.nodes)
     assert sum(s.size for s in (data.train, data.validation, data.test)) == sizes.nodes
+
+
+def test_splits_have_their_decimal_share_of_the_nodes():
+    # As floats, 0.29 · 100 and 0.57 · 100 are below 29 and 57.
+    data = synthetic(SyntheticScale(100, 200, 4, 3, 0.5, train=0.29, validation=0.57))
+    assert (data.train.size, data.validation.size, data.test.size) == (29, 57, 14)
 
 
 def test_graph_is_symmetric_without_self_edges_or_repeats(data):
@@ -136,6 +142,8 @@ def test_every_published_scale_has_the_published_shape():
         (dataclasses.replace(TINY, nodes=9), {}, r"nodes >= 2 \* communities"),
         (dataclasses.replace(DENSE, edges=120 * 119 + 1), {}, "edges <= nodes"),
         (dataclasses.replace(TINY, validation=0.0), {}, "every split gets a node"),
+        (dataclasses.replace(TINY, train=float("nan")), {}, "every split gets a node"),
+        (dataclasses.replace(TINY, train=float("inf")), {}, "every split gets a node"),
         (FULL, {"homophily": 1.0}, "30 edges are too many for .* found 6"),
     ],
 )

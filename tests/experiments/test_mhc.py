@@ -168,7 +168,7 @@ def test_bad_options_are_named(name, text, tmp_path):
 def test_compare_needs_streams(text, tmp_path):
     with pytest.raises(ValueError, match="--hyper-connections must be at least 1, got 0"):
         compare(_config(tmp_path, hyper_connections=0), dataset=text)
-    with pytest.raises(ValueError, match="--time-ratio must be above 0, got 0"):
+    with pytest.raises(ValueError, match="--time-ratio must be finite and above 0, got 0"):
         compare(_config(tmp_path), time_ratio=0, dataset=text)
 
 

@@ -70,6 +70,12 @@ def _stars(nodes, centres):
     return leaves, np.where(leaves <= centres, 0, 1 + leaves % centres), nodes
 
 
+def _spider(legs, length):
+    """Paths from one centre: one search finds fewer copies of an eigenvalue than there are legs."""
+    outer = np.arange(1, 1 + legs * length)
+    return outer, np.maximum(outer - legs, 0), 1 + legs * length
+
+
 def _two_rings(nodes):
     """Two components of different sizes, and two nodes without edges."""
     one, other = _ring(nodes)[:2], _ring(nodes + 50)[:2]
@@ -82,6 +88,7 @@ LARGE = {
     "ring": (_ring(701), 6),
     "stars": (_stars(700, 30), 35),
     "star": (_stars(650, 700), 4),
+    "spider": (_spider(100, 6), 12),
     "disconnected": (_two_rings(620), 5),
 }
 
