@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import KDTree
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import is_concrete, put_own
@@ -20,6 +19,9 @@ from jaxgnn.graph._neighbour_edges import (
     to_nearest_image,
 )
 from jaxgnn.graph._sorting import sort_edges
+
+if TYPE_CHECKING:
+    from scipy.spatial import KDTree
 
 # Number of candidates of neighbours in memory at a time.
 _MOST_CANDIDATES = 2**22
@@ -148,6 +150,8 @@ class _Cloud:
         """The tree of the points with a cloud; clouds are more than ``apart`` apart."""
         _, ranks = np.unique(self.batch[self.ids], return_inverse=True)
         coordinates = np.column_stack([points[self.ids], ranks * (2 * apart + 1)])
+        from scipy.spatial import KDTree
+
         return KDTree(coordinates, boxsize=None if sides is None else np.append(sides, 0))
 
     def squares(self, senders: np.ndarray, receivers: np.ndarray, box: np.ndarray | None = None):

@@ -13,7 +13,6 @@ import math
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
-from scipy.stats import rankdata
 
 Values = jax.Array | np.ndarray
 
@@ -133,7 +132,9 @@ def _task_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
         return math.nan
     # Mann and Whitney: the positives' ranks, minus their ranks among themselves, count the
     # (positive, negative) pairs in the right order.
-    rank_sum = rankdata(scores)[positive].sum()
+    _, ties, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[ties]  # equal scores share the mean of theirs
+    rank_sum = ranks[positive].sum()
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
