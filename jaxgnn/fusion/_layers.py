@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,16 @@ from jaxgnn.fusion._templates import argument_of
 from jaxgnn.fusion._view import View
 
 # Formulae of the activations of this library's ops in plain JAX.
-_WRITTEN: Mapping[ops.Activation, tuple[Callable[[Any], Any], ...]] = {
-    "relu": (jax.nn.relu,),  # the derivative of jnp.maximum(x, 0) is another one at zero
-    "gelu": (jax.nn.gelu,),
-    "gelu_exact": (functools.partial(jax.nn.gelu, approximate=False),),
-    "silu": (jax.nn.silu, lambda x: x * jax.nn.sigmoid(x)),
-    "mish": (jax.nn.mish,),
-    "squared_relu": (lambda x: jnp.square(jax.nn.relu(x)), lambda x: jax.nn.relu(x) ** 2),
-}
+_WRITTEN: tuple[tuple[ops.Activation, Callable[[Any], Any]], ...] = (
+    ("relu", jax.nn.relu),  # the derivative of jnp.maximum(x, 0) is another one at zero
+    ("gelu", jax.nn.gelu),
+    ("gelu_exact", functools.partial(jax.nn.gelu, approximate=False)),
+    ("silu", jax.nn.silu),
+    ("silu", lambda x: x * jax.nn.sigmoid(x)),
+    ("mish", jax.nn.mish),
+    ("squared_relu", lambda x: jnp.square(jax.nn.relu(x))),
+    ("squared_relu", lambda x: jax.nn.relu(x) ** 2),
+)
 
 
 @dataclass(frozen=True)
@@ -130,19 +132,25 @@ def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
 def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
     if not jnp.issubdtype(atom.aval.dtype, jnp.floating):
         return None
-    for name, template in _templates(tuple(atom.aval.shape), str(atom.aval.dtype)):
-        argument = argument_of(view, atom, template)
-        if argument is not None:
-            return argument, name
+    equation = view.producer(atom)
+    if equation is None:
+        return None
+    shape, dtype = tuple(atom.aval.shape), str(atom.aval.dtype)
+    for name, function in _WRITTEN:
+        if _last_primitive(function) is equation.primitive:
+            argument = argument_of(view, atom, _template(function, shape, dtype))
+            if argument is not None:
+                return argument, name
     return None
 
 
-@functools.lru_cache(maxsize=256)
-def _templates(shape: tuple[int, ...], dtype: str) -> list[tuple[ops.Activation, Program]]:
-    """The programs of all ways to write an activation, for arrays of this type."""
-    like = jax.ShapeDtypeStruct(shape, dtype)
-    return [
-        (name, Program.of(jax.make_jaxpr(function)(like)))
-        for name, functions in _WRITTEN.items()
-        for function in functions
-    ]
+@functools.cache
+def _last_primitive(function: Callable[[Any], Any]) -> Any:
+    """The primitive that computes the result of an activation, for arrays of any type."""
+    return _template(function, (1,), "float32").equations[-1].primitive
+
+
+@functools.lru_cache(maxsize=1024)
+def _template(function: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Program:
+    """The program of an activation for arrays of this type."""
+    return Program.of(jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype)))
