@@ -87,7 +87,8 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
     require_size(where, "num_senders", num_cols)
     for name, row, ids in ((names.senders, 0, senders), (names.receivers, 1, receivers)):
         other = receivers if ids is senders else senders
-        if ids.ndim == 2 and ids.shape[0] == 2 and ids.shape[1:] == other.shape[-1:]:
+        is_edge_index = other.ndim != 1 or other.shape == ids.shape[1:]
+        if ids.ndim == 2 and ids.shape[0] == 2 and is_edge_index:
             size = ids.shape[-1]
             expected = f"of shape ({size},); of an edge_index [2, edges] pass edge_index[{row}]"
             expected += ", or use CSRGraph.from_edge_index"
