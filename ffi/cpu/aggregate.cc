@@ -322,8 +322,8 @@ struct ForwardKernel {
     state[best + i] = Better<kMin>(value, found);
     if (ties == Ties::kCounted && value == found) state[tied + i] += more[tied + i];
     if (ties == Ties::kHolder && value == found) {
-      const int32_t both = CountOf(BitCast<int32_t>(state[tied + i])) +
-                           CountOf(BitCast<int32_t>(more[tied + i]));
+      const int32_t both =
+          CountOf(BitCast<int32_t>(state[tied + i])) + CountOf(BitCast<int32_t>(more[tied + i]));
       state[tied + i] = BitCast<float>(~both);
     }
     if (ties != Ties::kIgnored && IfBeats<kMin>(value, found, true, false)) {

@@ -30,7 +30,7 @@ class Form(NamedTuple):
 
     @property
     def keeps(self) -> str:
-        """What gradients need to know of an extreme.
+        """The information about an extreme that gradients need.
 
         ``"count"``, how many edges have it; ``"slot"``, that of the first edge that has it; or
         ``"holder"``, the sender of the only edge that has it.
@@ -84,7 +84,7 @@ class Statistics:
 
 
 def count_of(holder: jax.Array) -> jax.Array:
-    """How many edges have an extreme with this holder, as ``Statistics`` has it, float32."""
+    """The number of edges with an extreme, by its holder in ``Statistics``, float32."""
     return jnp.where(holder < 0, ~holder, 1).astype(jnp.float32)
 
 

@@ -177,7 +177,7 @@ class Extreme(Part):
         return state
 
     def _own(self, warp: Warp, number: Number) -> Value:
-        """What is kept of a number that has the extreme alone."""
+        """The name, or the count, that is kept of a number that has the extreme alone."""
         if self.keeps == "slot":
             return number.slot
         if self.keeps == "count":

@@ -16,8 +16,8 @@ from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
 from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
 
-# If more edges than one of so many share the extreme of their row, additions to each of them take
-# longer than a comparison of all edges.
+# Where more than an eighth of the edges share the extreme of their row, additions to each of them
+# take longer than a comparison of all edges.
 _EDGES_FOR_EACH_ADDITION = 8
 
 

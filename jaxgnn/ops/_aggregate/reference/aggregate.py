@@ -98,7 +98,7 @@ class _Edges:
         return jnp.where(slots < values.shape[0], taken, highest)
 
     def have(self, extreme: Float[Array, "rows dim"]) -> Array:
-        """Which edges have the extreme of their row: as ``Statistics`` and the form say."""
+        """The edges that have the extreme of their row, in the form that gradients need."""
         have_it = self.values == self.of_edges(extreme)
         if self.form.keeps == "slot":
             return self._first(have_it)
