@@ -1661,8 +1661,8 @@ FUSION = (
     Fault(
         "fusion: the maximum with zero is relu",
         "jaxgnn/fusion/_layers.py",
-        '"relu": (jax.nn.relu,),',
-        '"relu": (jax.nn.relu, lambda x: jnp.maximum(x, 0)),',
+        '("relu", jax.nn.relu),',
+        '("relu", jax.nn.relu), ("relu", lambda x: jnp.maximum(x, 0)),',
         _tests("fusion/test_rules", "test_message_networks_of_another_form_are_none"),
     ),
     Fault(
