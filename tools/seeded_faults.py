@@ -1220,6 +1220,13 @@ INTEROP = (
         ),
     ),
     Fault(
+        "nn: BatchNorm writes its averages when it evaluates",
+        "jaxgnn/nn/_graph_norms.py",
+        "        if norm.use_running_average:\n            return norm(x)\n        before",
+        "        before",
+        _tests("nn/test_graph_norms", "test_a_masked_batch_norm_is_that_of_the_real_nodes"),
+    ),
+    Fault(
         "fuse: what a call changes in its arguments is lost",
         "jaxgnn/fusion/_fuse.py",
         "if before.changes(given):",
@@ -1657,6 +1664,13 @@ FUSION = (
         "if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():",
         "if ids.size < own.size:",
         _tests("fusion/test_rules", _DOES_NOT),
+    ),
+    Fault(
+        "fusion: a scatter of ids keeps slices that begin outside of the array",
+        "jaxgnn/fusion/_integer_slices.py",
+        "exist = ((starts >= 0) & (starts <= lasts)).all(-1)",
+        "exist = (starts >= 0).all(-1)",
+        _tests("fusion/test_integers", "test_gathers_and_scatters_give_what_jax_gives"),
     ),
     Fault(
         "fusion: the maximum with zero is relu",
