@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxgnn import CBSR, CSRGraph, deterministic, ops
+from jaxgnn import CBSR, CSRGraph, _ffi, deterministic, ops
 from jaxgnn.graph import BlockShape, BlockTasks, EdgeBlocks, GraphPlan, RowSchedule
 from jaxgnn.graph._schedule import units
 from jaxgnn.ops._core import dispatch
@@ -109,6 +109,8 @@ def test_products_lower_with_their_gradients(name, dtype):
 @pytest.mark.parametrize("implementation", ["pallas", "ffi"])
 @pytest.mark.parametrize("heads, dim, dtype", [(4, 64, "float32"), (3, 37, "bfloat16")])
 def test_products_of_heads_lower_with_their_gradients(heads, dim, dtype, implementation):
+    if implementation == "ffi" and _ffi.library_path("cuda") is None:
+        pytest.skip("reason: needs the CUDA library, which is built where nvcc is")
     graph = _graph()
     weights, x = (
         struct((EDGES, heads), jnp.float32),
