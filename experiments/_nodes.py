@@ -16,7 +16,7 @@ from experiments._node_data import Batch, split_mask
 from experiments._spread import on_each_device
 from jaxgnn import CSRGraph, distributed
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.nn._dropout import dropout
+from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.training import accuracy, micro_f1, roc_auc
 
 Metric = Literal["accuracy", "micro F1", "ROC-AUC"]

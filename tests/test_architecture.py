@@ -49,6 +49,49 @@ FAMILIES = {
 }
 
 
+# Rooms of the packages of the library, and what each may import beside itself. CONTRIBUTING.md
+# prints them; ``python -m tests.test_architecture`` writes that part of the page.
+PACKAGES = {
+    "jaxgnn.graph": {
+        "plan": (),
+        "csr": ("plan", "batch"),  # CSRGraph.batch makes a GraphBatch
+        "batch": ("plan", "csr"),
+        "local": ("plan", "csr"),
+        "hetero": ("plan", "csr", "local"),
+        "incidence": ("plan", "csr"),
+        "points": ("plan", "csr"),
+    },
+    "jaxgnn.nn": {
+        "shared": (),
+        "attention": ("shared",),
+        "conv": ("shared", "attention"),
+        "messages": ("shared",),
+        "hetero": ("shared", "attention"),
+        "hypergraph": ("shared",),
+        "mhc": ("shared",),
+        "norms": ("shared",),
+        "pooling": ("shared",),
+        "links": ("shared",),
+    },
+    "jaxgnn.datasets": {
+        "formats": (),
+        "records": (),
+        "readers": ("formats", "records"),
+        "generators": ("records",),
+        "embedded": ("formats", "records"),
+        "sudoku": ("formats",),
+    },
+}
+
+
+def _of_rooms(package: str, *below: str) -> dict[str, set[str]]:
+    """The imports of a package's rooms: its own below it, and ``below`` for all of them."""
+    return {
+        f"{package}.{room}": {*below, *(f"{package}.{name}" for name in (room, *rooms))}
+        for room, rooms in PACKAGES[package].items()
+    }
+
+
 def _rooms(*names: str) -> set[str]:
     return {f"pallas_kernels.{name}" for name in names}
 
@@ -60,25 +103,34 @@ def _family(name: str, *below: str) -> dict[str, set[str]]:
     core = {f"jaxgnn.ops._core.{word}" for word in words}
     references = {f"{family}.reference" for family in families}
     groups = {f"pallas_kernels.{name}.arguments"}  # what its functions take together
-    below_ops = {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn._ffi", "jaxgnn.ops._core"}
+    below_ops = {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn.graph",
+        "jaxgnn._ffi",
+        "jaxgnn.ops._core",
+    }
     return {
         f"jaxgnn.ops._{name}": below_ops | families | _rooms("chip", name, *below),
-        f"jaxgnn.ops._{name}.reference": {"jaxgnn.graph"} | core | references | groups,
+        f"jaxgnn.ops._{name}.reference": {"jaxgnn._arrays", "jaxgnn.graph"}
+        | core
+        | references
+        | groups,
     }
 
 
 # What a module may import of this project, by the longest prefix of its name that stands here.
 ALLOWED = {
     "jaxgnn": {"jaxgnn._exporting", "jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops"},
-    "jaxgnn._byte_order": set(),
+    "jaxgnn._arrays": {"jaxgnn._arrays", "jaxgnn._errors"},
     "jaxgnn._errors": set(),
     "jaxgnn._fractions": set(),
     "jaxgnn._suggestions": set(),
-    "jaxgnn._concrete": set(),
     "jaxgnn._methods": set(),
     "jaxgnn._sudoku_boards": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._exporting",
         "jaxgnn._ffi",
@@ -89,14 +141,10 @@ ALLOWED = {
     },
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
-    "jaxgnn.graph": {
-        "jaxgnn._byte_order",
-        "jaxgnn._concrete",
-        "jaxgnn._errors",
-        "jaxgnn.graph",
-        "pallas_kernels.chip",
-    },
+    "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph"},
+    **_of_rooms("jaxgnn.graph", "jaxgnn._arrays", "jaxgnn._errors"),
     "jaxgnn._ffi": {
+        "jaxgnn._arrays",
         "jaxgnn.graph",
         "jaxgnn._ffi",
         "pallas_kernels.chip",
@@ -107,6 +155,7 @@ ALLOWED = {
     "pallas_kernels": set(),
     "jaxgnn.ops": {"jaxgnn.ops"},
     "jaxgnn.ops._core": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn.graph",
         "jaxgnn._ffi",
@@ -115,14 +164,17 @@ ALLOWED = {
         "pallas_kernels.simt",
     },
     **{k: v for name, below in FAMILIES.items() for k, v in _family(name, *below).items()},
-    "jaxgnn.nn": {
+    "jaxgnn.nn": {"jaxgnn.nn"},
+    **_of_rooms(
+        "jaxgnn.nn",
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._fractions",
         "jaxgnn.graph",
         "jaxgnn.ops",
-        "jaxgnn.nn",
-    },
+    ),
     "jaxgnn.fusion": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._methods",
         "jaxgnn.fusion",
@@ -131,26 +183,33 @@ ALLOWED = {
         "jaxgnn.testing",
     },
     "jaxgnn.models": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn.graph",
         "jaxgnn.ops",
         "jaxgnn.nn",
         "jaxgnn.models",
     },
-    "jaxgnn.datasets": {
+    "jaxgnn.datasets": {"jaxgnn.datasets"},
+    **_of_rooms("jaxgnn.datasets", "jaxgnn._errors", "jaxgnn._fractions"),
+    "jaxgnn.datasets.sudoku": {
         "jaxgnn._errors",
-        "jaxgnn._fractions",
         "jaxgnn._ffi",
         "jaxgnn._sudoku_boards",
-        "jaxgnn.datasets",
+        "jaxgnn.datasets.formats",
+        "jaxgnn.datasets.sudoku",
     },
     "jaxgnn.metrics": {
-        "jaxgnn._byte_order",
-        "jaxgnn._concrete",
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn.metrics",
     },
-    "jaxgnn.distributed": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.distributed"},
+    "jaxgnn.distributed": {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn.graph",
+        "jaxgnn.distributed",
+    },
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
@@ -174,7 +233,7 @@ ALLOWED = {
 # Third-party packages with one home.
 HOMES = {
     "jraph": {
-        "jaxgnn.graph._jraph",
+        "jaxgnn.graph.csr.jraph",
         "jaxgnn.interop.jraph",
         "experiments._plain_networks",
         "experiments._real_networks",
@@ -373,3 +432,35 @@ def test_modules_are_there_after_importing_the_library_alone():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
     )
     assert result.returncode == 0, result.stderr
+
+
+_BEGIN, _END = (
+    "<!-- rooms: python -m tests.test_architecture writes them -->\n",
+    "<!-- rooms end -->",
+)
+_GUIDE = ROOT / "CONTRIBUTING.md"
+
+
+def _rooms_of_the_guide() -> str:
+    """The rooms of the packages, with what they hold and import, as CONTRIBUTING.md prints them."""
+    lines = []
+    for package, rooms in PACKAGES.items():
+        folder = package.replace(".", "/")
+        lines += [f"| `{folder}/` | holds | imports |", "|---|---|---|"]
+        for room, below in rooms.items():
+            text = ast.get_docstring(ast.parse((ROOT / folder / room / "__init__.py").read_text()))
+            assert text is not None, f"{folder}/{room} needs a docstring"
+            holds = text.splitlines()[0].replace("``", "`")
+            lines.append(f"| `{room}/` | {holds} | {', '.join(below)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def test_the_guide_prints_the_rooms_that_this_table_allows():
+    text = _GUIDE.read_text()
+    assert text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)] == _rooms_of_the_guide()
+
+
+if __name__ == "__main__":
+    before, rest = _GUIDE.read_text().split(_BEGIN)
+    _GUIDE.write_text(before + _BEGIN + _rooms_of_the_guide() + _END + rest.split(_END)[1])

@@ -7,8 +7,8 @@ import pytest
 
 from jaxgnn._fractions import exact_fraction
 from jaxgnn.datasets import split_edges
-from jaxgnn.datasets._node_dataset import SPLITS
-from jaxgnn.datasets._splits import stratified_split
+from jaxgnn.datasets.records.node_dataset import SPLITS
+from jaxgnn.datasets.records.splits import stratified_split
 
 CASES = [
     (math.floor, 0.29, 100, 29),

@@ -1,4 +1,6 @@
-"""Builds jaxgnn/datasets/cora.npz from two published copies of Cora, with the same bytes each time.
+"""Builds jaxgnn/datasets/embedded/cora.npz, with the same bytes each time.
+
+Its sources are two published copies of Cora.
 
 The papers, words, classes and citations come from the wheel of graphdatascience 2.2, which carries
 the files ``cora.content`` and ``cora.cites`` of the LINQS group as Parquet. The order of the papers
@@ -30,7 +32,7 @@ import numpy as np
 import pyarrow.parquet
 import scipy.sparse
 
-OUTPUT = Path(__file__).parent.parent / "jaxgnn" / "datasets" / "cora.npz"
+OUTPUT = Path(__file__).parent.parent / "jaxgnn" / "datasets" / "embedded" / "cora.npz"
 NODES, WORDS, CITATIONS, PAIRS = 2708, 1433, 5429, 5278
 LABELLED = 1708  # papers of ind.cora.allx; those of ind.cora.test.index follow
 # The wheel's numbers of the classes, in the order of Planetoid, which _cora.py names.

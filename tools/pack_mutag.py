@@ -1,4 +1,4 @@
-"""Builds jaxgnn/datasets/mutag.npz from the wheel of grakel, with the same bytes each time.
+"""Builds jaxgnn/datasets/embedded/mutag.npz from the wheel of grakel; its bytes repeat.
 
 The wheel of grakel 0.1.11 carries MUTAG in the format of the TU collection, in its folder
 ``grakel/tests/data/MUTAG``. Files of the collection have both directions of each bond; here each
@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxgnn.datasets import read_tu
 
-OUTPUT = Path(__file__).parent.parent / "jaxgnn" / "datasets" / "mutag.npz"
+OUTPUT = Path(__file__).parent.parent / "jaxgnn" / "datasets" / "embedded" / "mutag.npz"
 
 
 def main() -> None:

@@ -789,7 +789,7 @@ GRADIENTS = (
 GRAPHS = (
     Fault(
         "self loops of attention: those that the graph has are kept",
-        "jaxgnn/graph/_looped.py",
+        "jaxgnn/graph/local/self_loops.py",
         "kept = real & (rows != indices)",
         "kept = real",
         _tests(
@@ -798,21 +798,21 @@ GRAPHS = (
     ),
     Fault(
         "self loops of attention: a zero among others is divided by",
-        "jaxgnn/graph/_looped.py",
+        "jaxgnn/graph/local/self_loops.py",
         "slopes = jnp.where(zeros_of_others == 0, product / others, 0)",
         "slopes = product / others",
         _tests("graph/test_looped", "test_a_product_with_a_zero_has_the_gradient_of_a_product"),
     ),
     Fault(
         "self loops of attention: the mean divides by the edges that were removed too",
-        "jaxgnn/graph/_looped.py",
+        "jaxgnn/graph/local/self_loops.py",
         "sum_rows(jnp.asarray(kept).astype(jnp.int32)",
         "sum_rows(jnp.ones_like(kept, jnp.int32)",
         _tests("nn/test_attention_layers", "test_gradients_are_slopes_of_the_formula"),
     ),
     Fault(
         "messages of edges: what padding holds is read",
-        "jaxgnn/nn/_graph_layer.py",
+        "jaxgnn/nn/shared/graph_layer.py",
         "return without_padding(graph, features.astype(x.dtype))",
         "return features.astype(x.dtype)",
         _tests(
@@ -822,7 +822,7 @@ GRAPHS = (
     ),
     Fault(
         "graph transformer: the gate is the other way round",
-        "jaxgnn/nn/_transformer_conv.py",
+        "jaxgnn/nn/attention/transformer_conv.py",
         "return gate * root + (1 - gate) * y",
         "return gate * y + (1 - gate) * root",
         _tests(
@@ -832,21 +832,21 @@ GRAPHS = (
     ),
     Fault(
         "schedule: a row's last unit is left out, a wrong rounding",
-        "jaxgnn/graph/_schedule.py",
+        "jaxgnn/graph/plan/schedule.py",
         "-(-xp.diff(indptr) // most))",
         "xp.diff(indptr) // most)",
         _tests("graph/test_schedule", "test_pieces_cover_every_row_longest_first"),
     ),
     Fault(
         "schedule: unused units begin pieces, since the mask is missing",
-        "jaxgnn/graph/_schedule.py",
+        "jaxgnn/graph/plan/schedule.py",
         "begins = (rows < num_rows) & (",
         "begins = (rows <= num_rows) & (",
         _tests("graph/test_schedule", "test_pieces_cover_every_row_longest_first"),
     ),
     Fault(
         "normalisation: degrees of columns are not under a root",
-        "jaxgnn/graph/_normalization.py",
+        "jaxgnn/graph/csr/normalization.py",
         "return scale(row_degrees, -0.5), scale(column_degrees, -0.5)",
         "return scale(row_degrees, -0.5), scale(column_degrees, -1.0)",
         _tests(
@@ -856,35 +856,35 @@ GRAPHS = (
     ),
     Fault(
         "compressed rows: ids of one byte for 257 columns, off by one",
-        "jaxgnn/graph/_cbsr.py",
+        "jaxgnn/graph/csr/cbsr.py",
         "if dim <= 2**8:",
         "if dim <= 2**8 + 1:",
         ("tests/graph/test_cbsr.py",),
     ),
     Fault(
         "sums of rows: parts of a long row are counted wrongly, off by one",
-        "jaxgnn/graph/_row_sums.py",
+        "jaxgnn/graph/plan/row_sums.py",
         "later = num_rows - 1 + offsets[rows] + part",
         "later = num_rows + offsets[rows] + part",
         _tests("graph/test_normalization", "test_degrees_of_a_hub_are_as_exact_as_a_short_sum"),
     ),
     Fault(
         "host arrays: bytes of the other order are taken as those of the machine",
-        "jaxgnn/_byte_order.py",
+        "jaxgnn/_arrays/byte_order.py",
         'return array.astype(array.dtype.newbyteorder("="))',
         'return array.view(array.dtype.newbyteorder("="))',
         _tests("graph/test_host_arrays", "test_arrays_of_the_other_byte_order_give_the_same"),
     ),
     Fault(
         "host arrays: large integers of 64 bits are cut without an error",
-        "jaxgnn/graph/_arrays.py",
+        "jaxgnn/_arrays/arrays.py",
         "if not bounds.min <= value <= bounds.max:",
         "if bounds.min > value:",
         _tests("graph/test_host_arrays", "test_integers_that_jax_would_cut_are_refused"),
     ),
     Fault(
         "constructors: from_edges does not name from_edge_index",
-        "jaxgnn/graph/_constructors.py",
+        "jaxgnn/graph/csr/constructors.py",
         'is_other = "edge_index" in options or "missing" in str(error)',
         'is_other = "edge_index" in options',
         _tests(
@@ -926,7 +926,7 @@ GRAPHS = (
     ),
     Fault(
         "positions: copies of repeated eigenvalues are missed",
-        "jaxgnn/graph/_positions.py",
+        "jaxgnn/graph/points/positions.py",
         "<= last + _EQUAL",
         "<= last + 2",
         _tests(
@@ -950,42 +950,42 @@ LAYERS = (
     ),
     Fault(
         "messages of edges: EdgeConv's first layer reads the sender and not the difference",
-        "jaxgnn/nn/_edge_convolutions.py",
+        "jaxgnn/nn/conv/edge_convolutions.py",
         "jnp.concatenate([of_receivers - of_differences, of_differences])",
         "jnp.concatenate([of_receivers, of_differences])",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
         "messages of edges: PNAConv adds the receiver's part to a sum once, not for each edge",
-        "jaxgnn/nn/_pna.py",
+        "jaxgnn/nn/conv/pna.py",
         "degrees.astype(shift.dtype) * shift if name",
         "shift if name",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
         "messages of edges: PNAConv has no activation between layers of a tower",
-        "jaxgnn/nn/_pna.py",
+        "jaxgnn/nn/conv/pna.py",
         "layer(function_of(self.activation)(x), self.dtype)",
         "layer(x, self.dtype)",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
         "messages of edges: CFConv counts edges beyond the cutoff",
-        "jaxgnn/nn/_schnet.py",
+        "jaxgnn/nn/conv/schnet.py",
         "is_inside = distances < cutoff",
         "is_inside = distances < jnp.inf",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
         "messages of edges: GatedGraphConv's gate is the other way round",
-        "jaxgnn/nn/_gated_graph_conv.py",
+        "jaxgnn/nn/conv/gated_graph_conv.py",
         "return (1 - update) * new + update * h",
         "return update * new + (1 - update) * h",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
         "messages of edges: a function of messages is given what padding holds",
-        "jaxgnn/nn/_message_functions.py",
+        "jaxgnn/nn/messages/message_functions.py",
         "features = jnp.where(is_real, features, jnp.where(count > 0, last, 0))",
         "features = jnp.where(is_real, features, features)",
         _tests(
@@ -995,28 +995,28 @@ LAYERS = (
     ),
     Fault(
         "GCNConv: the bias is forgotten",
-        "jaxgnn/nn/_convolutions.py",
+        "jaxgnn/nn/conv/convolutions.py",
         "return self._biased(aggregated)",
         "return aggregated",
         _tests("nn/test_gcn", "test_gcn_is_that_of_pytorch_geometric"),
     ),
     Fault(
         "GCNConv: degrees do not count the self loops that are added",
-        "jaxgnn/graph/_gcn.py",
+        "jaxgnn/graph/csr/gcn.py",
         "degrees = degrees + missing.astype(dtype)",
         "pass",
         _tests("nn/test_gcn", "test_gcn_is_that_of_pytorch_geometric"),
     ),
     Fault(
         "GCNConv: self loops are added to nodes that have one",
-        "jaxgnn/graph/_gcn.py",
+        "jaxgnn/graph/csr/gcn.py",
         "looped = jnp.where(rows == indices, indices, num_nodes)",
         "looped = jnp.where(rows == indices, num_nodes, num_nodes)",
         _tests("nn/test_gcn", "test_gcn_is_that_of_pytorch_geometric"),
     ),
     Fault(
         "GINConv: epsilon is dropped",
-        "jaxgnn/nn/_convolutions.py",
+        "jaxgnn/nn/conv/convolutions.py",
         "total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h.dst) + neighbors",
         "total = self._dense(h.dst) + neighbors",
         _tests("nn/test_convolutions", "test_gin_is_its_formula_with_and_without_an_mlp"),
@@ -1067,35 +1067,35 @@ LAYERS = (
 READERS = (
     Fault(
         "GraphSAINT reader: labels go to nodes in the order of the file",
-        "jaxgnn/datasets/_graphsaint.py",
+        "jaxgnn/datasets/readers/graphsaint.py",
         "labels[ids] = values",
         "labels[:] = values",
         ("tests/datasets/test_readers.py",),
     ),
     Fault(
         "GraphSAINT reader: features are standardised by all nodes, not those of training",
-        "jaxgnn/datasets/_graphsaint.py",
+        "jaxgnn/datasets/readers/graphsaint.py",
         "seen = features[train].astype(np.float64)",
         "seen = features.astype(np.float64)",
         ("tests/datasets/test_readers.py",),
     ),
     Fault(
         "OGB reader: a mean over edges counts receivers alone",
-        "jaxgnn/datasets/_ogb.py",
+        "jaxgnn/datasets/readers/ogb.py",
         "        degree += np.bincount(senders, minlength=num_nodes)\n",
         "",
         ("tests/datasets/test_readers.py",),
     ),
     Fault(
         "sparse matrices: rows and columns of a coo matrix are exchanged",
-        "jaxgnn/datasets/_adjacency.py",
+        "jaxgnn/datasets/formats/adjacency.py",
         'senders, receivers = arrays["row"], arrays["col"]',
         'senders, receivers = arrays["col"], arrays["row"]',
         ("tests/datasets/test_readers.py", "tests/datasets/test_hostile_files.py"),
     ),
     Fault(
         "Planetoid reader: rows of the test nodes are taken in the order of their numbers",
-        "jaxgnn/datasets/_planetoid.py",
+        "jaxgnn/datasets/readers/planetoid.py",
         "features[test], labels[test] = tested, test_labels",
         "features[np.sort(test)], labels[np.sort(test)] = tested, test_labels",
         ("tests/datasets/test_planetoid.py",),
@@ -1122,14 +1122,14 @@ READERS = (
     ),
     Fault(
         "TU reader: a set without any edge is an error",
-        "jaxgnn/datasets/_tu.py",
+        "jaxgnn/datasets/readers/tu.py",
         "read_csv(path, dtype, contents, columns, may_be_empty=True)",
         "read_csv(path, dtype, contents, columns)",
         _tests("datasets/test_tu", "test_a_set_without_any_edge_is_a_set_of_nodes"),
     ),
     Fault(
         "pickles: csr_array of scipy is not read",
-        "jaxgnn/datasets/_pickle_parts.py",
+        "jaxgnn/datasets/formats/pickle_parts.py",
         '_CSR_CLASSES = ("csr_matrix", "csr_array")',
         '_CSR_CLASSES = ("csr_matrix",)',
         _tests(
@@ -1172,7 +1172,7 @@ INTEROP = (
     ),
     Fault(
         "weights of edges: layers that do not apply them take the graph",
-        "jaxgnn/nn/_graph_layer.py",
+        "jaxgnn/nn/shared/graph_layer.py",
         "if not self.applies_weights:",
         "if self.applies_weights is None:",
         _tests(
@@ -1182,7 +1182,7 @@ INTEROP = (
     ),
     Fault(
         "weights of edges: ops that do not apply them take the graph",
-        "jaxgnn/graph/_require_graph.py",
+        "jaxgnn/graph/csr/require_graph.py",
         "if graph.weights is None and (scales or not graph.is_normalized):",
         "if scales or not graph.is_normalized:",
         _tests(
@@ -1192,7 +1192,7 @@ INTEROP = (
     ),
     Fault(
         "top-k pooling: the number of nodes is rounded in float32",
-        "jaxgnn/nn/_top_k_pooling.py",
+        "jaxgnn/nn/pooling/top_k_pooling.py",
         "kept = -(-counts * ratio.numerator // ratio.denominator)",
         "kept = np.ceil(np.float32(float(ratio)) * counts.astype(np.float32)).astype(np.int64)",
         _tests("nn/test_readouts", "test_top_k_pooling_keeps_the_exact_number_of_nodes"),
@@ -1211,7 +1211,7 @@ INTEROP = (
     ),
     Fault(
         "batch norm: a batch of padding alone counts",
-        "jaxgnn/nn/_graph_norms.py",
+        "jaxgnn/nn/norms/graph_norms.py",
         "running[...] = jnp.where(has_nodes, running[...], kept)",
         "running[...] = jnp.where(has_nodes | True, running[...], kept)",
         _tests(
@@ -1415,28 +1415,28 @@ LINKS = (
     ),
     Fault(
         "links: the two directions of a pair are split apart",
-        "jaxgnn/datasets/_edge_split.py",
+        "jaxgnn/datasets/records/edge_split.py",
         "if undirected else ends",
         "if not undirected else ends",
         _tests("datasets/test_edge_split", "test_nothing_leaks_and_nothing_is_lost"),
     ),
     Fault(
         "links: readouts: padding nodes are in the variance",
-        "jaxgnn/nn/_of_graphs.py",
+        "jaxgnn/nn/shared/graph_ids.py",
         "masked = rows_where(jnp.asarray(batch.node_mask), wide)\n    return sum_rows(masked,",
         "return sum_rows(wide,",
         _tests(_READOUTS, "test_each_reduction_is_that_of_the_single_graphs"),
     ),
     Fault(
         "links: readouts: pooling keeps one node too few",
-        "jaxgnn/nn/_top_k_pooling.py",
+        "jaxgnn/nn/pooling/top_k_pooling.py",
         "return order, within < of_nodes(wanted, batch)",
         "return order, within + 1 < of_nodes(wanted, batch)",
         _tests(_READOUTS, "test_top_k_pooling_keeps_the_best_nodes_and_the_edges_between_them"),
     ),
     Fault(
         "links: readouts: GraphNorm takes away the whole mean",
-        "jaxgnn/nn/_graph_norms.py",
+        "jaxgnn/nn/norms/graph_norms.py",
         "return x - mean(x) * self.mean_scale[...].astype(x.dtype)",
         "return x - mean(x) + 0 * self.mean_scale[...].astype(x.dtype)",
         _tests("nn/test_graph_norms", "test_a_norm_is_that_of_the_single_graphs"),
@@ -1473,21 +1473,21 @@ _PROPAGATION = _tests(
 RELATIONS = (
     Fault(
         "propagation: APPNP does not take away the share of the node's own features",
-        "jaxgnn/nn/_propagation.py",
+        "jaxgnn/nn/conv/propagation.py",
         "z = (1 - self.alpha) * step(z, self.implementation)",
         "z = step(z, self.implementation)",
         _PROPAGATION,
     ),
     Fault(
         "propagation: the last step of Clenshaw's algorithm is doubled like the others",
-        "jaxgnn/nn/_propagation.py",
+        "jaxgnn/nn/conv/propagation.py",
         "return terms[0] + laplacian(now) - after",
         "return terms[0] + 2 * laplacian(now) - after",
         _PROPAGATION,
     ),
     Fault(
         "propagation: eigenvalues of a Laplacian that is not normalised are bounded by 2",
-        "jaxgnn/nn/_laplacian.py",
+        "jaxgnn/nn/conv/laplacian.py",
         "bound = 2 * max_over_devices(graph, jnp.max(own))",
         "bound = 2 * jnp.max(jnp.ones(()))",
         _tests(
@@ -1497,56 +1497,56 @@ RELATIONS = (
     ),
     Fault(
         "propagation: a random walk is divided by the degrees of the receivers",
-        "jaxgnn/nn/_laplacian.py",
+        "jaxgnn/nn/conv/laplacian.py",
         "return of_node * z - of_edge * ops.spmm(p, sent, **options)",
         "return of_node * z - of_edge * ops.spmm(p, z, **options) * (sent / z)",
         _PROPAGATION,
     ),
     Fault(
         "propagation: a traced graph keeps its self loops in the Laplacian",
-        "jaxgnn/nn/_laplacian.py",
+        "jaxgnn/nn/conv/laplacian.py",
         "jnp.where(is_loop, 0, weights)",
         "weights",
         _PROPAGATION,
     ),
     Fault(
         "propagation: the second matrix of GCNII is applied to both terms",
-        "jaxgnn/nn/_gcnii.py",
+        "jaxgnn/nn/conv/gcnii.py",
         "self._apply(self.initial_linear, own)",
         "self._apply(self.initial_linear, support)",
         _PROPAGATION,
     ),
     Fault(
         "propagation: LEConv takes one receiver away for each node, and not for each edge",
-        "jaxgnn/nn/_le_conv.py",
+        "jaxgnn/nn/conv/le_conv.py",
         "- totals * self._apply(",
         "- self._apply(",
         _PROPAGATION,
     ),
     Fault(
         "relations: all edges of one graph go to its first relation",
-        "jaxgnn/graph/_hetero.py",
+        "jaxgnn/graph/hetero/hetero_graph.py",
         "first_row = at[receiver].start * count + place",
         "first_row = at[receiver].start * count",
         _tests("graph/test_hetero", "test_as_one_graph_each_relation_has_the_nodes_of_its_types"),
     ),
     Fault(
         "relations: senders begin where the receivers of the relation before end",
-        "jaxgnn/graph/_hetero.py",
+        "jaxgnn/graph/hetero/hetero_graph.py",
         "columns += graph.num_cols",
         "columns += graph.num_rows",
         _tests("nn/test_relations", "test_hgt_computes_its_formula_under_jit"),
     ),
     Fault(
         "relations: HGT forgets the numbers of relations and heads",
-        "jaxgnn/nn/_hgt.py",
+        "jaxgnn/nn/hetero/hgt.py",
         "matrices = matrices * factors[..., None, None]",
         "matrices = matrices * 1",
         _tests("nn/test_relations", "test_hgt_computes_its_formula_under_jit"),
     ),
     Fault(
         "relations: blocks of one relation are taken for relations of one block",
-        "jaxgnn/nn/_rgcn.py",
+        "jaxgnn/nn/hetero/rgcn.py",
         "kernel.swapaxes(0, 1).reshape(num_blocks",
         "kernel.reshape(num_blocks",
         _tests(
@@ -1557,7 +1557,7 @@ RELATIONS = (
     ),
     Fault(
         "relations: padding edges of a graph belong to the next node",
-        "jaxgnn/graph/_relational.py",
+        "jaxgnn/graph/hetero/relational.py",
         "real.append(rows < graph.num_rows)",
         "real.append(rows <= graph.num_rows)",
         _tests(
@@ -1570,14 +1570,14 @@ RELATIONS = (
 DISTRIBUTED = (
     Fault(
         "edges of a device: numbers behind dropped edges count the own device alone",
-        "jaxgnn/graph/_local_edges.py",
+        "jaxgnn/graph/local/edges.py",
         "lax.all_gather(part, axis, tiled=True) for part",
         "part for part",
         ("tests/distributed/test_every_layer.py",),
     ),
     Fault(
         "normalisation on devices: senders have the degrees of the device's own nodes",
-        "jaxgnn/graph/_local_graph.py",
+        "jaxgnn/graph/local/local_graph.py",
         "return self.halo.exchange(of_nodes)",
         "return jnp.resize(of_nodes, (self.halo.table_rows, *of_nodes.shape[1:]))",
         ("tests/distributed/test_every_layer.py",),
@@ -1591,7 +1591,7 @@ DISTRIBUTED = (
     ),
     Fault(
         "halo exchange: a row that several devices read gets the gradient of the last one alone",
-        "jaxgnn/graph/_halo.py",
+        "jaxgnn/graph/local/halo.py",
         'total.at[rows].add(values, mode="drop")',
         'total.at[rows].set(values, mode="drop")',
         ("tests/distributed/test_halo_exchange.py",),
@@ -1605,28 +1605,28 @@ DISTRIBUTED = (
     ),
     Fault(
         "means over nodes: padding rows count",
-        "jaxgnn/graph/_node_means.py",
+        "jaxgnn/graph/local/node_means.py",
         "counted = jnp.where(graph.is_real_row, counted, 0)",
         "counted = jnp.where(graph.is_real_row, counted, counted)",
         ("tests/distributed/test_networks.py",),
     ),
     Fault(
         "dropout: draws go by the row of the device and not by the node",
-        "jaxgnn/nn/_draws_by_node.py",
+        "jaxgnn/nn/shared/node_draws.py",
         "ids = halo.ids.astype(jnp.uint32)",
         "ids = jnp.arange(halo.rows, dtype=jnp.uint32)",
         ("tests/distributed/test_networks.py",),
     ),
     Fault(
         "dropout: draws go by the edge slot of the device and not by the edge",
-        "jaxgnn/graph/_edge_numbers.py",
+        "jaxgnn/graph/local/edge_numbers.py",
         "first = self.first[rows]",
         "first = 0 * self.first[rows]",
         ("tests/distributed/test_networks.py",),
     ),
     Fault(
         "overlap: own columns get the scales of the first device",
-        "jaxgnn/graph/_local_graph.py",
+        "jaxgnn/graph/local/local_graph.py",
         "begin = self.halo.first_own()",
         "begin = 0 * self.halo.first_own()",
         ("tests/distributed/test_two_kinds.py",),

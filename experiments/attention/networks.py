@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn import CSRGraph, nn, ops
-from jaxgnn.nn._dropout import Dropout
+from jaxgnn.nn.shared.dropout import Dropout
 
 _LAYERS = {"gat": nn.GATConv, "gatv2": nn.GATv2Conv}
 

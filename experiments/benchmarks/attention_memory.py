@@ -19,7 +19,7 @@ from experiments.benchmarks._attention import ARRAYS
 from jaxgnn import CSRGraph, ops
 from jaxgnn.datasets import SCALES
 from jaxgnn.graph import GraphPlan, RowSchedule
-from jaxgnn.graph._schedule import units
+from jaxgnn.graph.plan.schedule import units
 from jaxgnn.testing.timing import device_description
 
 HEADS, WIDTH, SCALE = 4, 64, "reddit"

@@ -14,7 +14,7 @@ from jaxgnn import nn
 from jaxgnn.datasets import GraphsDataset
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import GraphTransformer
-from jaxgnn.nn._dropout import Dropout
+from jaxgnn.nn.shared.dropout import Dropout
 
 
 class Features(nnx.Module):

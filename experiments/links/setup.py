@@ -18,7 +18,7 @@ from jaxgnn import CSRGraph, metrics
 from jaxgnn.distributed import ShardedGraph
 from jaxgnn.models import MaxKGNN
 from jaxgnn.nn import DotDecoder, MLPDecoder
-from jaxgnn.nn._dropout import dropout
+from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.training import LoopConfig, jit_apply
 
 

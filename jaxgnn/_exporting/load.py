@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import _ffi
+from jaxgnn._arrays.arrays import in_native_order, require_kept_integers
 from jaxgnn._errors import bad_input
 from jaxgnn._exporting.checks import check_description, check_program
 from jaxgnn._exporting.file import Description, unpacked, versions_of
 from jaxgnn._exporting.program import read_program
 from jaxgnn._exporting.trees import leaves_of, rebuilt
 from jaxgnn._methods import Binding
-from jaxgnn.graph._arrays import in_native_order, require_kept_integers
 from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
 
 

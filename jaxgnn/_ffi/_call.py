@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxgnn._arrays.arrays import empty_like
 from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
-from jaxgnn.graph._arrays import empty_like
-from jaxgnn.graph._plan_on_demand import given_plan
+from jaxgnn.graph.plan.on_demand import given_plan
 from pallas_kernels.chip import Chip
 
 Shape = tuple[int, ...]

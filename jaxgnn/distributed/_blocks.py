@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxgnn._arrays.arrays import offset_dtype
 from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import offset_dtype
 
 # On a GPU, XLA cuts the products of weight gradients, which sum over the rows, into equal parts. It
 # copies arrays whose rows do not divide evenly, which took 2.3 of 32 ms of a training step on a

@@ -17,7 +17,7 @@ import scipy.sparse
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._partition_cache import cached_parts
 from jaxgnn.graph import CSRGraph, is_concrete
-from jaxgnn.graph._require_graph import require_graph
+from jaxgnn.graph.csr.require_graph import require_graph
 
 Method = Literal["contiguous", "random", "degree", "metis"]
 """Method that assigns rows to parts; see ``partition``."""

@@ -18,8 +18,8 @@ from jaxgnn.distributed._partition import Method, Partition, check_graph, partit
 from jaxgnn.distributed._placement import axis_of, stacked
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix, shard_matrix
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph, is_concrete
-from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
-from jaxgnn.graph._local_graph import EdgesByOwner
+from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
+from jaxgnn.graph.local.local_graph import EdgesByOwner
 
 Side = Literal["rows", "columns"]
 """The nodes of the rows of a graph, or those of its columns: the same if the graph is square."""

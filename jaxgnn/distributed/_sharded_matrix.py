@@ -14,8 +14,8 @@ from jaxgnn.distributed._blocks import Layout, offsets_of, padded
 from jaxgnn.distributed._partition import edges_of
 from jaxgnn.distributed._placement import stacked
 from jaxgnn.graph import CSRGraph, is_concrete
-from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
-from jaxgnn.graph._local_graph import LocalMatrix
+from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
+from jaxgnn.graph.local.local_graph import LocalMatrix
 
 
 @jax.tree_util.register_dataclass

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion._graphs import StaticGraph, digest, static_graph
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
-from jaxgnn.graph._arrays import own
 
 Kind = Literal["sum", "max", "min"]
 REDUCTIONS: dict[str, Kind] = {

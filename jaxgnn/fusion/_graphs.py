@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxgnn._arrays.arrays import own, put_own
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import own, put_own
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 _MOST_GRAPHS = 16

@@ -11,13 +11,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
+from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
-from jaxgnn.graph._arrays import as_jax
 from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
-from jaxgnn.nn._options import checked_options, is_integer
+from jaxgnn.nn.shared.options import checked_options, is_integer
 
 Coupling = Literal["hypergraph", "pairwise", "mean"]
 OutputForm = Literal["gram", "cosine"]

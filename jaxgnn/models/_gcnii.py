@@ -23,10 +23,10 @@ from jaxgnn.nn import (
     apply_linear,
     check_widths,
 )
-from jaxgnn.nn._dropout import Dropout
-from jaxgnn.nn._gcnii import identity_share, near_identity
-from jaxgnn.nn._maxk import Features, check_kept, make_activation
-from jaxgnn.nn._options import at_least, checked_options, number, one_of, rate
+from jaxgnn.nn.conv.gcnii import identity_share, near_identity
+from jaxgnn.nn.shared.dropout import Dropout
+from jaxgnn.nn.shared.maxk import Features, check_kept, make_activation
+from jaxgnn.nn.shared.options import at_least, checked_options, number, one_of, rate
 
 
 @saveable

@@ -11,19 +11,19 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
+from jaxgnn._arrays.arrays import shown_sides
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
-from jaxgnn.graph._arrays import shown_sides
-from jaxgnn.graph._require_graph import refuse_weights
+from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.models._hyper_body import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
-from jaxgnn.nn._common_options import with_edge_order
-from jaxgnn.nn._dropout import Dropout, training_rngs
-from jaxgnn.nn._linear import apply_mlp
-from jaxgnn.nn._maxk import check_kept
-from jaxgnn.nn._options import at_least, checked_options, flag, or_none, rate
+from jaxgnn.nn.shared.common_options import with_edge_order
+from jaxgnn.nn.shared.dropout import Dropout, training_rngs
+from jaxgnn.nn.shared.linear import apply_mlp
+from jaxgnn.nn.shared.maxk import check_kept
+from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none, rate
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 _NAME = "GraphTransformer"

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 from jaxgnn import nn, ops
 from jaxgnn.graph import Incidence
 from jaxgnn.models._saveable import saveable
-from jaxgnn.nn._dropout import Dropout
-from jaxgnn.nn._options import checked_options, named_one_of
+from jaxgnn.nn.shared.dropout import Dropout
+from jaxgnn.nn.shared.options import checked_options, named_one_of
 
 HypergraphKind = Literal[
     "hgnn",

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.nn._dropout import require_stream
+from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.ops._core.eager import run_compiled
 
 

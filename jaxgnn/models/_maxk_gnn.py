@@ -26,7 +26,7 @@ from jaxgnn.nn import (
     apply_linear,
     check_widths,
 )
-from jaxgnn.nn._options import (
+from jaxgnn.nn.shared.options import (
     at_least,
     checked_options,
     is_integer,

@@ -32,7 +32,7 @@ from jaxgnn.nn import (
     NodeUpdate,
     check_widths,
 )
-from jaxgnn.nn._options import checked_options
+from jaxgnn.nn.shared.options import checked_options
 
 _MLP_LAYERS = 4
 

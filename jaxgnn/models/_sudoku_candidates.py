@@ -16,8 +16,8 @@ from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_grid import KINDS
 from jaxgnn.models._sudoku_states import DigitStates
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
-from jaxgnn.nn._dropout import require_stream
-from jaxgnn.nn._options import checked_options
+from jaxgnn.nn.shared.dropout import require_stream
+from jaxgnn.nn.shared.options import checked_options
 
 _INPUT_FEATURES = 16
 _GROUPS = 3  # line, box, cell

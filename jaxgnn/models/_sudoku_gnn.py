@@ -23,9 +23,9 @@ from jaxgnn.models._sudoku_grid import (
 )
 from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
-from jaxgnn.nn._dropout import Dropout
-from jaxgnn.nn._node_updates import PlainUpdate
-from jaxgnn.nn._options import checked_options
+from jaxgnn.nn.messages.node_updates import PlainUpdate
+from jaxgnn.nn.shared.dropout import Dropout
+from jaxgnn.nn.shared.options import checked_options
 
 _NAME = "SudokuGNN"
 _CELL_FEATURES = 5

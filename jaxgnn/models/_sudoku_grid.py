@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import ids_in_range, is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import ids_in_range, is_concrete
 
 KINDS = 3  # kinds of candidate_kinds
 

@@ -15,9 +15,9 @@ from flax import nnx
 from jaxgnn import models
 from jaxgnn._errors import bad_input
 from jaxgnn._version import __version__
-from jaxgnn.datasets._file_errors import naming
-from jaxgnn.datasets._files import parse_json
-from jaxgnn.datasets._npy import read_npz
+from jaxgnn.datasets.formats.file_errors import naming
+from jaxgnn.datasets.formats.files import parse_json
+from jaxgnn.datasets.formats.npy import read_npz
 from jaxgnn.models._saveable import UNSAVED
 
 NETWORKS = (

@@ -22,7 +22,7 @@ from jaxtyping import Array, Int, Int32, PRNGKeyArray, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete
-from jaxgnn.graph._require_graph import require_graph
+from jaxgnn.graph.csr.require_graph import require_graph
 
 PairWeights = Literal["uniform", "degree"]
 """Weights of nodes: all equal, or the 3/4 power of the number of edges."""

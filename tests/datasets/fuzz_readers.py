@@ -29,9 +29,9 @@ import numpy as np
 import scipy.sparse
 
 from jaxgnn import datasets
-from jaxgnn.datasets._npy import read_npy, read_npz
-from jaxgnn.datasets._pickle_parts import PARTS, StoredArray, StoredCSR, StoredSet
-from jaxgnn.datasets._safe_pickle import read_numbers
+from jaxgnn.datasets.formats.npy import read_npy, read_npz
+from jaxgnn.datasets.formats.pickle_parts import PARTS, StoredArray, StoredCSR, StoredSet
+from jaxgnn.datasets.formats.safe_pickle import read_numbers
 
 from . import formats, mutations
 

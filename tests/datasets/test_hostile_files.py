@@ -12,9 +12,10 @@ import pytest
 import scipy.sparse
 
 from jaxgnn import datasets
-from jaxgnn.datasets import _file_errors, _safe_pickle
-from jaxgnn.datasets._npy import read_npy, read_npz
-from jaxgnn.datasets._safe_pickle import read_numbers
+from jaxgnn.datasets.formats import file_errors as _file_errors
+from jaxgnn.datasets.formats import safe_pickle as _safe_pickle
+from jaxgnn.datasets.formats.npy import read_npy, read_npz
+from jaxgnn.datasets.formats.safe_pickle import read_numbers
 
 from . import formats, fuzz_readers
 from .mutations import Calls

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 
 from jaxgnn import Incidence, datasets
-from jaxgnn.datasets._safe_pickle import read_numbers
+from jaxgnn.datasets.formats.safe_pickle import read_numbers
 
 from . import formats
 

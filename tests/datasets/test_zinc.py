@@ -10,8 +10,8 @@ from experiments.graphs.config import GraphsConfig
 from experiments.graphs.data import load
 from experiments.graphs.task import task_of
 from jaxgnn.datasets import read_zinc
-from jaxgnn.datasets._safe_pickle import read_number_bytes
-from jaxgnn.datasets._torch_tensors import tensor_parts
+from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
+from jaxgnn.datasets.formats.torch_tensors import tensor_parts
 
 from . import torch_pickles as torch
 

@@ -13,7 +13,7 @@ from flax import nnx
 import jaxgnn
 from jaxgnn import CSRGraph, distributed, nn, ops
 from jaxgnn.models import GCNII, GraphTransformer, MaxKGNN
-from jaxgnn.nn._dropout import dropout
+from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.ops._aggregate.edge_ends import at_ends
 from tests.distributed._graphs import NODES, WIDTH, features, graph, mesh, sharded_graph
 

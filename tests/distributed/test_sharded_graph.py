@@ -9,8 +9,8 @@ from jax.sharding import Mesh
 
 from jaxgnn import CSRGraph, distributed, nn, ops
 from jaxgnn.graph import Halo
-from jaxgnn.graph._edge_numbers import totals_before
-from jaxgnn.nn._draws_by_node import bernoulli_of_nodes
+from jaxgnn.graph.local.edge_numbers import totals_before
+from jaxgnn.nn.shared.node_draws import bernoulli_of_nodes
 from tests.distributed._graphs import NODES, features, graph, mesh, sharded_graph
 
 

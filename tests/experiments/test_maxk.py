@@ -172,7 +172,7 @@ def test_kernel_modes_and_implementations_train_alike(tiny, tmp_path):
 
 @pytest.mark.long
 def test_k_by_layer_and_by_schedule_is_what_the_model_runs(tiny, tmp_path, monkeypatch):
-    from jaxgnn.nn import _maxk
+    from jaxgnn.nn.shared import maxk as _maxk
 
     seen = []
     original = _maxk.ops.maxk

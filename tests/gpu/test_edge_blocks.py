@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, ops
-from jaxgnn.graph import _edge_blocks
+from jaxgnn.graph.plan import edge_blocks as _edge_blocks
 from jaxgnn.testing import DTYPES, GRAPHS, assert_close, random_array
 from tests.gpu.test_kernels import _aggregate, _poison, _power_law
 from tests.gpu.test_kernels import implementation as implementation

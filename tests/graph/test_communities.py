@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.graph import _communities
-from jaxgnn.graph._communities import find_communities
+from jaxgnn.graph.plan import communities as _communities
+from jaxgnn.graph.plan.communities import find_communities
 from jaxgnn.testing import GRAPHS
 from tests.graph._oracles import edges_by_sender
 

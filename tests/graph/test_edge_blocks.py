@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.graph import BlockShape, EdgeBlocks, _edge_blocks, _parts
-from jaxgnn.graph._communities import find_communities
-from jaxgnn.graph._edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
+from jaxgnn.graph import BlockShape, EdgeBlocks
+from jaxgnn.graph.plan import edge_blocks as _edge_blocks
+from jaxgnn.graph.plan import parts as _parts
+from jaxgnn.graph.plan.communities import find_communities
+from jaxgnn.graph.plan.edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
 from jaxgnn.testing import GRAPHS
 from tests.graph._oracles import assert_same_tree, edges_by_sender
 from tests.pallas_kernels._chips import H100

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, ops
-from jaxgnn.graph import HeteroGraph, RelationalGraph, _relational
+from jaxgnn.graph import HeteroGraph, RelationalGraph
+from jaxgnn.graph.hetero import relational as _relational
 from jaxgnn.testing import random_array
 
 WRITES, CITES, READS = (

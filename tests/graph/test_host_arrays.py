@@ -7,8 +7,8 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import CBSR, CSRGraph, Incidence, graph, models, nn, ops
+from jaxgnn._arrays.arrays import put_copy
 from jaxgnn.graph import GraphBatch, GraphSample
-from jaxgnn.graph._arrays import put_copy
 
 SENDERS, RECEIVERS = np.array([0, 1, 2, 2]), np.array([1, 2, 0, 1])
 ONES = np.ones(4, np.float32)

@@ -9,7 +9,8 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxgnn import graph, ops
-from jaxgnn.graph import _neighbours, _neighbours_on_device
+from jaxgnn.graph.points import neighbours as _neighbours
+from jaxgnn.graph.points import neighbours_on_device as _neighbours_on_device
 from tests._eager_costs import counted_compilations
 from tests.graph._oracles import check_message
 

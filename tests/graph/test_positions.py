@@ -6,7 +6,8 @@ import pytest
 from scipy.sparse.csgraph import connected_components
 
 from jaxgnn import CSRGraph, datasets
-from jaxgnn.graph import GraphBatch, _positions, laplacian_positions, random_walk_positions
+from jaxgnn.graph import GraphBatch, laplacian_positions, random_walk_positions
+from jaxgnn.graph.points import positions as _positions
 
 
 def _dense(graph):

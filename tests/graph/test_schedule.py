@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgnn.graph import MAX_EDGES_PER_UNIT, CSRGraph, RowSchedule, edges_per_piece
-from jaxgnn.graph._schedule import long_piece
+from jaxgnn.graph.plan.schedule import long_piece
 from tests.graph._oracles import assert_same_tree, prepare, random_edges
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)

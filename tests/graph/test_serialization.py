@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, graph
-from jaxgnn.graph import BlockShape, _serialization
-from jaxgnn.graph._arrays import KeepsArrays
-from jaxgnn.graph._serialization import options_as_bytes, options_from_bytes
+from jaxgnn._arrays.arrays import KeepsArrays
+from jaxgnn.graph import BlockShape
+from jaxgnn.graph import serialization as _serialization
+from jaxgnn.graph.serialization import options_as_bytes, options_from_bytes
 
 SHAPE = BlockShape(8, 8, 64, 1, 1, (1, 2), "degree")
 

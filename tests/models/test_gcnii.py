@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxgnn import CSRGraph, ops
 from jaxgnn.models import GCNII, MaxKGNN
-from jaxgnn.nn._dropout import dropout
+from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.testing import random_array
 from tests.ops._table import BUILT
 

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from jaxgnn import nn
-from jaxgnn.nn._common_options import CommonOptions, Settings, with_common_lines
-from jaxgnn.nn._layer import Layer
+from jaxgnn.nn.shared.common_options import CommonOptions, Settings, with_common_lines
+from jaxgnn.nn.shared.layer import Layer
 
 LAYERS = {
     name: layer

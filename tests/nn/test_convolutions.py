@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import CBSR, CSRGraph, nn, ops
-from jaxgnn.nn import _maxk as shared
+from jaxgnn.nn.shared import maxk as shared
 from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 from jaxgnn.testing import check_forward_mode, random_array
 from tests.ops._table import BUILT, usable

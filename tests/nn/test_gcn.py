@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 from jaxgnn import CSRGraph, nn
-from jaxgnn.graph import GraphBatch, GraphSample, _gcn
-from jaxgnn.nn import _gcn_sum
+from jaxgnn.graph import GraphBatch, GraphSample
+from jaxgnn.graph.csr import gcn as _gcn
+from jaxgnn.nn.conv import gcn_sum as _gcn_sum
 from jaxgnn.testing import random_array
 
 

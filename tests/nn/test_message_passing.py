@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from jaxgnn import CSRGraph, nn, ops
-from jaxgnn.nn import _message_passing
+from jaxgnn.nn.messages import message_passing as _message_passing
 from jaxgnn.testing import random_array
 from tests.ops.edge_mlp._edges import QUICK, RING
 

@@ -12,8 +12,8 @@ from flax import nnx
 from jax.test_util import check_grads
 
 from jaxgnn import CSRGraph, nn
-from jaxgnn.nn import _gcn_sum
-from jaxgnn.nn._laplacian import _LOOPLESS
+from jaxgnn.nn.conv import gcn_sum as _gcn_sum
+from jaxgnn.nn.conv.laplacian import _LOOPLESS
 from jaxgnn.testing import random_array
 
 NODES = 9

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn import Incidence, ops
 from jaxgnn.graph import CSRGraph, is_concrete
-from jaxgnn.graph._plan import make_traced_plan
+from jaxgnn.graph.plan.plan import make_traced_plan
 from jaxgnn.ops._core import dispatch
 from jaxgnn.testing import random_array
 

@@ -1,4 +1,4 @@
-// Edges grouped by block of rows (jaxgnn/graph/_edge_blocks.py), and the work on one of them.
+// Edges grouped by block of rows (jaxgnn/graph/plan/edge_blocks.py), and the work on one of them.
 #pragma once
 
 #include "jaxgnn_ffi/four_entries.h"

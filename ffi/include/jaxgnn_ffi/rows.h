@@ -1,4 +1,4 @@
-// Row-wise accumulation over the units of a row schedule (see jaxgnn/graph/_schedule.py).
+// Row-wise accumulation over the units of a row schedule (see jaxgnn/graph/plan/schedule.py).
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn._sudoku_boards import CELLS, as_boards, conflicts, have_conflicts
-from jaxgnn.datasets import _files
+from jaxgnn.datasets.formats import files as _files
 from jaxgnn.datasets.sudoku._puzzles import Puzzles
 from jaxgnn.datasets.sudoku._solve import describe_count, solve
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxgnn import ops
+from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion._edges import (
     Kind,
     SegmentReduction,
@@ -24,7 +25,6 @@ from jaxgnn.fusion._edges import (
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import own
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
+from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion._edges import (
     SegmentReduction,
     are_the_same,
@@ -72,7 +73,6 @@ from jaxgnn.fusion._rules._softmax import SegmentSoftmax, segment_softmax_of
 from jaxgnn.fusion._rules.maxk import maxk_of
 from jaxgnn.fusion._view import View
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import own
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import offset_dtype
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import offset_dtype
-from jaxgnn.graph._local_graph import with_senders
-from jaxgnn.graph._require_graph import refuse_weights
+from jaxgnn.graph.csr.require_graph import refuse_weights
+from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float, check_graph, from_numpy
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._local_graph import with_senders
+from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_graph, check_rows, from_numpy

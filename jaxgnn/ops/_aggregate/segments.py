@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxgnn._arrays.arrays import as_jax, in_native_order
+from jaxgnn._arrays.id_range import is_read_in_place, least_and_most
+from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import is_concrete
-from jaxgnn.graph._arrays import as_jax, in_native_order
-from jaxgnn.graph._by_identity import IdentityMemory
-from jaxgnn.graph._id_range import is_read_in_place, least_and_most
 from jaxgnn.ops._aggregate import segment_parts as parts
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._ffi import gatv2_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph._local_graph import edge_words, with_senders
+from jaxgnn.graph.local.local_graph import edge_words, with_senders
 from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders, expanded

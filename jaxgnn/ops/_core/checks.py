@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgnn._arrays.arrays import put_copy
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
-from jaxgnn.graph._arrays import put_copy
-from jaxgnn.graph._bounds import bounded_graph, bounded_rows
-from jaxgnn.graph._require_graph import require_graph
+from jaxgnn.graph.csr.bounds import bounded_graph, bounded_rows
+from jaxgnn.graph.csr.require_graph import require_graph
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:

@@ -21,10 +21,10 @@ import numpy as np
 from jax import lax
 
 from jaxgnn import _ffi
+from jaxgnn._arrays.arrays import empty_like
+from jaxgnn._arrays.arrays import match_varying as match_varying
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import empty_like
-from jaxgnn.graph._arrays import match_varying as match_varying
 from jaxgnn.ops._core import verify as verification
 from jaxgnn.ops._core.eager import runs_now
 from jaxgnn.ops._core.one_platform import on_a_gpu

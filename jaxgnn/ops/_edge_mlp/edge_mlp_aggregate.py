@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph
-from jaxgnn.graph._arrays import require_no_heads
-from jaxgnn.graph._local_graph import with_senders
+from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_graph, from_numpy

@@ -25,7 +25,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._plan import GraphPlan
+from jaxgnn.graph.plan.plan import GraphPlan
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import sums_in_pieces

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._local_graph import with_senders
-from jaxgnn.graph._require_graph import refuse_weights
+from jaxgnn.graph.csr.require_graph import refuse_weights
+from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp

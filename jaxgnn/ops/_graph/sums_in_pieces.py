@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import match_varying
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import match_varying
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pieces

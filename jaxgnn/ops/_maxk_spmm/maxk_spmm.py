@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn import _ffi
+from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn._ffi._call import edge_blocks
 from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph._arrays import require_no_heads
-from jaxgnn.graph._local_graph import sum_of_parts, with_senders
+from jaxgnn.graph.local.local_graph import sum_of_parts, with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_graph
 from jaxgnn.ops._core.custom_gradient import custom_vjp

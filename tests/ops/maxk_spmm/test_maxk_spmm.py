@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from jaxgnn import _ffi, deterministic, ops
-from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks, _parts, column_dtype
+from jaxgnn.graph import CBSR, CSRGraph, column_dtype
+from jaxgnn.graph.csr import csr_graph as _csr
+from jaxgnn.graph.plan import edge_blocks as _edge_blocks
+from jaxgnn.graph.plan import parts as _parts
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._maxk_spmm.maxk_spmm import (

@@ -10,8 +10,8 @@ import pytest
 from jaxgnn import CBSR, CSRGraph
 from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn.graph import BlockShape
-from jaxgnn.graph import _edge_blocks as graph_edge_blocks
-from jaxgnn.graph._edge_blocks import make_edge_blocks
+from jaxgnn.graph.plan import edge_blocks as graph_edge_blocks
+from jaxgnn.graph.plan.edge_blocks import make_edge_blocks
 from jaxgnn.ops._maxk.reference import maxk as maxk_reference
 from jaxgnn.ops._maxk_spmm import pallas
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as maxk_spmm_reference

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import match_varying
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._arrays import match_varying
-from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import (
     Edges,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._core.activations import Name
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.reference.fused_mlp import fused_mlp

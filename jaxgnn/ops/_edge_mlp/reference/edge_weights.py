@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.reference.fused_linear import gradients, product

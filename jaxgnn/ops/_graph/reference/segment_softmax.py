@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 

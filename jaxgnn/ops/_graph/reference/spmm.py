@@ -7,7 +7,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 

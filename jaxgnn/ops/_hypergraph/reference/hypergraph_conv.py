@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import Incidence
-from jaxgnn.graph._row_sums import sum_segments
+from jaxgnn.graph.plan.row_sums import sum_segments
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.dtypes import accumulation_dtype

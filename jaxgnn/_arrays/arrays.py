@@ -1,0 +1,268 @@
+"""Helper functions on arrays for the graph structures."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Callable
+from typing import Any, Concatenate
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn._arrays.byte_order import in_native_order as in_native_order
+from jaxgnn._arrays.concrete import is_concrete as is_concrete
+from jaxgnn._errors import bad_input
+
+MAX_INT32 = np.iinfo(np.int32).max
+
+
+def ids_in_range(ids: Any, size: int) -> Any:
+    """A mask of the ids in ``[0, size)``; ``size`` may exceed the range of their dtype."""
+    ids = ids.astype(np.int32) if ids.dtype.itemsize < 4 else ids
+    return (ids >= 0) & (ids < size)
+
+
+def first_outside(ids: np.ndarray, size: int, mask: np.ndarray | None = None) -> int | None:
+    """Position of the first id outside of ``[0, size)`` that ``mask`` does not hide, or None.
+
+    Valid ids take two passes, without temporary arrays of their length.
+    """
+    if not ids.size or (ids.min() >= 0 and ids.max() < size):
+        return None
+    outside = ~ids_in_range(ids, size)
+    if mask is not None:
+        outside &= mask
+    return int(outside.argmax()) if outside.any() else None
+
+
+def shown(array: Any) -> str:
+    """Describes an array by dtype and shape, such as ``int32[3]``, and other objects by repr."""
+    return f"{array.dtype}{list(array.shape)}" if hasattr(array, "shape") else repr(array)
+
+
+def take(array: Any, positions: Any) -> jax.Array:
+    """Returns ``array[positions]``; on the host if both are there, to compile no length."""
+    if is_concrete(array, positions):
+        return put_own(np.asarray(array)[np.asarray(positions)])
+    return jnp.asarray(kept(array))[positions]
+
+
+def as_jax(where: str, argument: str, array: Any) -> jax.Array:
+    """Converts as ``jnp.asarray`` does, and takes numpy arrays of either byte order.
+
+    Raises:
+      ValueError: if JAX would cut integers of 64 bits.
+    """
+    require_kept_integers(where, argument, array)
+    return jnp.asarray(in_native_order(array))
+
+
+def match_varying(*trees: Any) -> tuple[Any, ...]:
+    """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
+
+    Operands of a kernel and values carried by a loop must vary over the same axes. Ops cast outside
+    of their ``custom_vjp``, so that the derivative of the cast sums the gradients of shared
+    operands over the mesh.
+    """
+    leaves, structure = jax.tree.flatten(trees)
+    varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
+    union = frozenset().union(*varying)
+    if union:
+        leaves = [
+            jax.lax.pcast(leaf, tuple(union - own), to="varying") if union - own else leaf
+            for leaf, own in zip(leaves, varying, strict=True)
+        ]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def empty_like(kind: Any, like: Any) -> jax.Array:
+    """Creates a new array without elements, of the shape and dtype of ``kind``.
+
+    Inside ``shard_map`` it varies over the mesh axes of ``like``. There XLA aborts the process if
+    an array without elements that is a constant, or the result of another program, is an operand of
+    a custom call, a conditional or a concatenation (jaxlib 0.11.2).
+    """
+    empty = jnp.zeros(kind.shape, kind.dtype)
+    varying = tuple(jax.typeof(like).mat.varying)
+    return jax.lax.pcast(empty, varying, to="varying") if varying else empty
+
+
+def offset_dtype(num_edges: int) -> type[np.signedinteger]:
+    """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges; int32 for an unknown number."""
+    if jax.export.is_symbolic_dim(num_edges):
+        return np.int32
+    return np.int32 if num_edges <= MAX_INT32 else np.int64
+
+
+class KeepsArrays:
+    """Base class of the pytrees of arrays: it copies the arrays of callers before storing them.
+
+    JAX on a CPU reads numpy arrays in place, and a plan is built from them once, so later changes
+    to the caller's array must not affect either. All other leaves are stored unchanged, because JAX
+    uses other objects as placeholders.
+    """
+
+    def __post_init__(self):
+        for name, value in tuple(vars(self).items()):
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, name, kept(value))
+
+
+def of_one[Self, **Arguments, Result](
+    method: Callable[Concatenate[Self, Arguments], Result],
+) -> Callable[Concatenate[Self, Arguments], Result]:
+    """Decorates a method that needs arrays of one axis: it raises for stacked graphs.
+
+    ``jax.vmap`` returns graphs stacked along a leading axis. Outside of ``jax.vmap`` methods do not
+    know about this axis, and would compute across graphs. Numbers of nodes
+    and edges are read from the last axes, so they are available for stacked graphs too.
+    """
+
+    @functools.wraps(method)
+    def checked(self: Self, /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        require_one(f"{type(self).__name__}.{method.__name__}", "self", self)
+        return method(self, *args, **options)
+
+    return checked
+
+
+def require_one(where: str, argument: str, graph: Any) -> None:
+    """Raises ValueError if ``graph`` holds several graphs, stacked along a leading axis."""
+    for name, value in vars(graph).items():
+        # Weights of a single graph may have an axis for heads, [edges, heads].
+        by_edge = name == "weights" and value is not None and graph.indices.shape == value.shape[:1]
+        if getattr(value, "ndim", 1) > (2 if by_edge else 1):
+            expected = "a single one, with arrays of one axis (map over several by jax.vmap)"
+            raise bad_input(where, argument, expected, f"{name} {shown(value)}")
+
+
+def shown_sides(graph: Any) -> str:
+    """Describes the shape of a graph that should be square but is not."""
+    if graph.num_rows != graph.num_cols:
+        return f"shape {graph.shape}"
+    return f"rows and columns that are nodes of two kinds, {graph.num_rows} on each device"
+
+
+def kept(array: Any) -> Any:
+    """Returns a read-only copy of a writable numpy array, and anything else unchanged.
+
+    An array of the other byte order is copied too, into that of the machine.
+    """
+    if not isinstance(array, np.ndarray):
+        return array
+    if not array.dtype.isnative:
+        return own(in_native_order(array))
+    return array if _is_read_only(array) else own(np.array(array))
+
+
+def own(array: Any) -> Any:
+    """Makes a numpy array that the library has just created read-only, and returns it."""
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+    return array
+
+
+def _is_read_only(array: Any) -> bool:
+    """Whether this numpy array and all arrays that it is a view of are read-only."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    # A file is mapped to avoid reading all of it; other memory may have another owner.
+    return array is None or isinstance(array, mmap.mmap)
+
+
+def put_copy(array: Any) -> jax.Array:
+    """Copies a caller's array to the default device, without silently narrowing its dtype.
+
+    JAX arrays are immutable and are not copied.
+    """
+    return put_own(kept(array))
+
+
+def put_own(array: Any) -> jax.Array:
+    """Puts an array that the library has just created on the default device, without a copy.
+
+    Inside ``shard_map`` and outside of ``jit``, where every new JAX array is traced, it stays on
+    the host as a constant.
+    """
+    if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
+        require_x64()
+    array = in_native_order(array)
+    # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
+    # asarray, device_put compiles nothing for a new shape.
+    with jax.ensure_compile_time_eval():
+        placed = jax.device_put(own(array))
+    on_host: Any = np.asarray
+    return placed if is_concrete(placed) else own(on_host(array, placed.dtype))
+
+
+def require_x64() -> None:
+    """Raises ValueError unless JAX has int64."""
+    if not jax.config.jax_enable_x64:
+        raise bad_input(
+            "CSRGraph",
+            "jax_enable_x64",
+            "True for a graph of more than 2^31 - 1 edges, whose offsets are int64",
+            "False",
+        )
+
+
+def require_size(where: str, argument: str, size: Any) -> None:
+    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can represent.
+
+    It may be symbolic, and known only when an exported program is called.
+    """
+    if jax.export.is_symbolic_dim(size):
+        return
+    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    if not is_integer or not 0 <= size <= MAX_INT32:
+        raise bad_input(where, argument, "an integer in [0, 2^31)", repr(size))
+
+
+def require_integers(where: str, argument: str, array: Any) -> None:
+    """Raises ValueError unless ``array`` has an integer dtype."""
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise bad_input(where, argument, "of an integer dtype", array.dtype)
+
+
+def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
+    """Raises ValueError if JAX would cut integers of 64 bits to 32, and lose their upper halves."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
+        return
+    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    bounds = np.iinfo(narrow)
+    for value in (leaf.min(), leaf.max()):
+        if not bounds.min <= value <= bounds.max:
+            expected = f"in the range of {narrow}, or used under jax_enable_x64"
+            raise bad_input(where, argument, expected, int(value))
+
+
+def require_floats(where: str, argument: str, array: Any) -> None:
+    """Raises ValueError unless ``array`` has a floating dtype."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise bad_input(where, argument, "of a floating dtype", array.dtype)
+
+
+def require_length(where: str, argument: str, array: Any, length: int, what: str) -> None:
+    """Raises ValueError unless ``array`` is one-dimensional with ``length`` entries."""
+    if array.ndim != 1 or array.shape[0] != length:
+        raise bad_input(where, argument, f"of shape ({length},), one entry {what}", array.shape)
+
+
+def require_weights(where: str, argument: str, weights: Any, length: int, what: str) -> None:
+    """Raises ValueError unless ``weights`` are floating [length], or [length, heads]."""
+    if weights.ndim not in (1, 2) or weights.shape[0] != length:
+        expected = f"of shape ({length},), one entry {what}, or ({length}, heads)"
+        raise bad_input(where, argument, expected, weights.shape)
+    require_floats(where, argument, weights)
+
+
+def require_no_heads(where: str, argument: str, weights: Any) -> None:
+    """Raises ValueError if edges have weights for several heads."""
+    if weights is not None and weights.ndim > 1:
+        expected = "one number for each edge, since only ops.spmm takes heads"
+        raise bad_input(where, f"{argument}.weights", expected, f"shape {weights.shape}")

@@ -1,0 +1,1 @@
+"""Parsers of file formats that trust nothing: pickles, npz, torch files, tables."""

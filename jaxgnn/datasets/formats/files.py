@@ -1,0 +1,253 @@
+"""Reads files of common formats into numpy arrays, with errors that name the file."""
+
+import gzip
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Never
+
+import numpy as np
+
+from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file, require_room
+from jaxgnn.datasets.formats.number_text import real_number, whole_number
+
+_INT32 = np.iinfo(np.int32)
+_BLOCK = 1 << 20
+
+
+def read_json(path: Path, contents: str) -> dict[str, Any]:
+    """Reads a .json file whose top level is an object."""
+    require_file(path, contents)
+    with naming(path, "a JSON object"):
+        value = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"its top level is a {type(value).__name__}")
+        return value
+
+
+def parse_json(text: str) -> Any:
+    """Reads strictly standard JSON, without repeated keys or NaN.
+
+    Raises:
+      ValueError: the text is not standard JSON.
+      RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+
+
+def read_csv(
+    path: Path,
+    dtype: type,
+    contents: str,
+    columns: int | None = None,
+    *,
+    may_be_empty: bool = False,
+) -> np.ndarray:
+    """Reads a headerless comma-separated table, compressed or not.
+
+    Args:
+      path: the .csv.gz file; if it does not exist, the .csv file beside it is read.
+      dtype: dtype of the result; every cell must be a number of this dtype.
+      contents: what the file should hold, for the message when it is missing.
+      columns: how many columns there must be; None takes what the first line has.
+      may_be_empty: whether a file without lines is read too; it has one column, or ``columns``.
+
+    Returns:
+      [lines, columns] array of ``dtype``.
+
+    Raises:
+      FileNotFoundError: neither file exists.
+      ValueError: file, line and cell that cannot be read.
+    """
+    path = _csv_path(path, contents)
+    with naming(path, "a csv table"):
+        try:
+            table = _load_table(path, dtype)
+        except _NoDataError as error:
+            if not may_be_empty:
+                raise bad_file(path, "the file is empty") from error
+            return np.zeros((0, columns or 1), dtype)
+        except Exception as error:
+            found = _first_bad_line(path, dtype, columns)
+            raise bad_file(path, found or str(error) or repr(error)) from error
+    if columns is not None and table.shape[1] != columns:
+        raise bad_file(path, f"line 1: expected {columns} columns, got {table.shape[1]}")
+    return table
+
+
+def read_text(path: Path, contents: str) -> bytes:
+    """Reads a file of text, unpacked if its name ends in .gz.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file, if it is truncated or not a .gz file.
+    """
+    require_file(path, contents)
+    with naming(path, "lines of text"):
+        blocks, size = [], 0
+        for block in _blocks(path):
+            size += len(block)
+            require_room(path, size, "what it holds")
+            blocks.append(block)
+        return b"".join(blocks)
+
+
+def read_lines(path: Path, contents: str) -> list[bytes]:
+    """Reads lines of text, from a compressed file if its name ends in .gz.
+
+    Empty lines at the end are ignored.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file, if it is truncated or not a .gz file.
+    """
+    return read_text(path, contents).rstrip().splitlines()
+
+
+def csv_path(path: Path) -> Path:
+    """The file that ``read_csv`` reads for ``path``: the .csv.gz if it exists, else the .csv."""
+    return path if path.exists() else path.with_suffix("")
+
+
+def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
+    """Converts integers, or floats that hold whole numbers, to int32.
+
+    Raises:
+      ValueError: file, ``what``, and the first value that is not an int32.
+    """
+    if values.dtype == np.int32:
+        return values
+    if values.dtype.kind not in "iuf":
+        raise bad_file(path, f"expected {what} as integers, got dtype {values.dtype}")
+    # NaN compares false, so it is rejected too.
+    good = (values >= _INT32.min) & (values <= _INT32.max)
+    if values.dtype.kind == "f":
+        good &= values == np.floor(values)
+    if not good.all():
+        position = np.unravel_index(int(np.argmin(good)), good.shape)
+        where = ", ".join(map(str, position))
+        raise bad_file(path, f"expected {what} as integers, got {values[position]} at [{where}]")
+    return values.astype(np.int32)
+
+
+def numbers_to_int32(values: list[Any] | tuple[Any, ...], path: Path, what: str) -> np.ndarray:
+    """Converts a list of Python's numbers to [n] int32.
+
+    Raises:
+      ValueError: file, ``what``, and the first value that is not a number, or not an int32; a bool
+        is not a number.
+    """
+    if not set(map(type, values)) <= {int, float}:
+        _complain_of_kinds(values, path, what)
+    if set(map(type, values)) == {int} and _INT32.min <= min(values) <= max(values) <= _INT32.max:
+        return np.fromiter(values, np.int32, len(values))
+    # With a dtype, because numpy converts a list with integers of more than 64 bits to objects.
+    return to_int32(np.fromiter(values, np.float64, len(values)), path, what)
+
+
+def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
+    """Converts a [rows, columns] array of numbers to float32, or raises naming the file."""
+    if values.dtype.kind not in "iufb" or values.ndim != 2:
+        raise bad_file(
+            path,
+            f"expected {what} as a 2-d array of numbers, got {values.ndim}-d {values.dtype}",
+        )
+    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
+        return values.astype(np.float32)
+
+
+def _complain_of_kinds(values: list[Any] | tuple[Any, ...], path: Path, what: str) -> Never:
+    sizes = {len(value) if isinstance(value, list | tuple) else None for value in values}
+    if None not in sizes and len(sizes) == 1:
+        shape = (len(values), *sizes)
+        raise bad_file(path, f"expected {what} as plain integers, got shape {shape}")
+    position = next(i for i, value in enumerate(values) if type(value) not in (int, float))
+    got, plain = values[position], "plain " * any(size is not None for size in sizes)
+    text = repr(got) if isinstance(got, str | bool) else f"a {type(got).__name__}"
+    raise bad_file(path, f"expected {what} as {plain}integers, got {text[:80]} at [{position}]")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"an object has the key {key[:80]!r} twice")
+            seen.add(key)
+    return found
+
+
+def _no_constant(text: str) -> Never:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file a megabyte at a time, unpacked if its name ends in .gz."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            yield block
+
+
+def _csv_path(path: Path, contents: str) -> Path:
+    found = csv_path(path)
+    if not found.is_file():
+        raise FileNotFoundError(f"no file {path} (nor {found.name}): expected {contents}")
+    return found
+
+
+class _NoDataError(ValueError):
+    """A table without lines, or with empty ones alone."""
+
+
+def _load_table(path: Path, dtype: type) -> np.ndarray:
+    with warnings.catch_warnings():
+        # numpy only warns about a file without data and about integers written as floats.
+        warnings.simplefilter("error")
+        try:
+            # Passes the name, not an open file: numpy then reads blocks instead of Python lines.
+            return np.loadtxt(
+                str(path), dtype=dtype, delimiter=",", comments=None, ndmin=2, encoding="utf-8"
+            )
+        except Warning as warning:
+            kind = _NoDataError if "no data" in str(warning) else ValueError
+            raise kind(str(warning)) from warning
+
+
+def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
+    """Reads the file again line by line to find a fault that the fast parser does not report."""
+    is_number = _cell_test(dtype)
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        number = 0
+        for number, line in enumerate(lines, start=1):
+            cells = line.rstrip("\r\n").split(",")
+            if cells == [""]:
+                continue
+            columns = columns or len(cells)
+            if len(cells) != columns:
+                return f"line {number}: expected {columns} columns, got {len(cells)}"
+            for column, cell in enumerate(cells, start=1):
+                if not is_number(cell.strip()):
+                    kind = np.dtype(dtype).name
+                    return f"line {number}, column {column}: expected {kind}, got {cell[:80]!r}"
+    return "the file is empty" if number == 0 else None
+
+
+def _cell_test(dtype: type) -> Callable[[str], bool]:
+    """Returns whether a text is written as a number of ``dtype``; called for every cell."""
+    if np.issubdtype(dtype, np.integer):
+        parse, low, high = whole_number, np.iinfo(dtype).min, np.iinfo(dtype).max
+    else:
+        parse, low, high = real_number, -np.inf, np.inf
+
+    def is_number(cell: str) -> bool:
+        try:
+            value = parse(cell)
+        except ValueError:
+            return False
+        return low <= value <= high or value != value  # the text of a NaN is a number, too
+
+    return is_number

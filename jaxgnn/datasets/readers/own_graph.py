@@ -1,0 +1,196 @@
+"""A user's own graph from plain files: edges, labels, and optionally features and parts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgnn.datasets.formats.file_errors import bad_file
+from jaxgnn.datasets.formats.graph_text import read_table, text_suffix
+from jaxgnn.datasets.formats.npy import read_npy
+from jaxgnn.datasets.readers.own_features import nodes_of_rows, read_features
+from jaxgnn.datasets.readers.own_files import File, find_files, graph_name
+from jaxgnn.datasets.readers.own_nodes import (
+    NODE_COLUMNS,
+    Nodes,
+    is_whole,
+    number_classes,
+    read_labels,
+)
+from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset
+from jaxgnn.datasets.records.splits import stratified_split
+
+_FRACTIONS = (0.6, 0.2, 0.2)
+# Column names by which a header of edges is recognised.
+_ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
+_ENDS += ("receivers", "node1", "node2", "node_1", "node_2", "id_1", "id_2", "u", "v", "citing")
+_ENDS += ("cited",)
+
+
+def read_graph(
+    path: File,
+    *,
+    labels: File | None = None,
+    features: File | None = None,
+    splits: File | Mapping[str, File] | None = None,
+    directed: bool = False,
+    seed: int = 0,
+    labelled: bool = True,
+    map_features: bool | None = False,
+) -> NodeDataset:
+    """Reads a user's own graph from tables of text or ``.npy`` files.
+
+    Text is separated by commas, tabs, semicolons or (in files that are not named .csv or .tsv)
+    blanks. It may be compressed (.gz), and may have a header, quoted cells, empty lines and
+    comments after # or %.
+
+    - Edges: a row for each edge, with two nodes; or an ``.npy`` array of integers ``[2, edges]`` or
+      ``[edges, 2]``.
+    - Labels: a row for each node, with its label, so that row i belongs to node i; or a row for
+      each node, with its name and its label, in any order. Or an ``.npy`` array ``[nodes]``. Labels
+      are words or whole numbers; -1 or an empty cell marks an unknown label. This file defines the
+      nodes.
+    - Features: a row of numbers for each node, in the order of the labels; or, if a header names
+      the first column ``node``, in any order. Or, below the header ``node_id,feature_id,value``, a
+      row for each nonzero number. Or an ``.npy`` array ``[nodes, features]``. Without features each
+      node has its own one-hot feature.
+    - Parts: ``train``, ``validation`` and ``test``, each with a node on each row, or an ``.npy``
+      array of node ids. The default is 60, 20 and 20 % of the known labels of each class, at
+      random.
+
+    Nodes whose names are exactly the numbers from 0 on have these as ids. Others have ids in the
+    order of the labels, and ``node_names`` maps ids to names.
+
+    Args:
+      path: a folder with files ``edges.*`` and ``labels.*`` (or ``target.*``, the name in the sets
+        of karateclub), and optionally ``features.*``,
+        ``train.*``, ``validation.*`` and ``test.*``; or the file of the edges, with the others
+        beside it.
+      labels: the file of the labels, if it is elsewhere.
+      features: the file of the features, if it is elsewhere.
+      splits: the folder with the files of the parts, or a file for each part, if elsewhere.
+      directed: whether an edge only leads from its first node to its second; if not, it leads in
+        both directions. Repeated edges count once.
+      seed: seed of the random parts.
+      labelled: whether labels are read. If not, as for predictions, the file of the labels only
+        defines the nodes, all labels are -1, and there are no classes and no parts.
+      map_features: whether the features are memory-mapped, so that a process that needs only some
+        rows copies only these: ``dataset.features[nodes]``, in the dtype of the file. It requires a
+        file ``features.npy`` in C order. The numbers are then not checked to be finite, because
+        this would read them all. None maps them if the file allows it.
+
+    Returns:
+      The data set, named after the folder, or after the file if that is not called ``edges``.
+      Classes are in numerical or alphabetical order; ``class_names`` has their names if these are
+      not 0, 1, and so on.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: the file, the line and the fault: a node that the labels do not have, another
+        number of columns or nodes, a feature that is not a finite number, fewer than two classes, a
+        part that is empty or overlaps another, or features that cannot be mapped.
+    """
+    files = find_files(Path(path), labels, features, splits)
+    nodes, named_labels = read_labels(files["labels"])
+    classes, label_ids = (), np.full(nodes.count, -1, np.int32)
+    if labelled:
+        classes, label_ids = number_classes(files["labels"], named_labels)
+    senders, receivers = _read_edges(files["edges"], nodes, directed=directed)
+    parts: dict[str, Any] = {part: np.zeros(0, np.int32) for part in SPLITS}
+    if labelled and "train" in files:
+        parts = {part: _read_part(files[part], nodes) for part in SPLITS}
+        for part in SPLITS:
+            _check_part(files, part, parts, nodes, label_ids)
+    elif labelled:
+        parts = _random_parts(files["labels"], label_ids, seed)
+    dataset = NodeDataset(
+        name=graph_name(Path(path)),
+        senders=senders,
+        receivers=receivers,
+        features=read_features(files.get("features"), nodes, mapped=map_features),
+        labels=label_ids,
+        num_classes=len(classes),
+        class_names=None if classes == tuple(map(str, range(len(classes)))) else classes,
+        node_names=nodes.names,
+        **parts,
+    )
+    if labelled:
+        dataset.validate(files)
+    return dataset
+
+
+def _read_edges(path: Path, nodes: Nodes, *, directed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Senders and receivers, each edge once."""
+    if text_suffix(path) == ".npy":
+        pairs = _edge_array(path, nodes)
+    else:
+        table = read_table(path, "the two nodes of an edge", _heads_edges, columns=(2,))
+        rows = range(len(table.rows))
+        pairs = np.array([[nodes.find(table, row, column) for column in (0, 1)] for row in rows]).T
+    if not directed:
+        pairs = np.concatenate([pairs, pairs[::-1]], axis=1)
+    senders, receivers = np.unique(pairs, axis=1).astype(np.int32)
+    return senders, receivers
+
+
+def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:
+    """Whether the first row of edges names columns."""
+    if all(cell.lower() in _ENDS for cell in first):
+        return True
+    are_numbers = bool(rest) and all(is_whole(cell) for row in rest for cell in row)
+    return are_numbers and not any(is_whole(cell) for cell in first)
+
+
+def _edge_array(path: Path, nodes: Nodes) -> np.ndarray:
+    """Ids of nodes, [2, edges] int32."""
+    values = read_npy(path, "the edges of a graph, [2, edges] or [edges, 2]")
+    if values.ndim != 2 or 2 not in values.shape or not values.size:
+        raise bad_file(path, f"expected edges as [2, edges] or [edges, 2], got {values.shape}")
+    return nodes.find_all(path, values if len(values) == 2 else values.T, "the nodes of edges")
+
+
+def _read_part(path: Path, nodes: Nodes) -> np.ndarray:
+    """Sorted ids of the nodes of a part."""
+    if text_suffix(path) == ".npy":
+        values = read_npy(path, "node ids")
+        if values.ndim != 1 or not values.size:
+            raise bad_file(path, f"expected at least one node id, got shape {values.shape}")
+        return np.sort(nodes.find_all(path, values, "node ids")).astype(np.int32)
+    table = read_table(path, "a node", _heads_part, columns=(1,))
+    return np.sort(nodes_of_rows(table, nodes)).astype(np.int32)
+
+
+def _heads_part(first: list[str], rest: list[list[str]]) -> bool:
+    return first[0].lower() in NODE_COLUMNS
+
+
+def _check_part(
+    files: Mapping[str, Path],
+    part: str,
+    parts: Mapping[str, np.ndarray],
+    nodes: Nodes,
+    labels: np.ndarray,
+) -> None:
+    """Raises unless the nodes of a part have labels and are in no previous part."""
+    ids = parts[part]
+    for other in SPLITS[: SPLITS.index(part)]:
+        shared = np.intersect1d(ids, parts[other])
+        if shared.size:
+            name = nodes.name(int(shared[0]))
+            raise bad_file(files[part], f"node {name} is in {files[other].name} already")
+    unknown = ids[labels[ids] < 0]
+    if unknown.size:
+        name = nodes.name(int(unknown[0]))
+        raise bad_file(files[part], f"node {name} has no label in {files['labels'].name}")
+
+
+def _random_parts(path: Path, labels: np.ndarray, seed: int) -> dict[str, Any]:
+    """60, 20 and 20 % of the labelled nodes of each class."""
+    known = np.flatnonzero(labels >= 0)
+    parts = stratified_split(labels[known], _FRACTIONS, seed)
+    empty = [part for part in SPLITS if not parts[part].size]
+    if empty:
+        expected = "labels for some nodes of each part, at least five of a class"
+        raise bad_file(path, f"expected {expected}, got none for {empty[0]}; give files of parts")
+    return {part: known[ids].astype(np.int32) for part, ids in parts.items()}

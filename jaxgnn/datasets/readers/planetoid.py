@@ -1,0 +1,152 @@
+"""The citation networks of Planetoid, from its pickles."""
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder, require_room
+from jaxgnn.datasets.formats.files import numbers_to_int32, read_csv, to_int32
+from jaxgnn.datasets.formats.pickle_parts import StoredArray
+from jaxgnn.datasets.formats.safe_pickle import read_numbers
+from jaxgnn.datasets.formats.stored_matrix import read_matrix
+from jaxgnn.datasets.records.node_dataset import NodeDataset
+
+_VALIDATION = 500
+_LISTS = "a dict of lists: node -> its neighbours"
+
+
+def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDataset:
+    """Reads Cora, CiteSeer or PubMed in Planetoid's format (https://arxiv.org/abs/1603.08861).
+
+    Pickles are read without executing any code that they refer to. The files begin with ``ind.``
+    and the name: ``ind.cora.allx``, ``.ally``, ``.tx``, ``.ty``, ``.y``, ``.graph`` and
+    ``.test.index``; ``.x`` repeats the first rows of ``.allx`` and is not read.
+
+    Nodes are in the order of the files: those of ``allx``, and then the test nodes in the order of
+    their numbers. A number missing from the index of the test, of which CiteSeer has 15, is a node
+    without features and with the label -1, in no part. Every pair of joined nodes is listed once in
+    each direction, and self loops are dropped.
+
+    Args:
+      path: folder with the files.
+      name: the data set, if the folder has several: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
+
+    Returns:
+      The data set with Planetoid's split: the first nodes, as many as ``y`` has, are for training,
+      the next 500 for validation, and those of ``test.index`` for the test.
+
+    Raises:
+      FileNotFoundError: the folder or a file is missing.
+      ValueError: a file is invalid, or refers to code; the message names it.
+    """
+    prefix = _prefix(Path(path), name)
+    files = {part: prefix.with_name(f"{prefix.name}.{part}") for part in _PARTS}
+    test = _test_nodes(files["test.index"])
+    labelled, classes = _classes(files["ally"])
+    known, tested = read_matrix(files["allx"], "features"), read_matrix(files["tx"], "features")
+    test_labels, test_classes = _classes(files["ty"])
+    train = _classes(files["y"])[0].size
+    _require(files["allx"], known.shape[0] == labelled.size, f"{labelled.size} rows", known.shape)
+    _require(files["ty"], test_classes == classes, f"{classes} columns", test_classes)
+    expected = f"{test.size} rows, one a line of {files['test.index'].name}"
+    _require(files["tx"], tested.shape[0] == test.size, expected, tested.shape)
+    _require(files["ty"], test_labels.size == test.size, expected, test_labels.size)
+    width = known.shape[1]
+    _require(files["tx"], tested.shape[1] == width, f"{width} columns", tested.shape[1])
+    first = f"numbers from {labelled.size} on, behind the nodes of {files['allx'].name}"
+    _require(files["test.index"], test.min() >= labelled.size, first, test.min())
+    if train + _VALIDATION > labelled.size:
+        got = f"{train} training nodes, and {labelled.size} of {files['ally'].name}"
+        raise bad_file(files["y"], f"expected {_VALIDATION} nodes for the validation, got {got}")
+    count = int(test.max()) + 1
+    require_room(files["allx"], 4 * count * known.shape[1], "its features and those of the test")
+    features = np.zeros((count, known.shape[1]), np.float32)
+    labels = np.full(count, -1, np.int32)
+    features[: labelled.size], labels[: labelled.size] = known, labelled
+    features[test], labels[test] = tested, test_labels
+    senders, receivers = _edges(files["graph"], count)
+    dataset = NodeDataset(
+        name=prefix.name.removeprefix("ind."),
+        senders=senders,
+        receivers=receivers,
+        features=features,
+        labels=labels,
+        num_classes=classes,
+        train=np.arange(train, dtype=np.int32),
+        validation=np.arange(train, train + _VALIDATION, dtype=np.int32),
+        test=np.sort(test),
+    )
+    sources = {"features": "allx", "labels": "ally", "senders": "graph", "test": "test.index"}
+    dataset.validate({field: files[part] for field, part in sources.items()})
+    return dataset
+
+
+_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
+
+
+def _prefix(folder: Path, name: str | None) -> Path:
+    """Common prefix of the paths of the files: the folder, ``ind.`` and the name."""
+    require_folder(folder, "files like ind.cora.allx")
+    if name is not None:
+        return folder / f"ind.{name.lower()}"
+    found = sorted(folder.glob("ind.*.allx"))
+    if len(found) != 1:
+        expected = "the file ind.*.allx of one data set, or its name"
+        raise FileNotFoundError(f"{folder}: expected {expected}, got {len(found)} files ind.*.allx")
+    return found[0].with_suffix("")
+
+
+def _test_nodes(path: Path) -> np.ndarray:
+    """The numbers of the test nodes, in the order of the files' rows."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}: expected a test node a line")
+    nodes = read_csv(path, np.int32, "a test node a line", columns=1)[:, 0]
+    _require(path, np.unique(nodes).size == nodes.size, "every node once", "one of them again")
+    _require(path, nodes.min() >= 0, "numbers from 0 on", nodes.min())
+    # Missing numbers become nodes.
+    require_room(path, 4 * (int(nodes.max()) + 1), "its nodes")
+    return nodes
+
+
+def _classes(path: Path) -> tuple[np.ndarray, int]:
+    """The class of each node, -1 if it has none, and the number of classes."""
+    hot = read_matrix(path, "labels")
+    sums = hot.sum(axis=1)
+    good = np.isin(hot, (0, 1)).all(axis=1) & (sums <= 1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise bad_file(path, f"expected one-hot labels, got {hot[row].tolist()[:8]} in row {row}")
+    return np.where(sums == 1, hot.argmax(axis=1), -1).astype(np.int32), hot.shape[1]
+
+
+def _edges(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of neighbours once in each direction, [edges] int32 each."""
+    stored: Any = read_numbers(path, _LISTS)
+    with naming(path, _LISTS):
+        if not isinstance(stored, dict):
+            raise bad_file(path, f"expected {_LISTS}, got a {type(stored).__name__}")
+        lists = [v.value.tolist() if isinstance(v, StoredArray) else v for v in stored.values()]
+        if not all(isinstance(others, list | tuple) for others in lists):
+            raise bad_file(path, f"expected {_LISTS}, got a value that is no list")
+        # A pickle may refer to the same list many times.
+        require_room(path, 24 * sum(map(len, lists)), "its edges")
+        nodes = numbers_to_int32(list(stored), path, "nodes")
+        others = numbers_to_int32([node for one in lists for node in one], path, "neighbours")
+        pairs = np.stack([np.repeat(nodes, [len(one) for one in lists]), others])
+        good = (pairs >= 0) & (pairs < count)
+        if not good.all():
+            bad = pairs.flat[int(np.argmin(good))]
+            raise bad_file(path, f"expected nodes in [0, {count}), got {bad}")
+        pairs = pairs[:, pairs[0] != pairs[1]].astype(np.int64)
+        cells = np.unique(
+            np.concatenate([pairs[0] * count + pairs[1], pairs[1] * count + pairs[0]])
+        )
+        return to_int32(cells // count, path, "nodes"), to_int32(cells % count, path, "nodes")
+
+
+def _require(path: Path, good: Any, expected: str, got: Any) -> None:
+    """Raises a ValueError that names the file unless its content is valid."""
+    if not good:
+        raise bad_file(path, f"expected {expected}, got {got}")

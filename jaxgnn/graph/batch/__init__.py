@@ -1,0 +1,1 @@
+"""``GraphBatch``: several graphs as one, padded to few shapes."""

@@ -1,0 +1,291 @@
+"""GraphBatch: many small graphs as one large graph of a fixed shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from jaxgnn._arrays.arrays import (
+    KeepsArrays,
+    is_concrete,
+    own,
+    require_one,
+    require_size,
+    shown,
+)
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.batch.features import joined, same_normalization
+from jaxgnn.graph.batch.graphs_tuple import parts_of_batched_tuple
+from jaxgnn.graph.batch.layout import Layout, check_weights, layout_of, sorted_edges
+from jaxgnn.graph.batch.samples import (
+    GraphSample,
+    Part,
+    host_features,
+    is_graphs_tuple,
+    read_part,
+)
+from jaxgnn.graph.batch.shape import BatchShape, PadTo, batch_shape
+from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.plan.plan import make_plan
+from jaxgnn.graph.plan.sorting import row_ids_on_host
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class GraphBatch(KeepsArrays):
+    """Many graphs as one graph without edges between them, padded to a fixed shape.
+
+    The nodes of the first graph come first, then those of the second, and so on; so do the edges.
+    After the real graphs there is, as in jraph, one padding graph, which has all padding nodes (at
+    least one) and all padding edges, and after it graphs without nodes. Every id in ``graph_ids``
+    is therefore in range, and sums over the nodes of a graph need no mask. Padding edges are after
+    ``graph.indptr[-1]``, where no op reads them. A batch without padding has none of these.
+
+    A batch is built on the host, and all of its arrays are numpy arrays. It is a pytree: pass it to
+    a jitted function, which compiles once for each shape, or to ``jax.device_put``. ``graph`` has
+    its plan, but without ``edge_blocks``, which take several times as long to build as the rest;
+    the backward pass of ``maxk_spmm`` on a GPU then runs without them.
+
+    Attributes:
+      graph: the graphs as one, [nodes, nodes] with ``edges`` slots.
+      graph_ids: graph of each node, ascending, int32 [nodes].
+      num_nodes_of_each: number of nodes of each graph, padding graphs included, int32 [graphs].
+      num_edges_of_each: number of edges of each graph, padding graphs included, int32 [graphs].
+      node_mask: False for padding nodes, [nodes] bool.
+      graph_mask: False for padding graphs, [graphs] bool.
+      nodes: features of the nodes, a pytree of arrays [nodes, ...], zero for padding; or None.
+      edges: features of the edges in the order of ``graph.indices``, a pytree of arrays
+        [edges, ...], zero for padding; or None.
+      globals: features of the graphs, a pytree of arrays [graphs, ...], zero for padding; or None.
+    """
+
+    graph: CSRGraph
+    graph_ids: Int[Array, " nodes"]
+    num_nodes_of_each: Int[Array, " graphs"]
+    num_edges_of_each: Int[Array, " graphs"]
+    node_mask: Bool[Array, " nodes"]
+    graph_mask: Bool[Array, " graphs"]
+    nodes: Any = None
+    edges: Any = None
+    globals: Any = None
+
+    def __repr__(self) -> str:
+        """Shows shapes instead of arrays."""
+        features = {name: getattr(self, name) for name in ("nodes", "edges", "globals")}
+        shapes = ", ".join(f"{k}={_shapes(v)}" for k, v in features.items())
+        return f"GraphBatch(num_graphs={self.num_graphs}, graph={self.graph!r}, {shapes})"
+
+    # -- constructors ------------------------------------------------------------------------
+
+    @classmethod
+    def from_graphs(
+        cls, graphs: Sequence[CSRGraph | GraphSample | Any], pad_to: PadTo = None
+    ) -> GraphBatch:
+        """Joins graphs to one batch, on the host.
+
+        The shape of the batch depends on ``pad_to`` alone (with a pair of sizes, and without
+        padding, on the number of graphs too), so a jitted function compiles once for each:
+
+        - ``(nodes, edges, graphs)`` are the sizes of the batch. Because of the padding graph there
+          is space for ``nodes - 1`` nodes and ``graphs - 1`` graphs.
+        - ``(nodes, edges)`` sets the number of graphs to one more than there are.
+        - A table of such sizes, from small to large, chooses the first in which the graphs fit.
+        - ``"power_of_two"`` chooses the least powers of two in which they fit, for each size.
+        - None adds no padding and no padding graph.
+
+        Args:
+          graphs: square ``CSRGraph`` objects, ``GraphSample`` objects, or ``jraph.GraphsTuple``
+            objects of one graph each. Weights, scales and features must be of one kind in all.
+          pad_to: the shape of the batch.
+
+        Raises:
+          ValueError: if there are no graphs, they do not fit into ``pad_to``, one of them is
+            traced, not square or has ids out of range, or they differ in whether they are weighted
+            or normalised, or in the structure, shape or dtype of features. The message names the
+            graph by its place.
+        """
+        where = "GraphBatch.from_graphs"
+        if not isinstance(graphs, Sequence) or is_graphs_tuple(graphs):
+            raise bad_input(where, "graphs", "a list of graphs", type(graphs).__name__)
+        parts = [read_part(where, place, graph) for place, graph in enumerate(graphs)]
+        if not parts:
+            raise bad_input(where, "graphs", "a list of at least one graph", "an empty list")
+        sizes = np.array([(part.num_nodes, part.num_edges) for part in parts]).T
+        shape = batch_shape(where, pad_to, *sizes)
+        return batch_parts(where, parts, shape)
+
+    @classmethod
+    def from_graphs_tuple(cls, graphs: Any, *, padded: bool = False) -> GraphBatch:
+        """Builds a batch from a batched ``jraph.GraphsTuple``, of the same shape, on the host.
+
+        Args:
+          graphs: the tuple. Its edge features are put into the order of the batch: by receiver.
+          padded: True if the tuple was padded by ``jraph.pad_with_graphs``, which can not be
+            detected. Its padding graphs are then those of the batch.
+
+        Raises:
+          ValueError: if it is no such tuple or is traced, it lacks senders or receivers, an edge
+            leads from one of its graphs to another, or features have a wrong length.
+        """
+        where = "GraphBatch.from_graphs_tuple"
+        parts, shape = parts_of_batched_tuple(where, graphs, padded=padded)
+        return batch_parts(where, parts, shape)
+
+    # -- shape -------------------------------------------------------------------------------
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graph slots, including padding: ``num_segments`` of sums over graphs."""
+        return self.num_nodes_of_each.shape[-1]
+
+    def edge_mask(self) -> Bool[Array, " edges"]:
+        """False for padding edges, [edges] bool; works under ``jit``."""
+        require_one("GraphBatch.edge_mask", "self", self.graph)
+        xp: Any = np if isinstance(self.graph.indptr, np.ndarray) else jnp
+        return xp.arange(self.graph.num_edges) < self.graph.indptr[-1]
+
+    # -- back --------------------------------------------------------------------------------
+
+    def to_graphs_tuple(self) -> Any:
+        """Returns the batch as a ``jraph.GraphsTuple`` of the same shape and padding.
+
+        Edges are in the order of the batch. Padding edges lead from the first padding node to
+        itself, as in ``jraph.pad_with_graphs``.
+
+        Raises:
+          ValueError: if the batch is traced, or has weights or scales, which a tuple can not store.
+        """
+        where = "GraphBatch.to_graphs_tuple"
+        _require_host(where, "self", self)
+        if self.graph.weights is not None or self.graph.is_normalized:
+            kind = self.graph.normalization
+            got = f"weights {shown(self.graph.weights)} and normalization {kind!r}"
+            raise bad_input(where, "self.graph", "unweighted and not normalised", got)
+        from jaxgnn.graph.csr.jraph import jraph
+
+        padding_node = int(np.asarray(self.node_mask).sum())
+        rows = row_ids_on_host(self.graph.indptr, self.graph.num_edges)
+        receivers: Any = np.where(self.edge_mask(), rows, np.int32(padding_node))
+        return jraph.GraphsTuple(
+            nodes=self.nodes,
+            edges=self.edges,
+            globals=self.globals,
+            senders=self.graph.indices,
+            receivers=receivers,
+            n_node=self.num_nodes_of_each,
+            n_edge=self.num_edges_of_each,
+        )
+
+
+def unbatch(
+    batch: GraphBatch, tree: Any, of: Literal["nodes", "edges", "globals"] = "nodes"
+) -> list[Any]:
+    """Splits arrays of a batch into those of its real graphs, on the host.
+
+    Args:
+      batch: a batch that is not traced.
+      tree: a pytree of arrays, with an entry per node, edge or graph slot of the batch.
+      of: meaning of the first axis of the arrays: ``"nodes"``, ``"edges"`` or ``"globals"``.
+
+    Returns:
+      For each real graph, in their order, the pytree of its numpy arrays: [its nodes, ...],
+      [its edges, ...] in the order of the batch, or for globals without the first axis. They are
+      views of the given arrays, where these are on the host.
+
+    Raises:
+      ValueError: if ``batch`` is no ``GraphBatch``, it or ``tree`` is traced, ``of`` has no such
+        name, or an array has not one entry per slot.
+
+    Example:
+      >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
+      >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
+      >>> [x.tolist() for x in unbatch(batch, np.arange(8))]
+      [[0, 1], [2, 3]]
+    """
+    if not isinstance(batch, GraphBatch):
+        raise bad_input("unbatch", "batch", "a GraphBatch", type(batch).__name__)
+    _require_host("unbatch", "batch", batch)
+    counts = {
+        "nodes": batch.num_nodes_of_each,
+        "edges": batch.num_edges_of_each,
+        "globals": np.ones(batch.num_graphs, np.int32),
+    }
+    if of not in counts:
+        raise bad_input("unbatch", "of", " or ".join(map(repr, counts)), repr(of))
+    ends = np.cumsum(counts[of])
+    leaves, structure = jax.tree.flatten(host_features("unbatch", "tree", tree, int(ends[-1])))
+    graphs = range(int(np.asarray(batch.graph_mask).sum()))
+    if of == "globals":
+        return [structure.unflatten([array[at] for array in leaves]) for at in graphs]
+    bounds = [0, *ends.tolist()]
+    return [
+        structure.unflatten([array[bounds[at] : bounds[at + 1]] for array in leaves])
+        for at in graphs
+    ]
+
+
+def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBatch:
+    """Joins graphs that have been read to a batch of a shape in which they fit.
+
+    Raises:
+      ValueError: names the graph with an id out of range, or which differs in kind.
+    """
+    for what, size in zip(("nodes", "edges", "graphs"), shape, strict=True):
+        require_size(where, f"the number of {what} in the batch", size)
+    normalization = same_normalization(where, parts)
+    layout = layout_of(parts, shape)
+    edges = sorted_edges(where, parts, layout)
+    weights = joined(where, parts, "weights", shape.edges, edges.order)
+    if weights is not None:
+        check_weights(where, parts, layout, weights, edges.order)
+    graph = CSRGraph(
+        indptr=edges.indptr,
+        indices=edges.indices,
+        weights=weights,
+        num_cols=shape.nodes,
+        row_scale=joined(where, parts, "row_scale", shape.nodes),
+        col_scale=joined(where, parts, "col_scale", shape.nodes),
+        plan=make_plan(edges.indptr, edges.indices, shape.nodes),
+        normalization=normalization,
+        in_range=True,
+    )
+    return _made(
+        graph,
+        layout,
+        nodes=joined(where, parts, "nodes", shape.nodes),
+        edges=joined(where, parts, "edges", shape.edges, edges.order),
+        globals=joined(where, parts, "globals", shape.graphs),
+    )
+
+
+def _made(graph: CSRGraph, layout: Layout, **features: Any) -> GraphBatch:
+    """The batch of a graph, with the ids and masks that follow from its layout."""
+    shape = layout.shape
+    ids = np.repeat(np.arange(shape.graphs, dtype=np.int32), layout.num_nodes)
+    return GraphBatch(
+        graph=graph,
+        graph_ids=own(ids),
+        num_nodes_of_each=own(layout.num_nodes.astype(np.int32)),
+        num_edges_of_each=own(layout.num_edges.astype(np.int32)),
+        node_mask=own(np.arange(shape.nodes) < layout.real_nodes),
+        graph_mask=own(np.arange(shape.graphs) < layout.num_real),
+        **features,
+    )
+
+
+def _require_host(where: str, argument: str, batch: GraphBatch) -> None:
+    """Raises ValueError unless the host can read this batch, and it is a single one."""
+    require_one(where, argument, batch.graph)
+    if not is_concrete(*jax.tree.leaves(batch)):
+        raise bad_input(where, argument, "concrete; call it outside jit", "a tracer")
+
+
+def _shapes(tree: Any) -> str:
+    """A pytree with dtypes and shapes instead of its arrays."""
+    return str(jax.tree.map(shown, tree)).replace("'", "")

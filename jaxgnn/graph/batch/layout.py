@@ -1,0 +1,141 @@
+"""Layout of the graphs in a batch: node numbers, sorted edges and checked ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgnn._arrays.arrays import offset_dtype, own, require_floats
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.batch.samples import Part
+from jaxgnn.graph.batch.shape import BatchShape
+from jaxgnn.graph.plan.sorting import row_ids_on_host, sort_edges
+
+
+class Layout(NamedTuple):
+    """Sizes of the graphs of a batch; counts are [graphs], padding graphs included."""
+
+    shape: BatchShape
+    num_real: int
+    num_nodes: np.ndarray
+    num_edges: np.ndarray
+
+    @property
+    def real_nodes(self) -> int:
+        """Number of nodes that are no padding, which is the id of the first padding node."""
+        return int(self.num_nodes[: self.num_real].sum())
+
+    @property
+    def real_edges(self) -> int:
+        """Number of edges that are no padding."""
+        return int(self.num_edges[: self.num_real].sum())
+
+    def first_nodes(self) -> np.ndarray:
+        """The first node of each graph, [graphs] int32."""
+        return (np.cumsum(self.num_nodes) - self.num_nodes).astype(np.int32)
+
+    def edge_owners(self) -> np.ndarray:
+        """The graph of each real edge in the order of the input, [real_edges]."""
+        return np.repeat(np.arange(self.num_real), self.num_edges[: self.num_real])
+
+
+def layout_of(parts: Sequence[Part], shape: BatchShape) -> Layout:
+    """Places the graphs one after the other, and all padding in one graph after them."""
+    num_nodes, num_edges = np.zeros((2, shape.graphs), np.int32)
+    num_real = len(parts)
+    num_nodes[:num_real] = [part.num_nodes for part in parts]
+    num_edges[:num_real] = [part.num_edges for part in parts]
+    if num_real < shape.graphs:
+        num_nodes[num_real] = shape.nodes - num_nodes.sum()
+        num_edges[num_real] = shape.edges - num_edges.sum()
+    return Layout(shape, num_real, num_nodes, num_edges)
+
+
+class SortedEdges(NamedTuple):
+    """The edges by receiver; ``order`` is None where the input was sorted."""
+
+    indptr: Any
+    indices: Any
+    order: np.ndarray | None
+
+
+def sorted_edges(where: str, parts: Sequence[Part], layout: Layout) -> SortedEdges:
+    """Numbers the nodes through the batch, checks ids and sorts edges by receiver, if need be."""
+    owners = layout.edge_owners()
+    senders = _numbered(where, parts, layout, owners, "senders")
+    if all(part.indptr is not None for part in parts):
+        indptr, order = _joined_offsets(where, parts, layout), None
+    else:
+        for part in parts:
+            if part.indptr is not None:
+                _check_offsets(where, part.place, part.indptr)
+        receivers = _numbered(where, parts, layout, owners, "receivers")
+        indptr, order = _offsets_of_receivers(receivers, layout.shape.nodes)
+    indices = np.full(layout.shape.edges, layout.real_nodes, np.int32)
+    indices[: layout.real_edges] = senders if order is None else senders[order]
+    return SortedEdges(own(indptr), own(indices), order)
+
+
+def _numbered(where, parts, layout, owners, name):
+    """Senders or receivers of all edges as nodes of the batch, int32, after a check of the ids."""
+    each = [getattr(part, name) for part in parts]
+    if name == "receivers":
+        each = [
+            row_ids_on_host(part.indptr, part.num_edges) if ids is None else ids
+            for part, ids in zip(parts, each, strict=True)
+        ]
+    ids = np.concatenate(each)
+    outside = (ids < 0) | (ids >= layout.num_nodes[owners])
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        graph = int(owners[at])
+        within = at - int(layout.num_edges[:graph].sum())
+        argument = f"graphs[{parts[graph].place}].{name}[{within}]"
+        raise bad_input(where, argument, f"in [0, {parts[graph].num_nodes})", int(ids[at]))
+    return ids.astype(np.int32, copy=False) + layout.first_nodes()[owners]
+
+
+def _joined_offsets(where, parts, layout):
+    """Row offsets of a batch of graphs that are all sorted already."""
+    num_real, num_nodes = layout.num_real, layout.real_nodes
+    dtype = offset_dtype(layout.shape.edges)
+    first_edges = (np.cumsum(layout.num_edges) - layout.num_edges)[:num_real].astype(dtype)
+    indptr = np.full(layout.shape.nodes + 1, layout.real_edges, dtype)
+    local = np.concatenate([part.indptr[:-1] for part in parts])
+    indptr[:num_nodes] = local + np.repeat(first_edges, layout.num_nodes[:num_real])
+    if (indptr[1:] < indptr[:-1]).any():
+        for part in parts:
+            _check_offsets(where, part.place, part.indptr)
+    return indptr
+
+
+def _check_offsets(where, place, indptr):
+    falling = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if falling.size:
+        at = int(falling[0]) + 1
+        argument = f"graphs[{place}].indptr[{at}]"
+        raise bad_input(where, argument, f"at least {indptr[at - 1]}", int(indptr[at]))
+
+
+def _offsets_of_receivers(receivers, num_nodes):
+    """Row offsets, and the order that sorts the edges, None if they are sorted."""
+    if (receivers[1:] < receivers[:-1]).any():
+        return sort_edges(receivers, num_nodes)
+    indptr = np.zeros(num_nodes + 1, offset_dtype(len(receivers)))
+    np.cumsum(np.bincount(receivers, minlength=num_nodes), out=indptr[1:])
+    return indptr, None
+
+
+def check_weights(where, parts, layout, weights, order):
+    """Raises unless the weights are finite numbers of a floating dtype."""
+    require_floats(where, f"graphs[{parts[0].place}].weights", weights)
+    finite = np.isfinite(weights)
+    if not finite.all():
+        slot = int(np.flatnonzero(~finite)[0])
+        at = slot if order is None else int(order[slot])
+        graph = int(layout.edge_owners()[at])
+        within = at - int(layout.num_edges[:graph].sum())
+        argument = f"graphs[{parts[graph].place}].weights[{within}]"
+        raise bad_input(where, argument, "finite", float(weights[slot]))

@@ -1,0 +1,1 @@
+"""``CSRGraph`` and ``CBSR``: constructors, validation, transforms, other formats."""

@@ -1,0 +1,60 @@
+"""The error of functions of a graph for arguments of other types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.csr_graph import CSRGraph
+
+
+def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
+    """Raises ValueError unless ``given`` is a CSRGraph; the message says how to build one.
+
+    Args:
+      where: the function or class that errors name.
+      argument: its argument.
+      given: what the caller passed.
+      note: more text about the argument for the message, such as ``", which comes first"``.
+    """
+    if not isinstance(given, CSRGraph):
+        expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(given)}"
+        raise bad_input(where, argument, expected, type(given).__name__)
+
+
+def refuse_weights(
+    where: str, argument: str, graph: CSRGraph, instead: str, *, scales: bool = False
+) -> None:
+    """Raises ValueError if a graph has weights or a normalisation, which would not be applied.
+
+    Args:
+      where: the function or class that errors name.
+      argument: its argument.
+      graph: the graph.
+      instead: what the caller can do with the weights, as the error says it.
+      scales: whether the scales of a graph without weights are applied.
+    """
+    if graph.weights is None and (scales or not graph.is_normalized):
+        return
+    if graph.normalization is not None:
+        got = f"normalization={graph.normalization!r}"
+    elif graph.weights is not None:
+        got = f"weights of shape {jnp.shape(graph.weights)}"
+    else:
+        got = "scales"
+    expected = "without weights" if scales else "without weights and normalisation"
+    way = f"{instead}, or pass {argument}.without_weights() to leave them out"
+    raise bad_input(where, argument, f"{expected}, which are not applied", f"{got}; {way}")
+
+
+def _way_to_make_one(given: Any) -> str:
+    if hasattr(given, "senders") and hasattr(given, "n_node"):
+        return " (CSRGraph.from_graphs_tuple makes one)"
+    if hasattr(given, "graph") and isinstance(given.graph, CSRGraph):
+        return " (pass batch.graph)"
+    dtype = str(getattr(given, "dtype", None))  # also for torch, whose dtypes have no kind
+    if getattr(given, "ndim", 0) == 2 and given.shape[0] == 2 and "int" in dtype:
+        return " (CSRGraph.from_edge_index(edge_index, num_nodes) makes one)"
+    return ""

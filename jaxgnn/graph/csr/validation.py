@@ -1,0 +1,259 @@
+"""Host-side checks of a graph's values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn._arrays.arrays import (
+    is_concrete,
+    require_floats,
+    require_length,
+    require_size,
+    require_weights,
+)
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.plan.edge_blocks import make_edge_blocks
+from jaxgnn.graph.plan.on_demand import given_plan
+from jaxgnn.graph.plan.schedule import MAX_EDGES_PER_UNIT, make_schedule, units
+from jaxgnn.graph.plan.sorting import transpose_on_host
+
+if TYPE_CHECKING:
+    from jaxgnn.graph.csr.csr_graph import CSRGraph
+
+
+def validate_graph(graph: CSRGraph) -> None:
+    """Raises ValueError naming the first invalid entry."""
+    if not is_concrete(*arrays_of(graph)):
+        raise bad_input("CSRGraph.validate", "self", "concrete; call it outside jit", "a tracer")
+    validate_structure(graph)
+    indptr = np.asarray(graph.indptr)
+    for name in ("weights", "row_scale", "col_scale"):
+        values = getattr(graph, name)
+        if values is not None:
+            values = np.asarray(values)
+            check_finite("CSRGraph", name, values[: indptr[-1]] if name == "weights" else values)
+    plan = given_plan(graph)
+    if plan is not None:
+        _check_plan(graph, plan, indptr)
+
+
+def arrays_of(graph: CSRGraph) -> list[Any]:
+    """The arrays of a graph and of its existing plan; no plan is built for this."""
+    fields = graph.indptr, graph.indices, graph.weights, graph.row_scale, graph.col_scale
+    return jax.tree.leaves((fields, given_plan(graph)))
+
+
+def validate_structure(graph: CSRGraph) -> None:
+    """The part of ``validate_graph`` for the inputs of the plan: offsets and senders."""
+    check_shapes("CSRGraph", graph)
+    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
+    _check_offsets("CSRGraph", "indptr", indptr, graph.num_edges)
+    _check_ids("CSRGraph", "indices", indices[: indptr[-1]], graph.num_cols)
+
+
+def check_shapes(where: str, graph: CSRGraph) -> None:
+    """The checks that shapes and dtypes allow, at trace time; ``where`` is the calling op."""
+    if graph.indptr.ndim != 1 or graph.indptr.shape[0] < 1:
+        expected = "one-dimensional with at least one entry (map over several graphs by jax.vmap)"
+        raise bad_input(where, "graph.indptr", expected, f"shape {graph.indptr.shape}")
+    if graph.indptr.dtype not in (jnp.int32, jnp.int64):
+        raise bad_input(
+            where, "graph.indptr", "of integer dtype int32 or int64", graph.indptr.dtype
+        )
+    require_size(where, "graph.num_cols", graph.num_cols)
+    require_length(where, "graph.indices", graph.indices, graph.indices.size, "per edge")
+    if graph.indices.dtype != jnp.int32:
+        raise bad_input(where, "graph.indices", "int32", graph.indices.dtype)
+    if graph.weights is not None:
+        require_weights(where, "graph.weights", graph.weights, graph.num_edges, "per edge slot")
+    lengths = (
+        ("row_scale", graph.num_rows, "per row"),
+        ("col_scale", graph.num_cols, "per column"),
+    )
+    for name, length, what in lengths:
+        values = getattr(graph, name)
+        if values is None:
+            continue
+        require_length(where, f"graph.{name}", values, length, what)
+        require_floats(where, f"graph.{name}", values)
+    plan = given_plan(graph)
+    if plan is not None:
+        _check_plan_shapes(where, graph, plan)
+
+
+def _check_plan_shapes(where, graph, plan):
+    num_edges, offsets, ids = graph.num_edges, (jnp.int32, jnp.int64), (jnp.int32,)
+    arrays = [
+        ("transposed_indptr", plan.transposed_indptr, graph.num_cols + 1, offsets),
+        ("transposed_indices", plan.transposed_indices, num_edges, ids),
+        ("permutation", plan.permutation, num_edges, offsets),
+    ]
+    for side, num_rows in (("schedule", graph.num_rows), ("transposed_schedule", graph.num_cols)):
+        schedule, length = getattr(plan, side), units(num_rows, num_edges)
+        if schedule is None:
+            continue
+        arrays.append((f"{side}.rows", schedule.rows, length, ids))
+        arrays.append((f"{side}.offsets", schedule.offsets, length + 1, offsets))
+        arrays.append((f"{side}.pieces", schedule.pieces, length, ids))
+        arrays.append((f"{side}.piece_counts", schedule.piece_counts, 2, ids))
+    for name, array, length, dtypes in arrays:
+        if array is None:  # a part that has not been built
+            continue
+        if array.shape != (length,):
+            expected = f"of shape ({length},), as this graph has it"
+            raise bad_input(where, f"graph.plan.{name}", expected, array.shape)
+        if array.dtype not in dtypes:
+            expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            raise bad_input(where, f"graph.plan.{name}", expected, array.dtype)
+
+
+def _check_offsets(where, name, indptr, num_edges):
+    if indptr[0] != 0:
+        raise bad_input(where, f"{name}[0]", "0", int(indptr[0]))
+    falling = indptr[1:] < indptr[:-1]  # differences may overflow
+    if falling.any():
+        at = int(np.flatnonzero(falling)[0]) + 1
+        raise bad_input(where, f"{name}[{at}]", f"at least {indptr[at - 1]}", int(indptr[at]))
+    if indptr[-1] > num_edges:
+        expected = f"at most the number of edge slots, {num_edges}"
+        raise bad_input(where, f"{name}[{len(indptr) - 1}]", expected, int(indptr[-1]))
+
+
+def _check_ids(where, name, ids, bound):
+    outside = (ids < 0) | (ids >= bound)
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
+
+
+def check_finite(where: str, name: str, values: np.ndarray) -> None:
+    """Raises ValueError naming the first value that is not finite."""
+    if values.dtype not in (np.float32, np.float64):  # for others numpy has no test
+        values = values.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(values))
+    if bad.size:
+        at = tuple(bad[0].tolist())
+        place = ", ".join(map(str, at))
+        raise bad_input(where, f"{name}[{place}]", "finite", float(values[at]))
+
+
+def _check_plan(graph, plan, indptr):
+    """Raises unless the plan belongs to its graph; another plan gives wrong results."""
+    if plan.transposed_indptr is not None:
+        _check_transpose(graph, plan, indptr)
+    elif plan.permutation is not None:
+        made = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
+        _check_equal("plan.permutation", np.asarray(plan.permutation), made[2])
+    if plan.schedule is not None:
+        _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
+    if plan.transposed_schedule is not None:
+        offsets = np.asarray(plan.transposed_indptr)
+        _check_schedule(
+            "plan.transposed_schedule", plan.transposed_schedule, offsets, graph.num_edges
+        )
+    if plan.edge_blocks:
+        _check_edge_blocks(graph, plan, indptr)
+
+
+def _check_edge_blocks(graph, plan, indptr):
+    indices, is_weighted = np.asarray(graph.indices), plan.edge_blocks[0].edges is not None
+    transposed = transpose_on_host(indptr, indices, graph.num_cols, with_permutation=is_weighted)
+    expected = make_edge_blocks(indptr, *transposed)
+    wanted, got = ([blocks.shape for blocks in b] for b in (expected, plan.edge_blocks))
+    if wanted != got:
+        raise bad_input("CSRGraph", "plan.edge_blocks", f"of shapes {wanted}", got)
+    for at, (given, made) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
+        _check_equal(f"plan.edge_blocks[{at}]", given, made)
+
+
+def _check_transpose(graph, plan, indptr):
+    transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
+    _check_offsets("CSRGraph", "plan.transposed_indptr", transposed, graph.num_edges)
+    if transposed[-1] != num_edges:
+        name = f"plan.transposed_indptr[{graph.num_cols}]"
+        raise bad_input("CSRGraph", name, f"the number of edges, {num_edges}", int(transposed[-1]))
+    _check_ids(
+        "CSRGraph",
+        "plan.transposed_indices",
+        np.asarray(plan.transposed_indices)[:num_edges],
+        graph.num_rows,
+    )
+    if plan.permutation is None:
+        _check_same_transpose(graph, plan, indptr)
+    else:
+        _check_permutation(graph, plan, indptr)
+
+
+def _check_same_transpose(graph, plan, indptr):
+    """Compares with the computed transpose, where no permutation identifies the edges."""
+    made = transpose_on_host(
+        indptr, np.asarray(graph.indices), graph.num_cols, with_permutation=False
+    )
+    names = "transposed_indptr", "transposed_indices"
+    for name, expected in zip(names, made[:2], strict=True):
+        real = slice(0, None if name == "transposed_indptr" else int(indptr[-1]))
+        _check_equal(f"plan.{name}", np.asarray(getattr(plan, name))[real], expected[real])
+
+
+def _check_permutation(graph, plan, indptr):
+    transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
+    receivers = np.asarray(plan.transposed_indices)[:num_edges]
+    permutation = np.asarray(plan.permutation)[:num_edges]
+    _check_ids("CSRGraph", "plan.permutation", permutation, num_edges)
+    if num_edges and np.bincount(permutation).max() > 1:
+        twice = int(np.bincount(permutation).argmax())
+        raise bad_input("CSRGraph", "plan.permutation", "a permutation", f"edge {twice} repeatedly")
+    senders = np.repeat(np.arange(graph.num_cols), np.diff(transposed))
+    rows = np.repeat(np.arange(graph.num_rows), np.diff(indptr))[permutation]
+    columns = np.asarray(graph.indices)[permutation]
+    wrong = (rows != receivers) | (columns != senders)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        expected = f"the position of an edge from {senders[at]} to {receivers[at]}"
+        got = f"{permutation[at]}, an edge from {columns[at]} to {rows[at]}"
+        raise bad_input("CSRGraph", f"plan.permutation[{at}]", expected, got)
+
+
+def _check_schedule(name, schedule, indptr, num_edges):
+    rows, offsets = np.asarray(schedule.rows), np.asarray(schedule.offsets)
+    num_rows = len(indptr) - 1
+    _check_ids("CSRGraph", f"{name}.rows", rows, num_rows + 1)
+    steps = np.diff(rows, prepend=-1, append=num_rows)
+    if ((steps < 0) | (steps > 1)).any():
+        at = int(np.flatnonzero((steps < 0) | (steps > 1))[0])
+        got = f"{[-1, *rows.tolist(), num_rows][at + 1]} at {at}"
+        raise bad_input("CSRGraph", f"{name}.rows", "every row in ascending order", got)
+    for at, edge in ((0, 0), (len(rows), int(indptr[-1]))):
+        if offsets[at] != edge:
+            raise bad_input("CSRGraph", f"{name}.offsets[{at}]", f"{edge}", int(offsets[at]))
+    bounds = np.append(indptr, indptr[-1])
+    starts, ends = offsets[:-1], offsets[1:]
+    fits = (bounds[rows] <= starts) & (starts <= ends) & (ends <= bounds[rows + 1])
+    fits &= ends - starts <= MAX_EDGES_PER_UNIT
+    if not fits.all():
+        at = int(np.flatnonzero(~fits)[0])
+        expected = f"at most {MAX_EDGES_PER_UNIT} edges of row {rows[at]}"
+        got = f"edges {starts[at]} to {ends[at]}"
+        raise bad_input("CSRGraph", f"{name} unit {at}", expected, got)
+    _check_equal(name, schedule, make_schedule(indptr, num_edges))
+
+
+def _check_equal(name, given, expected):
+    """Raises unless the derived parts of a plan equal the computed ones."""
+    wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
+    if wanted != got:
+        raise bad_input("CSRGraph", name, f"of structure {wanted}", got)
+    arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(given)
+    for (path, wanted), got in zip(*arrays, strict=True):
+        where, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
+        if wanted.shape != got.shape:
+            raise bad_input("CSRGraph", where, f"of shape {wanted.shape}", got.shape)
+        if wanted.dtype != got.dtype:
+            raise bad_input("CSRGraph", where, wanted.dtype.name, got.dtype)
+        if (wanted != got).any():
+            at = int(np.flatnonzero(wanted != got)[0])
+            raise bad_input("CSRGraph", f"{where}[{at}]", f"{wanted[at]}", int(got[at]))

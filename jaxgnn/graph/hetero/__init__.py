@@ -1,0 +1,1 @@
+"""``HeteroGraph`` and ``RelationalGraph``: nodes and edges of several types."""

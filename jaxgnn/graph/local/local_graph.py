@@ -1,0 +1,260 @@
+"""LocalGraph: one device's rows of a graph that is spread over the devices of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Int, UInt32
+
+from jaxgnn._arrays.arrays import KeepsArrays, match_varying
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.csr.normalization import Normalization, degree_scales
+from jaxgnn.graph.csr.self_loops import checked_count
+from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
+from jaxgnn.graph.local.edges import with_edges
+from jaxgnn.graph.local.halo import Halo
+from jaxgnn.graph.local.union import LocalUnion
+
+_PART = "the rows of one device"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class EdgesByOwner(KeepsArrays):
+    """The edges of one device's rows in two graphs, without weights and scales.
+
+    Attributes:
+      near: the edges from own senders, whose columns are the own columns.
+      far: those from senders of other devices, whose columns are places in the table.
+      near_slots: edge slot of the device's block of each slot of ``near``; zero for padding.
+      far_slots: edge slot of the device's block of each slot of ``far``; zero for padding.
+    """
+
+    near: CSRGraph
+    far: CSRGraph
+    near_slots: Int[Array, " near"]
+    far_slots: Int[Array, " far"]
+
+
+def _at(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
+    return None if weights is None else jnp.asarray(weights)[slots]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class LocalGraph(CSRGraph):
+    """The rows of one device of a square graph, inside of ``jax.shard_map``.
+
+    Layers and ops accept it instead of the whole graph, with the features of the device's own
+    nodes. It has as many rows as columns, which are the own nodes and then padding. Ops first
+    exchange the rows of other nodes that the edges read (``halo``); ``indices`` are places in that
+    table, and the plan is that of the rows by the table.
+
+    Attributes:
+      col_scale: factor of each entry of the table; or of each own node, which ops then exchange.
+      halo: exchange of the rows that edges read, among the devices.
+      numbers: numbers of the edges in the whole graph, from which dropout draws.
+      split: the same edges in two parts, own senders and others, for sums that begin before the
+        rows of others arrive; or None.
+      row_ids: number in the whole graph of each own row, int32, -1 for padding rows; None where
+        rows and columns are the same nodes, as in ``halo.ids``.
+    """
+
+    halo: Halo = dataclasses.field(default=cast(Halo, None))
+    numbers: EdgeNumbers = dataclasses.field(default=cast(EdgeNumbers, None))
+    split: EdgesByOwner | None = None
+    row_ids: Int[Array, " rows"] | None = None
+
+    @property
+    def is_square(self) -> bool:
+        """Whether rows and columns are the same nodes, on the same devices."""
+        return self.row_ids is None
+
+    @property
+    def is_real_row(self) -> Bool[Array, " rows"]:
+        """A mask of the rows that are nodes of the graph, not padding."""
+        return self.halo.is_real if self.row_ids is None else self.row_ids >= 0
+
+    def bipartite(self) -> CSRGraph:
+        """The own rows by the entries of the table, as a graph without a halo."""
+        scale = self._table_scale()
+        return CSRGraph(
+            indptr=self.indptr,
+            indices=self.indices,
+            weights=self.weights,
+            num_cols=self.halo.table_rows,
+            row_scale=self.row_scale,
+            col_scale=scale,
+            plan=self.plan,
+            normalization=self.normalization,
+            in_range=self.in_range,
+        )
+
+    def _table_scale(self) -> Array | None:
+        """The factor of each entry of the table, or None."""
+        scale = self.col_scale
+        if scale is None or scale.shape[0] == self.halo.table_rows:
+            return scale
+        return self.halo.exchange(scale)
+
+    def near_and_far(self) -> tuple[CSRGraph, CSRGraph]:
+        """The own rows by own columns, and by the table: together the edges of ``bipartite()``."""
+        split, scale = self.split, self._table_scale()
+        assert split is not None
+        own = scale
+        if scale is not None:
+            begin = self.halo.first_own()
+            own = lax.dynamic_slice_in_dim(jnp.asarray(scale), begin, self.halo.rows)
+        rows = {"row_scale": self.row_scale, "normalization": self.normalization}
+        near = split.near.with_weights(_at(self.weights, split.near_slots))
+        far = split.far.with_weights(_at(self.weights, split.far_slots))
+        return near._with_fields(col_scale=own, **rows), far._with_fields(col_scale=scale, **rows)
+
+    def edge_numbers(self) -> Words:
+        """The number of each edge slot in the whole graph; undefined for padding slots."""
+        return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
+
+    def senders_as_rows(self) -> Int[Array, " edges"]:
+        """The own row that is the sender of each edge slot, -1 for nodes of other devices."""
+        rows = self.indices - self.halo.first_own()
+        return jnp.where((rows >= 0) & (rows < self.num_rows), rows, -1)
+
+    def own_columns(self) -> Int[Array, " rows"]:
+        """The place in the table of the node of each row of a square graph."""
+        return self.halo.first_own() + jnp.arange(self.num_rows, dtype=jnp.int32)
+
+    def row_numbers(self) -> Int[Array, " rows"]:
+        """Number in the whole graph of the node of each row, larger than any for padding rows."""
+        largest = jnp.iinfo(jnp.int32).max
+        ids = self.halo.ids if self.row_ids is None else self.row_ids
+        return jnp.where(self.is_real_row, ids, largest)
+
+    def of_all_nodes(self, x: Array) -> Array:
+        """The rows of all nodes of a square graph, in their order in the whole graph.
+
+        Args:
+          x: array with a row for each own node. All of them are sent to each device.
+        """
+        all_ids, rows = (
+            lax.all_gather(part, self.halo.axis, tiled=True)
+            for part in match_varying(self.halo.ids, x)
+        )
+        shape = self.halo.num_nodes, *rows.shape[1:]
+        return jnp.zeros(shape, rows.dtype).at[all_ids].set(rows, mode="drop")
+
+    def sender_table(self, of_nodes: Array) -> Array:
+        """The table that ``indices`` point into, for an array with a row for each own node."""
+        return self.halo.exchange(of_nodes)
+
+    def _sums_of_senders(self, of_edges: Array) -> Array:
+        """The sum over the edges of all devices that leave each node of the table."""
+        of_device = self.bipartite()._sums_of_senders(of_edges)
+        return self.halo.exchange(self.halo.add_at_owners(of_device))
+
+    def _scales(self, kind: Normalization) -> dict[str, Any]:
+        """The scales of the own nodes as receivers and as senders."""
+        columns = None
+        if kind == "sym":
+            transposed = self.bipartite().made_plan("transpose").transposed_indptr
+            columns = self.halo.add_at_owners(jnp.diff(transposed))
+        scales = degree_scales(self.degrees(), columns)
+        return dict(zip(("row_scale", "col_scale"), scales, strict=True))
+
+    def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> LocalGraph:
+        """Adds the loops of the whole graph, by the numbers of the nodes there."""
+        real = self.receivers() < self.num_rows
+        missing = self.is_real_row
+        if not duplicates:
+            missing = missing.at[self._rows_of_loops()].set(False, mode="drop")
+        if num_real_nodes is not None:
+            missing &= self.row_numbers() < checked_count(num_real_nodes, self.halo.num_nodes)
+        return with_edges(self, real, missing, weight).graph
+
+    def _rows_of_loops(self) -> Int[Array, " edges"]:
+        """The row of each edge from a node to itself, and a row out of range for other edges."""
+        rows = self.receivers()
+        return jnp.where(rows == self.senders_as_rows(), rows, self.num_rows)
+
+    def transpose(self) -> NoReturn:
+        """Raises ValueError: the edges that leave own nodes are on other devices."""
+        instead = "shard graph.transpose() with the same partition"
+        raise bad_input("LocalGraph.transpose", "self", f"a whole graph; {instead}", _PART)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class LocalMatrix(CSRGraph):
+    """The rows of one device of a sparse matrix, such as features, with all of its columns.
+
+    Attributes:
+      numbers: numbers of the stored entries in the whole matrix, from which dropout draws.
+    """
+
+    numbers: EdgeNumbers = dataclasses.field(default=cast(EdgeNumbers, None))
+
+    def edge_numbers(self) -> Words:
+        """The number of each stored entry in the whole matrix; undefined for padding slots."""
+        return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
+
+
+def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
+    """Returns the graph for kernels, and the arrays of its columns.
+
+    For a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are
+    returned unchanged.
+
+    Args:
+      graph: the graph that an op was called with.
+      of_senders: arrays or compressed rows of the nodes.
+      axes: the axis of the nodes in each of them, by default the last but one.
+
+    Raises:
+      ValueError: if an array does not have one row for each own node.
+    """
+    if not isinstance(graph, LocalGraph | LocalUnion):
+        return graph, *of_senders
+    axes = axes or (-2,) * len(of_senders)
+    tables = (graph.halo.exchange(x, axis) for x, axis in zip(of_senders, axes, strict=True))
+    return graph.bipartite(), *tables
+
+
+def sum_of_parts(
+    graph: Any, x: Any, axis: int, product: Callable[[CSRGraph, Any], Array]
+) -> Array | None:
+    """Sums over the edges from own senders while the rows of others are sent, then over the rest.
+
+    Args:
+      graph: the graph that an op was called with.
+      x: array or compressed rows of the own nodes.
+      axis: the axis of the nodes.
+      product: the op, a sum over edges of a graph and the rows of its columns.
+
+    Returns:
+      The sum of both; None unless the graph is one device's and its edges are in two parts.
+    """
+    if not isinstance(graph, LocalGraph) or graph.split is None:
+        return None
+    near, far = graph.near_and_far()
+    table = graph.halo.exchange(x, axis)
+    return product(near, x) + product(far, table)
+
+
+def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
+    """The lower 32 bits of the number in the whole graph of each edge slot of a device.
+
+    None for a whole graph, whose edge slots are numbered in their order.
+
+    Raises:
+      ValueError: if the edges are those of several relations, which have no number.
+    """
+    if isinstance(graph, LocalUnion):
+        expected = "one relation, if edges are dropped and the graph is spread over devices"
+        raise bad_input("dropout", "graph", expected, "several relations")
+    return jnp.asarray(graph.edge_numbers().low) if isinstance(graph, LocalGraph) else None

@@ -1,0 +1,1 @@
+"""Orders of edges that kernels read: sorted edges, transposes, schedules and blocks."""

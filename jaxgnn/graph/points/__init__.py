@@ -1,0 +1,1 @@
+"""Neighbours of points in space, and positions of nodes in a graph."""

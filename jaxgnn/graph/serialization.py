@@ -1,0 +1,98 @@
+"""Lets ``jax.export`` serialise programs whose arguments or results are pytrees of this library.
+
+Besides its arrays a pytree has static options. They are written as JSON: numbers, names, tuples of
+these, and the shape of edge blocks. Reading them never runs code from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax.export
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.batch.graph_batch import GraphBatch
+from jaxgnn.graph.csr.cbsr import CBSR
+from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.hetero.hetero_graph import HeteroGraph
+from jaxgnn.graph.hetero.relational import RelationalGraph
+from jaxgnn.graph.incidence.incidence import Incidence
+from jaxgnn.graph.incidence.incidence_plan import IncidencePlan
+from jaxgnn.graph.plan.edge_blocks import BlockShape, BlockTasks, EdgeBlocks
+from jaxgnn.graph.plan.plan import GraphPlan
+from jaxgnn.graph.plan.schedule import RowSchedule
+from jaxgnn.graph.points.neighbour_edges import NeighbourEdges
+
+_TYPES = (
+    CSRGraph,
+    CBSR,
+    Incidence,
+    GraphBatch,
+    GraphPlan,
+    IncidencePlan,
+    RowSchedule,
+    EdgeBlocks,
+    BlockTasks,
+    NeighbourEdges,
+    RelationalGraph,
+    HeteroGraph,
+)
+
+
+def options_as_bytes(options: tuple[Any, ...]) -> bytes:
+    """The static options of a pytree, in the order of its fields, as JSON.
+
+    Raises:
+      ValueError: if one of them is a symbolic size, which is known only when a program is called.
+    """
+    for option in options:
+        if jax.export.is_symbolic_dim(option):
+            raise ValueError(
+                f"jax.export: a graph must have a known number of columns, got {option}; "
+                "jaxgnn.export takes graphs of symbolic sizes"
+            )
+    plain = [dataclasses.asdict(o) if isinstance(o, BlockShape) else o for o in options]
+    return json.dumps(plain, default=int).encode()
+
+
+def options_from_bytes(content: bytes) -> tuple[Any, ...]:
+    """The options that ``options_as_bytes`` has written.
+
+    Raises:
+      ValueError: if it has not written them.
+    """
+    try:
+        found = json.loads(content)
+        if not isinstance(found, list):
+            raise ValueError(f"a {type(found).__name__}")
+        return tuple(map(_option, found))
+    except (ValueError, RecursionError) as error:
+        expected = "options of a graph, as jaxgnn writes them"
+        raise bad_input("jax.export", "the file", expected, str(error)[:80]) from error
+
+
+def _option(found: Any) -> Any:
+    if isinstance(found, list):
+        return tuple(map(_option, found))
+    return _block_shape(found) if isinstance(found, dict) else found
+
+
+def _block_shape(found: dict[str, Any]) -> BlockShape:
+    kinds = {"tiles": list, "order": str}
+    names = [field.name for field in dataclasses.fields(BlockShape)]
+    are_kinds = all(type(value) is kinds.get(name, int) for name, value in found.items())
+    if list(found) != names or not are_kinds or set(map(type, found["tiles"])) - {int}:
+        raise ValueError(f"the shape of blocks {found!r}")
+    sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
+    return BlockShape(**sizes)
+
+
+for _type in _TYPES:
+    jax.export.register_pytree_node_serialization(
+        _type,
+        serialized_name=f"jaxgnn.{_type.__name__}",
+        serialize_auxdata=options_as_bytes,
+        deserialize_auxdata=options_from_bytes,
+    )

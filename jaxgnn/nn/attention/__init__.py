@@ -1,0 +1,1 @@
+"""Attention over the neighbours of a node."""

@@ -1,0 +1,264 @@
+"""Shared parts of attention layers: heads, self loops, features of edges, results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Unpack, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import (
+    CSRGraph,
+    FillValue,
+    LoopReduce,
+    is_concrete,
+    looped_features,
+    with_one_loop_each,
+)
+from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
+from jaxgnn.nn.shared.graph_layer import (
+    Ends,
+    GraphLayer,
+    Nodes,
+    widths_of_ends,
+)
+from jaxgnn.nn.shared.linear import FusedLinear
+from jaxgnn.nn.shared.options import at_least, checked_options, flag, number, one_of, or_none
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+_glorot = nnx.initializers.glorot_uniform()
+
+Attended = (
+    Float[Array, "*batch rows out"]
+    | tuple[Float[Array, "*batch rows out"], tuple[CSRGraph, Float[Array, "*batch edges heads"]]]
+)
+
+
+class Heads(NamedTuple):
+    """The heads of a layer.
+
+    Attributes:
+      count: number of heads.
+      features: width of each head.
+      concat: whether the result concatenates them; False for their mean.
+    """
+
+    count: int
+    features: int
+    concat: bool
+
+    @property
+    def width(self) -> int:
+        """Width of all heads together."""
+        return self.count * self.features
+
+    @property
+    def out_features(self) -> int:
+        """Width of the result."""
+        return self.width if self.concat else self.features
+
+
+class EdgeOptions(NamedTuple):
+    """Options of a layer for edges.
+
+    Attributes:
+      add_self_loops: whether each node gets one self loop instead of those that it has.
+      dim: width of the features of edges, or None if there are none.
+      fill_value: features of the self loops.
+    """
+
+    add_self_loops: bool = False
+    dim: int | None = None
+    fill_value: FillValue = "mean"
+
+
+def _fill_value(value: Any) -> str | None:
+    """Checks for a way to compute features of self loops, a number, or numbers."""
+    names = get_args(LoopReduce)
+    value = _numbers(value)
+    if isinstance(value, str):
+        is_good = value in names
+    elif isinstance(value, Sequence):
+        is_good = len(value) > 0 and all(number(v) is None for v in value)
+    else:
+        is_good = number(value) is None
+    return None if is_good else f"a number, numbers, or one of {', '.join(names)}"
+
+
+def _numbers(value: Any) -> FillValue:
+    """Converts an array to Python numbers, in lists if it has axes; other values unchanged."""
+    is_array = isinstance(value, np.ndarray | jax.Array)
+    return np.asarray(value).tolist() if is_array and is_concrete(value) else value
+
+
+checked = checked_options(
+    attention_type=one_of("MX", "SD"),
+    add_self_loops=flag,
+    beta=flag,
+    edge_dim=or_none(at_least(1)),
+    fill_value=_fill_value,
+    requires_grad=flag,
+    root_weight=flag,
+    share_weights=flag,
+)
+
+
+class AttentionLayer(GraphLayer):
+    """Base class of layers that attend to neighbours with several heads.
+
+    A subclass defines ``_attend``, which calls its op, and ``_result``, which computes the layer's
+    result from the attended sums.
+    """
+
+    edge_linear: FusedLinear | None = None
+
+    def __init__(
+        self,
+        in_features: Any,
+        heads: Heads,
+        edges: EdgeOptions,
+        *,
+        dropout: float,
+        **common: Unpack[CommonOptions],
+    ):
+        super().__init__(dropout=dropout, **common)
+        self.in_widths: Ends[int] = widths_of_ends(self._name, in_features)
+        widths_of_ends(self._name, heads.features)
+        self.heads = heads
+        fill = _numbers(edges.fill_value)
+        if not isinstance(fill, str) and isinstance(fill, Sequence):
+            fill = tuple(map(float, fill))
+            if edges.dim is not None and len(fill) != edges.dim:
+                expected = f"a number, or {edges.dim} of them, as edge_dim says"
+                raise bad_input(self._name, "fill_value", expected, f"{len(fill)} numbers")
+        self.edges = edges._replace(fill_value=fill)
+
+    @with_edge_order
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Nodes,
+        edge_features: Float[Array, "*#batch edges edge_dim"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention_weights: bool = False,
+    ) -> Attended:
+        """Applies the convolution.
+
+        Args:
+          graph: rows are receivers, columns are senders.
+          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          return_attention_weights: whether to also return the weights, including dropout.
+
+        Returns:
+          Features of the receivers; with ``return_attention_weights`` the pair of these and
+          ``(graph, weights)``: the graph that was attended over, with the self loops that the layer
+          has added, and the weight of each of its edge slots and heads.
+
+        Raises:
+          ValueError: if an argument does not fit the others or the layer.
+        """
+        ends = self._ends(graph, x, self.in_widths)
+        graph, edge_features = self._with_loops(graph, edge_features, ends)
+        options: dict[str, Any] = {"implementation": self.implementation}
+        rngs = self._training_rngs(rngs)
+        if rngs is not None:
+            options |= {"dropout": self.dropout_rate, "key": rngs.dropout()}
+        if not return_attention_weights:
+            return self._result(self._attend(graph, ends, edge_features, options), ends)
+        options["return_weights"] = True
+        y, weights = self._attend(graph, ends, edge_features, options)
+        return self._result(y, ends), (graph, weights)
+
+    def _attend(
+        self, graph: CSRGraph, ends: Ends[Array], edge_features: Array | None, options: Any
+    ) -> Any:
+        """Calls the op of attention with ``options``, and returns its result."""
+        raise NotImplementedError
+
+    def _result(
+        self, y: Float[Array, "*batch rows heads dim"], ends: Ends[Array]
+    ) -> Float[Array, "*batch rows out"]:
+        """The layer's result from the attended sums and the features of both ends."""
+        raise NotImplementedError
+
+    # -- parameters --------------------------------------------------------------------------
+
+    def _glorot_linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
+        """A linear layer, by default without bias."""
+        options = {"use_bias": False, "kernel_init": _glorot} | options
+        return self._linear(in_features, out_features, **options)
+
+    def _vectors(self, rngs: nnx.Rngs) -> nnx.Param:
+        """A vector for each head, [heads, features]."""
+        shape = self.heads.count, self.heads.features
+        return nnx.Param(_glorot(rngs.params(), shape, self.param_dtype))
+
+    def _edge_linear(self, rngs: nnx.Rngs) -> FusedLinear | None:
+        if self.edges.dim is None:
+            return None
+        return self._glorot_linear(self.edges.dim, self.heads.width, rngs=rngs)
+
+    def _residual_linear(self, residual: bool, rngs: nnx.Rngs) -> FusedLinear | None:
+        if not residual:
+            return None
+        return self._glorot_linear(self.in_widths.dst, self.heads.out_features, rngs=rngs)
+
+    def _bias(self, use_bias: bool) -> nnx.Param | None:
+        if not use_bias:
+            return None
+        return nnx.Param(jnp.zeros(self.heads.out_features, self.param_dtype))
+
+    # -- steps of a call ---------------------------------------------------------------------
+
+    def _with_loops(
+        self, graph: CSRGraph, edge_features: Array | None, ends: Ends[Array]
+    ) -> tuple[CSRGraph, Array | None]:
+        """The graph to attend over, and the features of its edges, which are finite in padding.
+
+        Raises:
+          ValueError: if ``edge_features`` do not fit the graph or the layer.
+        """
+        edge_features = self._edge_features(graph, edge_features, self.edges.dim, ends.dst)
+        if not self.edges.add_self_loops:
+            return graph, edge_features
+        looped = with_one_loop_each(graph)
+        if edge_features is not None:
+            edge_features = looped_features(graph, looped, edge_features, self.edges.fill_value)
+        return looped.graph, edge_features
+
+    def _split(self, z: Float[Array, "*rest width"]) -> Float[Array, "*rest heads features"]:
+        return z.reshape(*z.shape[:-1], self.heads.count, self.heads.features)
+
+    def _projected(self, linear: FusedLinear, x: Array) -> Float[Array, "*batch nodes heads dim"]:
+        return self._split(self._apply(linear, x))
+
+    def _edge_kernel(self, dtype: DTypeLike) -> Float[Array, "edge_dim heads features"] | None:
+        """The linear map of the features of edges, by heads, in the accumulation dtype."""
+        if self.edge_linear is None:
+            return None
+        return self._split(self.edge_linear.kernel[...]).astype(accumulation_dtype(dtype))
+
+    def _scores(
+        self, linear: FusedLinear, vectors: nnx.Param, x: Array
+    ) -> Float[Array, "*batch nodes heads"]:
+        """``⟨a_h, W_h x⟩`` for each head, by one matrix, the product of a and W."""
+        wide = accumulation_dtype(x.dtype)
+        kernel = self._split(linear.kernel[...]).astype(wide)
+        folded = jnp.sum(kernel * vectors[...].astype(wide), axis=-1)
+        return jnp.matmul(x, folded.astype(x.dtype), preferred_element_type=wide)
+
+    def _joined(self, y: Float[Array, "*batch rows heads dim"]) -> Float[Array, "*batch rows out"]:
+        """Concatenates the heads of each node, or takes their mean."""
+        if not self.heads.concat:
+            return jnp.mean(y, axis=-2)
+        return y.reshape(*y.shape[:-2], self.heads.width)

@@ -1,0 +1,1 @@
+"""Convolutions over the edges of a graph."""

@@ -1,0 +1,108 @@
+"""Weighted sum over neighbours and the node itself, used by graph convolutional networks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._arrays.arrays import shown_sides
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, every_node_has_a_loop, gcn_coefficients, is_concrete
+from jaxgnn.nn.shared.node_draws import bernoulli_of_edges, bernoulli_of_rows
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+
+class GCNSum(NamedTuple):
+    """Product with ``P``, whose entries are ``w_ij / √(d_i d_j)`` for edges and self loops.
+
+    Attributes:
+      graph: the edges, normalised.
+      loops: weight of the self loop that is added to each node, or None.
+    """
+
+    graph: CSRGraph
+    loops: Float[Array, " nodes"] | None
+
+    def __call__(
+        self, x: Float[Array, "*batch nodes d"], implementation: ops.Name | None
+    ) -> Float[Array, "*batch nodes d"]:
+        """Computes ``P x``, the sum over neighbours and the node itself."""
+        return self.with_own(ops.spmm(self.graph, x, implementation=implementation), x)
+
+    def with_own(self, aggregated: Array, x: Array) -> Array:
+        """Adds the nodes' own terms to the sums over their neighbours."""
+        if self.loops is None:
+            return aggregated
+        # In half precision the sum is rounded once more, but not the product.
+        wide = accumulation_dtype(aggregated.dtype)
+        own = self.loops.astype(wide)[:, None] * x.astype(wide)
+        return (aggregated.astype(wide) + own).astype(aggregated.dtype)
+
+    def dropped(self, rate: float, key: Array) -> GCNSum:
+        """Drops each entry of ``P`` with a probability, and scales up the others."""
+        of_edges, of_loops = jax.random.split(key)
+        given, graph = self.graph.weights, self.graph
+        weights = jnp.ones(graph.num_edges) if given is None else jnp.asarray(given)
+        kept = bernoulli_of_edges("dropout", of_edges, 1 - rate, graph, weights.shape, 0)
+        graph = graph.with_weights(jnp.where(kept, weights / (1 - rate), 0))
+        if self.loops is None:
+            return GCNSum(graph, None)
+        kept = bernoulli_of_rows("dropout", of_loops, 1 - rate, graph, self.loops.shape, 0)
+        return GCNSum(graph, jnp.where(kept, self.loops / (1 - rate), 0))
+
+
+def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: bool) -> GCNSum:
+    """Normalises a graph, unless it is already normalised: such a graph is used unchanged.
+
+    Args:
+      where: name of the layer in errors and warnings.
+      graph: the graph; square, unless it is used unchanged.
+      normalize: False to use every graph unchanged.
+      add_self_loops: whether nodes without a self loop get one.
+
+    Raises:
+      ValueError: if the graph is not square and not normalised.
+
+    Warns:
+      UserWarning: once, if self loops are requested for a graph that is already normalised and
+        concrete, and lacks some.
+    """
+    if graph.is_normalized or not normalize:
+        if add_self_loops:
+            _warn_of_missing_loops(where, graph)
+        return GCNSum(graph, None)
+    if not graph.is_square:
+        expected = "square, or normalised by the caller"
+        raise bad_input(where, "graph", expected, shown_sides(graph))
+    made = gcn_coefficients(graph, add_self_loops=add_self_loops)
+    if made.weights is not None:
+        graph = graph.with_weights(made.weights)
+    scales = {"row_scale": made.scale, "col_scale": made.scale}
+    return GCNSum(dataclasses.replace(graph, **scales, normalization="gcn"), made.loops)
+
+
+def _warn_of_missing_loops(where: str, graph: CSRGraph) -> None:
+    """Warns once in a process about a concrete graph that was normalised without all self loops."""
+    if (
+        graph.is_square
+        and is_concrete(graph.indptr, graph.indices)
+        and not every_node_has_a_loop(graph)
+    ):
+        warn_once(
+            f"{where}: the graph is normalised already, so the self loops that it lacks are not "
+            "added: pass graph.with_self_loops().normalized('gcn'), or make the layer with "
+            "add_self_loops=False"
+        )
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warns once in a process."""
+    warnings.warn(message, stacklevel=2)

@@ -1,0 +1,234 @@
+"""Principal neighbourhood aggregation: several reductions, scaled by the degree of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Unpack
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.nn.conv.degree_scales import DegreeAverages, Scaler, averages_or_graph, degree_scales
+from jaxgnn.nn.conv.towers import Towers, by_tower, joined, times_all, times_each
+from jaxgnn.nn.shared.activations import function_of, name_of
+from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
+from jaxgnn.nn.shared.graph_layer import Ends, GraphLayer, Nodes
+from jaxgnn.nn.shared.maxk import check_widths
+from jaxgnn.nn.shared.options import (
+    any_activation,
+    at_least,
+    checked_options,
+    flag,
+    names_of,
+    or_none,
+)
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+
+class PNAConv(GraphLayer):
+    """Principal neighbourhood aggregation: ``y_i = W [post(x_i, [S₁ a_i ; S₂ a_i ; …])] + b``.
+
+    ``a_i`` are several reductions, concatenated, of the messages ``pre([x_i ; x_j ; W_e e_ij])``
+    that enter node i. Each ``S`` scales them by the degree ``d_i``: ``identity`` by 1,
+    ``amplification`` by ``log(d + 1) / δ``, ``attenuation`` by ``δ / log(d + 1)``, ``linear`` by
+    ``d / mean d``, and ``inverse_linear`` by ``mean d / d``, where δ is the mean of ``log(d + 1)``.
+    A degree of 0 counts as 1 where it would divide. ``pre`` and ``post`` are linear layers, or
+    MLPs, with biases, separate for each tower; W combines the towers. See
+    https://arxiv.org/abs/2004.05718. It computes what PyTorch Geometric's ``PNAConv`` does. (Its
+    ``std`` is never between zero and √1e-5.) A graph with weights or scales is refused.
+
+    A reduction of ``A x_i + B x_j`` is one of ``B x_j`` plus a shift. So if ``pre`` is one layer
+    and edges have no features, all reductions are one pass of ``ops.neighbour_reduce`` over
+    products of nodes, without arrays of edges. The scales are applied after the product, as factors
+    of it.
+
+    Args:
+      in_features: width of the input, of both ends.
+      out_features: width of the output, a multiple of ``towers``.
+      average_degree: the averages of the training set, ``nn.DegreeAverages``; or a concrete graph,
+        to compute them from its nodes.
+      aggregators: the reductions, different names among those of ``ops.aggregate``.
+      scalers: the scales, different names among those above.
+      edge_dim: width of the features of edges; None if there are none.
+      towers: number of towers.
+      pre_layers: number of linear layers in ``pre``.
+      post_layers: number of linear layers in ``post``.
+      activation: activation between these layers: a function, or one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      divide_input: whether the input is split among the towers, ``in_features / towers`` columns
+        each; otherwise each tower gets all of it.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above, or a width to split
+        is not a multiple of ``towers``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
+      >>> layer = nn.PNAConv(8, 4, average_degree=graph, towers=2, rngs=nnx.Rngs(0))
+      >>> layer(graph, jnp.ones((3, 8))).shape
+      (3, 4)
+    """
+
+    @checked_options(
+        average_degree=averages_or_graph,
+        aggregators=names_of(ops.Aggregation),
+        scalers=names_of(Scaler),
+        edge_dim=or_none(at_least(1)),
+        towers=at_least(1),
+        pre_layers=at_least(1),
+        post_layers=at_least(1),
+        activation=any_activation,
+        divide_input=flag,
+    )
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        average_degree: DegreeAverages | CSRGraph,
+        aggregators: Sequence[ops.Aggregation] = ("mean", "min", "max", "std"),
+        scalers: Sequence[Scaler] = ("identity", "amplification", "attenuation"),
+        edge_dim: int | None = None,
+        towers: int = 1,
+        pre_layers: int = 1,
+        post_layers: int = 1,
+        activation: Callable[[Array], Array] | ops.Activation | None = "relu",
+        divide_input: bool = False,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        super().__init__(**common)
+        check_widths(self._name, in_features, out_features)
+        split = {"out_features": out_features}
+        split |= {"in_features": in_features} if divide_input else {}
+        for argument, width in split.items():
+            if width % towers:
+                raise bad_input(self._name, argument, f"a multiple of {towers} towers", width)
+        if isinstance(average_degree, CSRGraph):
+            average_degree = DegreeAverages.of(average_degree)
+        self.in_features, self.edge_dim, self.towers = in_features, edge_dim, towers
+        self.divide_input = divide_input
+        self.average_degree = average_degree
+        self.aggregators, self.scalers = tuple(aggregators), tuple(scalers)
+        each = in_features // towers if divide_input else in_features
+        edge_linear = None if edge_dim is None else self._linear(edge_dim, each, rngs=rngs)
+        self.edge_linear = edge_linear
+        inputs = 2 if edge_dim is None else 3
+        parts = 1 + len(self.aggregators) * len(self.scalers)
+        self.activation = name_of(activation)
+
+        def networks(width: int, out: int, layers: int) -> tuple[Towers, nnx.List]:
+            """The first layer of all towers, and the others."""
+            first = Towers(towers, (width, out), self.param_dtype, rngs)
+            others = (Towers(towers, (out, out), self.param_dtype, rngs) for _ in range(layers - 1))
+            return first, nnx.List(others)
+
+        self.pre, self.pre_others = networks(inputs * each, each, pre_layers)
+        self.post, self.post_others = networks(parts * each, out_features // towers, post_layers)
+        self.linear = self._linear(out_features, out_features, rngs=rngs)
+
+    @with_edge_order
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Nodes,
+        edge_features: Float[Array, "*#batch edges edge_dim"] | None = None,
+    ) -> Float[Array, "*batch rows out"]:
+        """Applies the convolution.
+
+        Args:
+          graph: rows are receivers, columns are senders.
+          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
+
+        Raises:
+          ValueError: if an argument does not fit the others or the layer.
+        """
+        ends = self._ends(graph, x, Ends(self.in_features, self.in_features))
+        edges = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
+        dst, src, kernel, bias = promote_dtype((*ends, *self.pre.parameters()), dtype=self.dtype)
+        of_dst, of_src, *of_edges = jnp.split(kernel, len(kernel[0]) // kernel.shape[-1], axis=1)
+        senders = joined(self._times(src, of_src))
+        shift = joined(self._times(dst, of_dst) + bias)
+        if self.edge_linear is None and not self.pre_others:
+            options = {"axis": -2, "implementation": self.implementation}
+            reduced = ops.neighbour_reduce(graph, senders, self.aggregators, **options)
+            return self._of_reduced(graph, dst, reduced, shift)
+        messages = self._at_senders(graph, senders)
+        if self.edge_linear is not None:
+            encoded = self._apply(self.edge_linear, edges).astype(messages.dtype)
+            messages = messages + joined(times_all(encoded, of_edges[0]))
+        if self.pre_others:
+            messages = by_tower(messages + self._at_receivers(graph, shift), self.towers)
+            messages = joined(self._through(self.pre_others, messages))
+        reduced = self._aggregate_edges(graph, messages, self.aggregators)
+        return self._of_reduced(graph, dst, reduced, None if self.pre_others else shift)
+
+    def _of_reduced(
+        self, graph: CSRGraph, dst: Array, reduced: Array, shift: Array | None
+    ) -> Float[Array, "*batch rows out"]:
+        """The result from the reductions of messages, to which each row may add a shift."""
+        parts = jnp.split(reduced, len(self.aggregators), axis=-1)
+        if shift is not None:
+            parts = _shifted(graph, self.aggregators, parts, shift)
+        y = self._through(self.post_others, self._scaled(graph, dst, parts))
+        return self._apply(self.linear, joined(y))
+
+    def _through(self, others: nnx.List, x: Array) -> Float[Array, "*batch nodes towers each"]:
+        """Applies the layers after the first one of each tower, each after an activation."""
+        for layer in others:
+            x = layer(function_of(self.activation)(x), self.dtype)
+        return x
+
+    def _times(self, x: Array, kernel: Array) -> Float[Array, "*batch nodes towers out"]:
+        """The product of each tower's part of the features with its kernel."""
+        if not self.divide_input:
+            return times_all(x, kernel)
+        return times_each(by_tower(x, self.towers), kernel)
+
+    def _scaled(
+        self, graph: CSRGraph, dst: Array, reduced: list[Array]
+    ) -> Float[Array, "*batch rows towers out"]:
+        """Applies the first layer of ``post`` to own features and all scaled reductions."""
+        dst, kernel, bias = promote_dtype((dst, *self.post.parameters()), dtype=self.dtype)
+        each, out = self.pre.bias.shape[-1], kernel.shape[-1]
+        y = self._times(dst, kernel[:, :each]) + bias
+        parts = jnp.concatenate([by_tower(part, self.towers) for part in reduced], axis=-1)
+        of_scales = jnp.split(kernel[:, each:], len(self.scalers), axis=1)
+        # One product for all scales, which are factors of its columns.
+        product = times_each(parts, jnp.concatenate(of_scales, axis=-1))
+        product = product.reshape(*product.shape[:-1], len(self.scalers), out)
+        wide = accumulation_dtype(jnp.dtype(self.param_dtype))
+        scales = degree_scales(graph, self.average_degree, self.scalers, wide)
+        scales = scales[:, None, :, None].astype(product.dtype)
+        return y + jnp.sum(product * scales, axis=-2)
+
+
+def _shifted(
+    graph: CSRGraph,
+    aggregators: Sequence[ops.Aggregation],
+    reduced: Sequence[Float[Array, "*batch rows width"]],
+    shift: Float[Array, "*batch rows width"],
+) -> list[Float[Array, "*batch rows width"]]:
+    """The reductions of messages plus each row's own shift; zero without edges."""
+    degrees = graph.degrees()[:, None]
+
+    def shifted(name: str, part: Array) -> Array:
+        if name in ("std", "var"):
+            return part
+        return part + (degrees.astype(shift.dtype) * shift if name == "sum" else shift)
+
+    return [
+        jnp.where(degrees > 0, shifted(name, part), 0)
+        for name, part in zip(aggregators, reduced, strict=True)
+    ]

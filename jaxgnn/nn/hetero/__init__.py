@@ -1,0 +1,1 @@
+"""Layers for nodes and edges of several types."""

@@ -1,0 +1,1 @@
+"""Layers for hypergraphs, and the coupling of experts."""

@@ -1,0 +1,228 @@
+"""UniGNN's layers: graph networks over hyperedges (https://arxiv.org/abs/2105.00956).
+
+All layers first compute ``h_e``, the mean of each hyperedge's nodes. They add no self loops: call
+``incidence.with_self_loops()`` to give each node its own hyperedge.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Unpack
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import Incidence
+from jaxgnn.nn.hypergraph.hypergraph_layer import (
+    HypergraphConvolution,
+    HypergraphLayer,
+    join_heads,
+    linear_around,
+    power_or_zero,
+    split_heads,
+)
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.dropout import dropout
+from jaxgnn.nn.shared.maxk import check_widths
+from jaxgnn.nn.shared.options import checked_options
+from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
+
+
+class UniGCNConv(HypergraphConvolution):
+    """``y_i = Σ_e W h_e / √(d_i d_e) + b`` with ``d_e`` the mean degree of the hyperedge's nodes.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      use_bias: whether to add the bias b.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.UniGCNConv(8, 16, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
+        incidence = self._check(incidence, x, self.linear.in_features)
+        by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
+        degrees = incidence.node_degrees().astype(jnp.float32)
+        share = power_or_zero(incidence.hyperedge_sizes(), -1)
+        of_hyperedge = share * self._row_sums(by_hyperedge, degrees)
+        scale = share * power_or_zero(of_hyperedge, -0.5)
+
+        def propagate(x):
+            h = self._sums(by_hyperedge, x, rows=scale)
+            rows = power_or_zero(degrees, -0.5)
+            return self._sums(by_node, h, rows=rows)
+
+        return linear_around(self.linear, propagate, x)
+
+
+class UniSAGEConv(HypergraphConvolution):
+    """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` instead of their sum.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      aggregation: ``"sum"`` or ``"mean"``, over the hyperedges of a node.
+      use_bias: whether to add the bias b.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> nn.UniSAGEConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        aggregation: Literal["sum", "mean"] = "sum",
+        use_bias: bool = True,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        super().__init__(in_features, out_features, use_bias=use_bias, rngs=rngs, **common)
+        self.aggregation: Literal["sum", "mean"] = aggregation
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
+        incidence = self._check(incidence, x, self.linear.in_features)
+        rows = None
+        if self.aggregation == "mean":
+            rows = power_or_zero(incidence.node_degrees(), -1)
+
+        def propagate(x):
+            h = self._hyperedge_means(incidence, x)
+            return x + self._sums(incidence.by_node(), h, rows=rows)
+
+        return linear_around(self.linear, propagate, x)
+
+
+class UniGINConv(HypergraphConvolution):
+    """``y_i = W ((1 + ε) x_i + Σ_e h_e) + b``; ε is learnt, from zero.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      use_bias: whether to add the bias b.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> nn.UniGINConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def _make_parameters(self) -> None:
+        self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
+        incidence = self._check(incidence, x, self.linear.in_features)
+
+        def propagate(x):
+            h = self._hyperedge_means(incidence, x)
+            sums = self._sums(incidence.by_node(), h)
+            return (1 + self.epsilon[...].astype(x.dtype)) * x + sums
+
+        return linear_around(self.linear, propagate, x)
+
+
+class UniGATConv(HypergraphLayer):
+    """Attention of nodes to their hyperedges: ``y_i = Σ_e α_ie W h_e + b``.
+
+    ``α_ie`` is the softmax of ``leaky_relu(a · [W x_i; W h_e])`` over the hyperedges of the node.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output of each head.
+      heads: number of attention heads.
+      concat: whether to concatenate the heads; False for their mean.
+      negative_slope: slope of the leaky ReLU of the attention scores below zero.
+      dropout: probability of dropping an attention coefficient in training.
+      use_bias: whether to add the bias b.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.UniGATConv(8, 16, heads=2, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
+      (4, 32)
+    """
+
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        super().__init__(dropout=dropout, **common)
+        check_widths(self._name, in_features, out_features)
+        width = heads * out_features
+        self.linear = self._linear(in_features, width, use_bias=False, rngs=rngs)
+        initial = nnx.initializers.glorot_uniform()
+        shape = heads, 2 * out_features
+        self.attention = nnx.Param(initial(rngs.params(), shape, self.param_dtype))
+        self.bias = self._zeros(width if concat else out_features, use_bias)
+        self.concat = concat
+        self.negative_slope = negative_slope
+
+    def __call__(
+        self,
+        incidence: Incidence,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph.
+
+        Args:
+          incidence: the hypergraph.
+          x: features of the nodes.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+        """
+        incidence = self._check(incidence, x, self.linear.in_features)
+        z = self.linear(x)
+        heads = self.attention.shape[0]
+        nodes = split_heads(z, heads)
+        hyperedges = split_heads(self._hyperedge_means(incidence, z), heads)
+        of_node, of_hyperedge = jnp.split(self.attention[...], 2, axis=-1)
+        by_node = incidence.by_node()
+        ends = row_scores(nodes, of_node), row_scores(hyperedges, of_hyperedge)
+        scores = edge_scores(by_node, *ends, self.implementation)
+        scores = jax.nn.leaky_relu(scores, self.negative_slope)
+        rngs = self._training_rngs(rngs)
+        alpha = row_softmax(by_node, scores, self.implementation)
+        alpha = dropout(alpha, self.dropout_rate, rngs)
+        y = weighted_sums(by_node, alpha, hyperedges, self.implementation)
+        return self._biased(join_heads(y) if self.concat else jnp.mean(y, axis=-3))

@@ -1,0 +1,1 @@
+"""Decoders: scores of pairs of nodes."""

@@ -1,0 +1,1 @@
+"""Layers whose messages and updates are functions of the user."""

@@ -1,0 +1,1 @@
+"""Normalisation over the nodes of each graph."""

@@ -1,0 +1,1 @@
+"""Readouts: features of graphs from features of their nodes."""

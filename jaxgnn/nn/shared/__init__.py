@@ -1,0 +1,1 @@
+"""Options, linear maps, dropout and activations that layers share."""
