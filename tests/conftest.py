@@ -75,7 +75,7 @@ def pytest_addoption(parser):
         choices=["all", "some", "first"],
         default="all",
         help="of a test with parameters all cases; or if it is marked costly a few that differ in "
-        "most parameters; or of each test only the first one, unless it says that something lowers",
+        "most parameters; or of each test only the first one, unless it is marked lowers",
     )
 
 
@@ -111,6 +111,25 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 10, 100)
 
 
+_CHOICE = pytest.StashKey[str]()
+_CASES = {
+    "all": "all cases of every test",
+    "some": "all cases, of a test marked costly a few, of one also marked lowers one",
+    "first": "the first case of every test, of one marked lowers all",
+}
+
+
+def pytest_report_header(config):
+    """Prints the choice of cases, also where several processes share the tests."""
+    return f"cases: {_CASES[config.getoption('--cases')]}"
+
+
+def pytest_report_collectionfinish(config):
+    """Prints the number of cases that were chosen; a process that collects nothing has none."""
+    chosen = config.stash.get(_CHOICE, None)
+    return [f"chosen: {chosen}"] if chosen else []
+
+
 @pytest.hookimpl(trylast=True)  # behind -m
 def pytest_collection_modifyitems(config, items):
     choose = {"all": list, "some": _differing, "first": _first}[config.getoption("--cases")]
@@ -118,7 +137,9 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = {item for of_test in cases.values() for item in choose(of_test)}
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    left_out = [item for item in items if item not in kept]
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[_CHOICE] = f"{len(kept)} of {len(items)} cases of {len(cases)} tests"
     items[:] = [item for item in items if item in kept]
 
 
@@ -128,7 +149,7 @@ def _first(cases):
 
 
 def _lowers(cases):
-    return "lower" in cases[0].name
+    return cases[0].get_closest_marker("lowers") is not None
 
 
 def _differing(cases):

@@ -186,6 +186,7 @@ def test_shifts_are_whole_sides_and_lead_to_the_nearest_image(name, dtype):
     np.testing.assert_allclose(np.linalg.norm(apart, axis=-1), exact, rtol=8 * eps, atol=rounding)
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("name", ["lattice", "periodic lattice", "duplicates", "half of the box"])
 def test_ties_come_by_the_lower_id_and_the_radius_is_inclusive(name, dtype):
     points, r, batch, box = case(name, dtype)

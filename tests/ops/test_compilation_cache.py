@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,6 +26,7 @@ def _run(cache: Path, seed: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.lowers
 def test_a_second_process_compiles_nothing_and_lowers_the_same_kernels_for_cuda(tmp_path):
     """Another graph of the same shape, and the programs in another order."""
     first, second = (_run(tmp_path, seed) for seed in (1, 2))

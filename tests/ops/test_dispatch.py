@@ -43,6 +43,7 @@ def test_a_named_implementation_is_the_one_that_runs():
     assert "jaxgnn_spmm" in _targets(lambda x: ops.spmm(GRAPH, x, implementation="ffi"), X)
 
 
+@pytest.mark.lowers
 def test_none_takes_the_compiled_kernel_on_cpu_and_lowers_for_cuda_too():
     from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 

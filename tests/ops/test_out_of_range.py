@@ -142,6 +142,7 @@ def _lowered(graph, x, implementation):
     return re.sub('"[^"]*"', "", text)  # kernels know the lines of Python they come from
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_a_validated_graph_and_rows_of_an_op_are_lowered_as_if_nothing_were_clamped(
     implementation, monkeypatch

@@ -81,6 +81,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
@@ -105,6 +106,7 @@ def test_products_lower_with_their_gradients(name, dtype):
             assert _kernels(text) >= (2 if graph.weights is None else 3)
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("implementation", ["pallas", "ffi"])
 @pytest.mark.parametrize("heads, dim, dtype", [(4, 64, "float32"), (3, 37, "bfloat16")])
@@ -132,6 +134,7 @@ def test_products_of_heads_lower_with_their_gradients(heads, dim, dtype, impleme
         assert text.count("@jaxgnn_spmm") == 2 and text.count("@jaxgnn_sddmm") == 1
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -155,6 +158,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim, k", [(256, 16), (256, 32), (256, 5), (300, 96), (796, 129)])
@@ -176,6 +180,7 @@ def test_the_gradient_by_blocks_lowers(name, dim, k, dtype):
     assert ("maxk_spmm_grad_values_blocks" in text) == fits
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("dim", [1, 16, 255, 256, 600, 1024])
@@ -217,6 +222,7 @@ def test_a_batch_without_members_has_no_rows_for_a_kernel():
     assert _kernels(text) == 0
 
 
+@pytest.mark.lowers
 def test_sddmm_and_its_gradients_lower():
     def loss(graph, a, b):
         return jnp.sum(ops.sddmm(graph, a, b, implementation="pallas") ** 2)
@@ -226,6 +232,7 @@ def test_sddmm_and_its_gradients_lower():
     assert _kernels(_lower(jax.value_and_grad(loss, (1, 2)), graph, x, x)) >= 3
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offsets", [jnp.int32, jnp.int64])
@@ -254,6 +261,7 @@ def _gradient(graph, x):
     return jax.value_and_grad(lambda x: jnp.sum(_network(graph, x) ** 2))(x)
 
 
+@pytest.mark.lowers
 def test_batched_features_share_the_graph_and_batched_graphs_lower():
     small = {"nodes": 1000, "edges": 9000, "blocks": True}
     x = struct((3, 1000, 64), jnp.float32)
@@ -265,6 +273,7 @@ def test_batched_features_share_the_graph_and_batched_graphs_lower():
     _lower(lambda g, x: lax.map(lambda x: _gradient(g, x), x), _graph(**small), x)
 
 
+@pytest.mark.lowers
 def test_it_lowers_inside_shard_map_and_checkpoint():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     rows, shared = PartitionSpec("data"), PartitionSpec()
@@ -317,6 +326,7 @@ def test_nothing_is_launched_for_no_edges_or_no_rows():
     assert _kernels(_lower(lambda x: ops.maxk(x, 3, implementation="pallas"), empty)) == 0
 
 
+@pytest.mark.lowers
 def test_a_kernel_is_the_same_whatever_was_lowered_before_unless_its_dump_is_wanted(monkeypatch):
     """Compiled kernels are found again by their text, in which dumps would be numbered."""
 

@@ -18,6 +18,7 @@ from jaxgnn.training._step import make_step, split_model, start_state
 from .tiny_run import LOOP, Classifier, Config, digest, loss_fn, make_data, train
 
 
+@pytest.mark.lowers
 def test_training_lowers_the_loss_and_learns_the_task():
     config = Config(learning_rate=0.02, loop=dataclasses.replace(LOOP, steps=120))
     result = train(None, config)

@@ -163,6 +163,7 @@ def test_scaled_sums_and_biases_of_square_outputs_are_right(dtype):
     check(functions, oracles, (x, kernel, bias), dtype, 64)
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_lowers_everywhere_and_is_float32_on_cpu(precision):
     call = jax.jit(_call("relu", precision=precision))

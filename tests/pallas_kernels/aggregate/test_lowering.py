@@ -32,6 +32,7 @@ def _lower(graph, form, dim, dtype) -> str:
     return jax.jit(both).trace(graph, *arrays).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("form", [Form(("max",), False), Form(PNA, False)], ids=["max", "PNA"])
 def test_reductions_of_a_large_graph_lower_with_their_gradients(form):
     text = _lower(prepared_shapes(*REDDIT), form, 256, "float32")
@@ -40,6 +41,7 @@ def test_reductions_of_a_large_graph_lower_with_their_gradients(form):
     assert f"tensor<{REDDIT[1]}x256x" not in text
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize(
     "form, dtype, kernels",
     [(Form(ALL, False, "first"), "float16", 2), (Form(ALL, True), "bfloat16", 1)],
@@ -50,6 +52,7 @@ def test_all_reductions_of_a_small_graph_lower(form, dtype, kernels):
     assert text.count("mosaic_gpu_v2") == kernels
 
 
+@pytest.mark.lowers
 def test_offsets_of_64_bits_lower():
     with jax.enable_x64(True):
         graph = prepared_shapes(*MOLECULES, offsets=jnp.int64)

@@ -34,6 +34,7 @@ def _lower(op, graph, operands) -> str:
     return jax.jit(both).trace(graph, operands).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)
 def test_a_layer_of_the_benchmarks_lowers_with_its_gradient(op, dtype):
@@ -53,6 +54,7 @@ def test_a_small_graph_takes_one_kernel_for_each_pass(op):
     assert _lower(op, graph, shapes_of(op, graph, 4, 16, "float32")).count("mosaic_gpu_v2") == 4
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("op", OPS)
 def test_all_options_lower_with_offsets_of_64_bits(op):
     with jax.enable_x64(True):

@@ -224,6 +224,7 @@ def _mlp_structs(batch, widths, dtype="bfloat16"):
     return jax.ShapeDtypeStruct((*batch, widths[0]), dtype), *structs(layers(widths, dtype))
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("activation", VALUES)
@@ -260,6 +261,7 @@ WIDE_AND_DEEP = {
 }
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("widths, activation", WIDE_AND_DEEP)
@@ -272,6 +274,7 @@ def test_wide_and_deep_layers_lower(widths, activation):
     ]
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_wide_layer_whose_slope_is_recomputed_lowers():
     linear = functools.partial(ops.fused_linear, activation="mish", **PALLAS)
@@ -279,6 +282,7 @@ def test_a_wide_layer_whose_slope_is_recomputed_lowers():
     assert len(kernels_of(*with_gradients(linear, x, kernel, bias))) == 3
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_batches_lower_under_vmap_and_shard_map_and_no_row_launches_nothing():
     def loss(*inputs):

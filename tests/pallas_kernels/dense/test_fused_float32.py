@@ -215,6 +215,7 @@ def _mlp_structs(rows, widths):
     return jax.ShapeDtypeStruct((rows, widths[0]), "float32"), *structs(layers(widths))
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -238,6 +239,7 @@ WITH_GRADIENTS = {
 }
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("widths, activation", WITH_GRADIENTS)

@@ -182,6 +182,7 @@ def test_wide_layers_are_kernels_of_pairs(widths):
     assert fused_mlp.forward_groups(_stack(widths)) == GROUPS[widths]
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("widths", [(256,) * 2, (256,) * 3, (256,) * 4])
 def test_kernels_of_wide_layers_lower(widths):

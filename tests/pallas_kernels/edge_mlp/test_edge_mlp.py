@@ -349,6 +349,7 @@ def _kernels(function, *arguments) -> int:
     return lowered.as_text().count("mosaic_gpu_v2")
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("layers, activation", [(4, "relu"), (3, "gelu"), (2, "silu")])
@@ -360,6 +361,7 @@ def test_two_kernels_lower_for_a_batch_of_regular_graphs(layers, activation):
     assert _kernels(with_gradients(run), h, params) == 2
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph():
     graph = sudoku()
@@ -402,6 +404,7 @@ def test_what_is_mapped_with_weights_is_the_kernel_of_a_batch():
     assert len(together) == 2 and apart == together
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_general_graphs_lower_with_their_gradients():
     graph = prepared_graph(200_000, 3_200_000, factors=False)
@@ -414,6 +417,7 @@ def test_general_graphs_lower_with_their_gradients():
     assert _kernels(with_gradients(run), h, params, graph) == 7
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_weights_and_means_lower_with_gradients():
     graph = prepared_graph(20_000, 320_000, factors=False)
@@ -432,6 +436,7 @@ def test_weights_and_means_lower_with_gradients():
     assert "edge_mlp_aggregate_mosaic" not in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
@@ -462,6 +467,7 @@ def test_features_of_edges_lower_with_their_gradients(is_regular, width, layers,
     assert not signatures(functools.partial(run, implementation=None), *arguments)  # not timed
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_deep_layers_lower_with_their_gradients_where_asked_for():
     graph = sudoku()

@@ -59,6 +59,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges():
     graph, width = sudoku(), 256
@@ -75,6 +76,7 @@ def test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges():
     assert not signatures(with_gradients(run), h, params)  # wide ones were not timed
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_wide_layers_of_general_graphs_lower_with_weights():
     graph = prepared_graph(20_000, 320_000, factors=False)

@@ -178,6 +178,7 @@ def _convolution(nodes=8, *, path="mixing", implementation="pallas", **options):
     return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -215,6 +216,7 @@ def test_a_wider_kernel_is_behind_the_mixing():
     assert _kernels(gradient, x, kernel, bias, weight) == ["forward", "forward", "backward"]
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_it_lowers_under_vmap_checkpoint_shard_map_and_deterministic_mode():
     x, kernel, bias, weight = _structs((8, 2048, 8, 64), (64, 64), (64,), (8,))

@@ -241,6 +241,7 @@ def _kernels(function, *arguments) -> int:
     return lowered.as_text().count("mosaic_gpu_v2")
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
     "rows, widths, k, by",
@@ -279,6 +280,7 @@ def test_gradients_are_those_of_two_ops():
         assert_close(gradient, expected, reduction_length=64, operands="float32")
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_gradients_lower_under_vmap_and_shard_map_and_with_wide_numbers():
     x, *parameters = _structs((4, 3, 50), (64, 128))

@@ -333,6 +333,7 @@ def _with_gradients(function):
     return both
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -347,6 +348,7 @@ def test_post_lowers_with_its_gradients(tokens, dim, n, dtype):
     assert len(_kernels(_with_gradients(post), *inputs, inputs[0])) == 2
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
@@ -364,6 +366,7 @@ def _pre_structs(batch, n, dim, dtype):
     return _structs(((*batch, n, dim), dtype), *((shape, f32) for shape in shapes))
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -385,6 +388,7 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     assert len(kernels) == 3 + adds_up + in_two_passes
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
@@ -439,6 +443,7 @@ def _layer_loss(x, *parameters, return_streams=True):
     return jnp.sum(y.astype(jnp.float32) ** 2)
 
 
+@pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_layer_lowers_under_vmap_checkpoint_and_shard_map():
     x, *parameters = _pre_structs((8, 3), 4, 64, "bfloat16")

@@ -237,6 +237,7 @@ def test_what_they_do_not_take_is_left_to_other_kernels():
     assert _tile(64, 4, 64, chip=Chip.named("B200")) is None
 
 
+@pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("tokens, n, dim", [(8192, 2, 7168), (16384, 4, 1280)])
 def test_they_lower_at_real_shapes(tokens, n, dim):

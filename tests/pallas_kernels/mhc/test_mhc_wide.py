@@ -112,6 +112,7 @@ def test_what_they_do_not_take_is_left_to_other_kernels():
     assert choose(chip=Chip.named("B200")) is None
 
 
+@pytest.mark.lowers
 @pytest.mark.parametrize("posts", [False, True])
 def test_they_lower_at_real_shapes(posts):
     """Lowering refuses too much shared memory."""
