@@ -208,7 +208,7 @@ ATTENTION_KERNELS = (
 ATTENTION = (
     Fault(
         "attention: delta is left out of the gradients",
-        "jaxgnn/ops/_attention/skeleton.py",
+        "jaxgnn/ops/_attention/computation.py",
         "delta = jnp.sum(y * dy, axis=-1) - dlse",
         "delta = -dlse",
         _attention(
@@ -218,7 +218,7 @@ ATTENTION = (
     ),
     Fault(
         "attention: the gradient of the returned weights is left out of delta",
-        "jaxgnn/ops/_attention/skeleton.py",
+        "jaxgnn/ops/_attention/computation.py",
         "delta = delta + _sums_of_rows(call.request, graph, weights * dweights)",
         "pass",
         _attention(
@@ -228,7 +228,7 @@ ATTENTION = (
     ),
     Fault(
         "second derivatives of attention: the gradient to the logarithms of sums is left out",
-        "jaxgnn/ops/_attention/skeleton.py",
+        "jaxgnn/ops/_attention/computation.py",
         "return pull_back((dy.astype(made[0].dtype), dlse, dweights))[0]",
         "return pull_back((dy.astype(made[0].dtype), 0 * dlse, dweights))[0]",
         _attention(
@@ -489,7 +489,7 @@ DENSE_KERNELS = (
     ),
     Fault(
         "gradients of dense layers: a tile is read before all members have written it, a race",
-        "pallas_kernels/dense/tight.py",
+        "pallas_kernels/dense/three_tiles.py",
         '            self._split_input(inputs["x"], self.plan.stack.widths[0], held["zero"])\n'
         "            tc.commit_smem()\n            self._meet()\n",
         '            self._split_input(inputs["x"], self.plan.stack.widths[0], held["zero"])\n',
@@ -507,7 +507,7 @@ DENSE_KERNELS = (
     ),
     Fault(
         "gradients of dense layers: the next tile overwrites the one that is still read",
-        "pallas_kernels/dense/tight.py",
+        "pallas_kernels/dense/three_tiles.py",
         "load(x_ring, n + 1, 1 - place)",
         "load(x_ring, n + 1, place)",
         _PARTS_GRADIENTS,

@@ -111,7 +111,7 @@ class KeepsArrays:
                 object.__setattr__(self, name, kept(value))
 
 
-def of_one[Self, **Arguments, Result](
+def requires_one[Self, **Arguments, Result](
     method: Callable[Concatenate[Self, Arguments], Result],
 ) -> Callable[Concatenate[Self, Arguments], Result]:
     """Decorates a method that needs arrays of one axis: it raises for stacked graphs.

@@ -481,7 +481,7 @@ class _VirtualAttention(nnx.Module):
         queries = self.queries[...].astype(q.dtype).reshape(self.heads * self.count, -1)
         shape = *q.shape[:-3], virtual.readers.num_cols // self.count, *queries.shape
         queries = jnp.broadcast_to(queries, shape)
-        z: Any = virtual.attended(queries, k, v, self.implementation)
+        z: Any = virtual.attend(queries, k, v, self.implementation)
         z = z.reshape(*z.shape[:-2], self.heads, self.count, z.shape[-1])
         z = self.norm(_joined(jnp.moveaxis(z, -2, -3)))  # [*batch, graphs, virtual nodes, d]
         z = z.reshape(*z.shape[:-3], virtual.readers.num_cols, z.shape[-1])

@@ -27,7 +27,7 @@ class SpreadNodes(NamedTuple):
     graph: LocalGraph
     shown: Bool[Array, " nodes"]
 
-    def attended(
+    def attend(
         self,
         queries: Float[Array, "*batch 1 queries dim"],
         keys: Float[Array, "*batch nodes heads dim"],
@@ -64,7 +64,7 @@ class VirtualNodes(NamedTuple):
     members: CSRGraph | SpreadNodes
     readers: CSRGraph
 
-    def attended(
+    def attend(
         self,
         queries: Float[Array, "*batch graphs queries dim"],
         keys: Float[Array, "*batch nodes heads dim"],
@@ -73,7 +73,7 @@ class VirtualNodes(NamedTuple):
     ) -> Float[Array, "*batch graphs queries dim"]:
         """Returns the attention of the virtual nodes of each graph to its nodes."""
         if isinstance(self.members, SpreadNodes):
-            return self.members.attended(queries, keys, values)
+            return self.members.attend(queries, keys, values)
         made: Any = ops.dot_attention(
             self.members, queries, keys, values, implementation=implementation
         )

@@ -28,7 +28,7 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import terms as dense_terms
-from pallas_kernels.dense import tight as dense_tight
+from pallas_kernels.dense import three_tiles as dense_tight
 from pallas_kernels.dense.activations import ACTIVATIONS
 from pallas_kernels.dense.plan import MARKS, BackwardPlan, BackwardTile, TightTile
 from pallas_kernels.dense.stack import Stack
@@ -87,7 +87,7 @@ def backward(
         tile.walkers + plan.summers,
         _parameters(plan) | (dense_tight.scratch(plan) if tight else _scratch(plan, tile)),
     )
-    given = [inputs[name] for name in (*plan.summed_inputs, *plan.brief_inputs)]
+    given = [inputs[name] for name in (*plan.summed_inputs, *plan.read_once_inputs)]
     prepared = [plan.terms.prepare(kernel) for kernel in kernels]
     parameters = [*prepared, *_marks(plan)], list(biases[: plan.needs_bias])
     dx, sums, bias_sums = call(given, *parameters)
@@ -167,7 +167,9 @@ def _parameters(plan: BackwardPlan) -> dict:
 def _scratch(plan: BackwardPlan, tile: BackwardTile) -> dict:
     """Returns scratch memory for tiles, and the barriers between walkers and summers."""
     stack, teams = plan.stack, tile.teams
-    summed, brief = (list(inputs.values()) for inputs in (plan.summed_inputs, plan.brief_inputs))
+    summed, read_once = (
+        list(inputs.values()) for inputs in (plan.summed_inputs, plan.read_once_inputs)
+    )
     terms, places = plan.terms, (teams, tile.slots)
     kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in plan.walker_outputs.items()}
     if tile.overlay:
@@ -179,8 +181,8 @@ def _scratch(plan: BackwardPlan, tile: BackwardTile) -> dict:
         split["tiles"] = [dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
         "summed_inputs": Ring.scratch(stack.dtype, summed, places) | split,
-        "brief_inputs": Ring.scratch(stack.dtype, brief, (teams, tile.brief_slots))
-        if brief
+        "read_once_inputs": Ring.scratch(stack.dtype, read_once, (teams, tile.read_once_slots))
+        if read_once
         else None,
         "kept": kept,
         "dx": None if tile.overlay else tc.chunked(stack.dtype, plan.columns_per_part, teams),
@@ -241,7 +243,7 @@ def _parts(
     plan: BackwardPlan, tile: BackwardTile, below, scratch, arrays, dx, first
 ) -> tuple[_RunWalker, _TilesOfSummer]:
     """Returns the function that runs a walker, and the one that gives the tiles of a summer."""
-    widths = plan.summed_inputs | plan.brief_inputs
+    widths = plan.summed_inputs | plan.read_once_inputs
     inputs = {
         name: TiledInput(array, width, first if name == "x" else 0)
         for (name, width), array in zip(widths.items(), arrays, strict=True)
@@ -251,14 +253,16 @@ def _parts(
         tiles, terms = zip(*map(dense_terms.split_views, summed["tiles"]), strict=True)
         summed = summed | {"tiles": tiles}
     ring = Ring(summed, [inputs[name] for name in plan.summed_inputs])
-    brief = None
-    if plan.brief_inputs:
-        brief = Ring(scratch["brief_inputs"], [inputs[name] for name in plan.brief_inputs])
+    read_once = None
+    if plan.read_once_inputs:
+        read_once = Ring(
+            scratch["read_once_inputs"], [inputs[name] for name in plan.read_once_inputs]
+        )
 
     def walk(member, count):
         team = 0 if tile.teams == 1 else lax.axis_index(WARPGROUP) // tile.members
         common = (plan, scratch, dx, below, member, tile.members)
-        Walker(*common, tile, ring, terms, brief, team).run(count)
+        Walker(*common, tile, ring, terms, read_once, team).run(count)
 
     return walk, lambda number: TilesOfTeams(plan, tile, scratch, ring, terms)
 
@@ -270,6 +274,6 @@ def _tight_parts(
 
     def walk(member, count):
         common = (plan, scratch, dx, below, member, tile.walkers)
-        dense_tight.TightWalker(*common, tile, *arrays).run(count)
+        dense_tight.ThreeTileWalker(*common, tile, *arrays).run(count)
 
     return tile.walkers, walk, lambda layer: dense_tight.TilesOfLayer(plan, scratch, layer)

@@ -82,7 +82,7 @@ class BackwardPlan:
         )
 
     @functools.cached_property
-    def brief_inputs(self) -> dict[str, int]:
+    def read_once_inputs(self) -> dict[str, int]:
         """Widths of the inputs that only walkers read; their slots are free once dz is computed."""
         width, last = self.stack.widths[-1], self.stack.last_activation
         if last is None:
@@ -206,13 +206,15 @@ class BackwardPlan:
             self.terms.split and self.walker_outputs.get("dz") == self.columns_per_part == COLUMNS
         )
 
-    def shared_bytes(self, slots: int, brief_slots: int, overlay: bool = False) -> int:
+    def shared_bytes(self, slots: int, read_once_slots: int, overlay: bool = False) -> int:
         """Returns the shared bytes of a team's tiles.
 
         With ``overlay`` dx is in the memory of dz.
         """
         row = [0 if overlay else self.columns_per_part, *self.walker_outputs.values()]
-        row += [*self.summed_inputs.values()] * slots + [*self.brief_inputs.values()] * brief_slots
+        row += [*self.summed_inputs.values()] * slots + [
+            *self.read_once_inputs.values()
+        ] * read_once_slots
         return self.stack.row_bytes(*row)
 
 
@@ -227,7 +229,7 @@ class BackwardTile:
       teams: teams of walkers in a block; each works on a tile of its own.
       members: walkers of a team, which share the columns of its tile.
       slots: slots of each team for tiles of inputs that are summed.
-      brief_slots: slots of each team for tiles of inputs that only walkers read.
+      read_once_slots: slots of each team for tiles of inputs that only walkers read.
       overlay: whether dx is staged in the memory of the terms of dz; for teams of one member.
     """
 
@@ -236,7 +238,7 @@ class BackwardTile:
     teams: int
     members: int
     slots: int
-    brief_slots: int
+    read_once_slots: int
     overlay: bool = False
 
     @classmethod
@@ -264,9 +266,9 @@ class BackwardTile:
         blocks = chip.multiprocessors // plan.parts
         ways = (False, True) if plan.can_overlay and members == 1 else (False,)
         for teams in range(walkers // members, 0, -1):
-            for overlay, (slots, brief_slots) in itertools.product(ways, _AHEAD):
-                if teams * plan.shared_bytes(slots, brief_slots, overlay) <= room:
-                    return cls(blocks, plan.parts, teams, members, slots, brief_slots, overlay)
+            for overlay, (slots, read_once_slots) in itertools.product(ways, _AHEAD):
+                if teams * plan.shared_bytes(slots, read_once_slots, overlay) <= room:
+                    return cls(blocks, plan.parts, teams, members, slots, read_once_slots, overlay)
         return None
 
     @property

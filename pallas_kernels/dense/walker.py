@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
-from pallas_kernels.dense.maker import GradientMaker
+from pallas_kernels.dense.gradient_maker import GradientMaker
 from pallas_kernels.dense.plan import BackwardPlan, BackwardTile
 from pallas_kernels.dense.terms import Tile
 from pallas_kernels.tensor_cores import BLOCK, Ring
@@ -30,14 +30,14 @@ class Walker(GradientMaker):
       tile: how the work is divided.
       ring: the ring of the inputs that are summed.
       terms: the terms of the ring's tiles, for each input; None if numbers are not split.
-      brief: the ring of the other inputs, or None if there are none.
+      read_once: the ring of the other inputs, or None if there are none.
       team: number of its team.
     """
 
     tile: BackwardTile
     ring: Ring
     terms: Sequence
-    brief: Ring | None
+    read_once: Ring | None
     team: Any
 
     def run(self, count) -> None:
@@ -65,8 +65,8 @@ class Walker(GradientMaker):
 
         for i in range(tile.slots):
             load(self.ring, tile.slots, jnp.int32(i))
-        for i in range(tile.brief_slots if self.brief else 0):
-            load(self.brief, tile.brief_slots, jnp.int32(i))
+        for i in range(tile.read_once_slots if self.read_once else 0):
+            load(self.read_once, tile.read_once_slots, jnp.int32(i))
         tc.barrier_wait(self.scratch["loaded"])
 
         @pl.loop(0, made)
@@ -103,8 +103,8 @@ class Walker(GradientMaker):
         tc.barrier_arrive(self.scratch["made"].at[team])
         if self.plan.walker_outputs and tile.members > 1:
             tc.barrier_wait(self.scratch["made"].at[team])
-        if self.brief:
-            load(self.brief, tile.brief_slots, i + tile.brief_slots)
+        if self.read_once:
+            load(self.read_once, tile.read_once_slots, i + tile.read_once_slots)
         if tile.overlay:
             self._make_dx_in_place_of_dz(inputs, held, self.scratch["summed"].at[team])
             load(self.ring, tile.slots, i + tile.slots)
@@ -118,10 +118,12 @@ class Walker(GradientMaker):
         place = (self.team, lax.rem(i, self.tile.slots))
         self.ring.wait(place)
         held = input_tiles_at(self.plan, self.ring, self.terms, place)
-        if self.brief:
-            place = (self.team, lax.rem(i, self.tile.brief_slots))
-            self.brief.wait(place)
-            held |= zip(self.plan.brief_inputs, map(Tile, self.brief.tiles(place)), strict=True)
+        if self.read_once:
+            place = (self.team, lax.rem(i, self.tile.read_once_slots))
+            self.read_once.wait(place)
+            held |= zip(
+                self.plan.read_once_inputs, map(Tile, self.read_once.tiles(place)), strict=True
+            )
         return held
 
     def _split(self, inputs: dict[str, Tile], zero) -> None:

@@ -31,6 +31,7 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.dense.plan import MARKS
 from pallas_kernels.dense.stack import add_bias
 from pallas_kernels.edge_mlp.backward_needs import UNIT, BackwardNeeds, BackwardTile
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, EdgeLayers, Places, Tables, common_swizzle
 from pallas_kernels.edge_mlp.forward import load_parameters, parameters, wait_for_parameters
 from pallas_kernels.edge_mlp.gather_scatter import (
     AddToRows,
@@ -39,7 +40,6 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     StoreByEdge,
     WaitForCopies,
 )
-from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables, common_swizzle
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 

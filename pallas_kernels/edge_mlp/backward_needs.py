@@ -13,7 +13,7 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.activations import Activation
 from pallas_kernels.dense.plan import MARKS
-from pallas_kernels.edge_mlp.places import ROWS, Places, whole_tile_bytes
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, Places, whole_tile_bytes
 from pallas_kernels.edge_mlp.tiles import Plan
 
 _MOST_WIDTH = 128

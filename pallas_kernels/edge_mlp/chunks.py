@@ -30,6 +30,7 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import add_bias
 from pallas_kernels.edge_mlp import kernel_ring
 from pallas_kernels.edge_mlp.backward_needs import BackwardNeeds
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
 from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
     AddToSenders,
@@ -39,7 +40,6 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     WaitForAllCopies,
 )
 from pallas_kernels.edge_mlp.kernel_ring import KernelRing, KernelSlices
-from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 

@@ -18,8 +18,8 @@ from pallas_kernels.edge_mlp import ring_forward as edge_ring_forward
 from pallas_kernels.edge_mlp import wide as edge_wide
 from pallas_kernels.edge_mlp.backward_needs import BackwardNeeds, BackwardTile
 from pallas_kernels.edge_mlp.chunks import ChunkTile
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, EdgeLayers, Places, Tables
 from pallas_kernels.edge_mlp.forward import EdgeTile
-from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables
 from pallas_kernels.edge_mlp.ring_forward import RingTile
 from pallas_kernels.edge_mlp.tiles import Plan
 from pallas_kernels.edge_mlp.wide import WideTile

@@ -23,8 +23,7 @@ from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
-from pallas_kernels.edge_mlp.gather_scatter import WaitForCopies
-from pallas_kernels.edge_mlp.places import (
+from pallas_kernels.edge_mlp.edge_tiles import (
     ROWS,
     EdgeLayers,
     Places,
@@ -32,6 +31,7 @@ from pallas_kernels.edge_mlp.places import (
     common_swizzle,
     whole_tile_bytes,
 )
+from pallas_kernels.edge_mlp.gather_scatter import WaitForCopies
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pallas_kernels.edge_mlp.places import ROWS, VECTOR_BYTES, Layout, Place, Places, Tables
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, VECTOR_BYTES, Layout, Place, Places, Tables
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import Warp
 

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack
-from pallas_kernels.edge_mlp.places import ROWS
+from pallas_kernels.edge_mlp.edge_tiles import ROWS
 from pallas_kernels.edge_mlp.tiles import Plan
 
 SLICE = 64  # rows of a slice

@@ -24,10 +24,10 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
 from pallas_kernels.edge_mlp import kernel_ring
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
 from pallas_kernels.edge_mlp.forward import row_results
 from pallas_kernels.edge_mlp.gather_scatter import WaitForAllCopies
 from pallas_kernels.edge_mlp.kernel_ring import KernelRing, KernelSlices
-from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 

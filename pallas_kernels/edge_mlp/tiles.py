@@ -15,13 +15,20 @@ from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.dense.activations import ACTIVATIONS, Activation
 from pallas_kernels.dense.stack import Stack
+from pallas_kernels.edge_mlp.edge_tiles import (
+    ROWS,
+    EdgeLayers,
+    Layout,
+    Places,
+    Tables,
+    common_swizzle,
+)
 from pallas_kernels.edge_mlp.gather_scatter import (
     GatherEdges,
     GatherFeatures,
     GatherRows,
     ScatterRows,
 )
-from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Layout, Places, Tables, common_swizzle
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
-from pallas_kernels.edge_mlp.forward import EdgeTile, Worker, row_results
-from pallas_kernels.edge_mlp.places import (
+from pallas_kernels.edge_mlp.edge_tiles import (
     ROWS,
     EdgeLayers,
     Places,
@@ -30,6 +29,7 @@ from pallas_kernels.edge_mlp.places import (
     common_swizzle,
     whole_tile_bytes,
 )
+from pallas_kernels.edge_mlp.forward import EdgeTile, Worker, row_results
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import WARPGROUP
 

@@ -24,10 +24,10 @@ from pallas_kernels.simt.warp import LANES, Warp
 # Banks of an order: as many as lanes share a row.
 BANKS = 4
 _TYPES, _BINS = BANKS * BANKS, 2 * BANKS
-# Offsets in a row's table: types come first, then the number of guests before each bin and of all,
-# then the number of free slots before each bin. The size of a table is odd, so that lanes with a
-# row each access different banks.
-_GUESTS, _ROOMS, _OWN = _TYPES, _TYPES + _BINS + 1, _TYPES + 2 * _BINS + 1
+# Offsets in a row's table: types come first, then the number of surplus entries before each bin and
+# of all, then the number of free slots before each bin. The size of a table is odd, so that lanes
+# with a row each access different banks.
+_SURPLUS, _FREE, _OWN = _TYPES, _TYPES + _BINS + 1, _TYPES + 2 * _BINS + 1
 # After the tables of 32 rows, the number of entries of each type seen so far in the current row.
 _SEEN = LANES * _OWN
 TABLE_WORDS = _SEEN + _TYPES
@@ -79,11 +79,13 @@ class BinChoice:
             word = first[a][b] | before[0] << _BITS | before[1] << 2 * _BITS
             self.table.store(own + (a + BANKS * b), word)
         surplus = [*split.surplus[0], *split.surplus[1]]
-        guests = itertools.accumulate((s.at_least(0) for s in surplus), initial=warp.i32(0))
-        rooms = itertools.accumulate(
+        surplus_entries = itertools.accumulate(
+            (s.at_least(0) for s in surplus), initial=warp.i32(0)
+        )
+        free_slots = itertools.accumulate(
             ((0 - s).at_least(0) for s in surplus[:-1]), initial=warp.i32(0)
         )
-        for first_word, numbers in ((_GUESTS, guests), (_ROOMS, rooms)):
+        for first_word, numbers in ((_SURPLUS, surplus_entries), (_FREE, free_slots)):
             for i, number in enumerate(numbers):
                 self.table.store(own + (first_word + i), number)
 
@@ -125,8 +127,8 @@ class BinChoice:
         slot = warp.select(is_first, from_first + rank, from_second + rank - in_first)
 
         def be_guest(_):
-            number = self.table.load(own + _GUESTS + bin_) + (slot - self.size)
-            return self._room(row, number)
+            number = self.table.load(own + _SURPLUS + bin_) + (slot - self.size)
+            return self._free_slot(row, number)
 
         return warp.update_when(exists & (slot >= self.size), (bin_, slot), be_guest)
 
@@ -139,15 +141,15 @@ class BinChoice:
         return seen
 
     def left(self, row: Value, number: Value) -> tuple[Value, Value]:
-        """Returns the bin and slot of the ``number``-th slot that a row's guests leave free."""
-        return self._room(row, self.table.load(row * _OWN + (_GUESTS + _BINS)) + number)
+        """Returns the bin and slot of the ``number``-th slot that surplus entries leave free."""
+        return self._free_slot(row, self.table.load(row * _OWN + (_SURPLUS + _BINS)) + number)
 
-    def _room(self, row: Value, number: Value) -> tuple[Value, Value]:
-        """Returns the bin and slot of the ``number``-th slot that is free for guests."""
+    def _free_slot(self, row: Value, number: Value) -> tuple[Value, Value]:
+        """Returns the bin and slot of the ``number``-th slot that is free for surplus entries."""
         warp = self.warp
         bin_, first = warp.i32(0), warp.i32(0)
         for i in range(1, _BINS):
-            begin = self.table.load(row * _OWN + (_ROOMS + i))
+            begin = self.table.load(row * _OWN + (_FREE + i))
             is_behind = number >= begin
             bin_, first = warp.select(is_behind, i, bin_), warp.select(is_behind, begin, first)
         return bin_, self.size - 1 - (number - first)
@@ -168,7 +170,7 @@ class _Split:
 
     @classmethod
     def of(cls, counts: Sequence[Sequence[Value]], size: int) -> _Split:
-        """Returns a split with few guests: about halves; then surplus moves to free slots."""
+        """Returns a split into about halves; surplus entries move to free slots."""
         rows = [_sum(row) for row in counts]
         columns = [_sum(column) for column in zip(*counts, strict=True)]
         first = [[counts[a][b] for b in range(BANKS)] for a in range(BANKS)]

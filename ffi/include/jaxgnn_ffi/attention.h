@@ -1,4 +1,4 @@
-// Attention over neighbours on a CPU: what its ops share. jaxgnn/ops/_attention/skeleton.py says
+// Attention over neighbours on a CPU: what its ops share. jaxgnn/ops/_attention/computation.py says
 // what the kernels compute, jaxgnn/_ffi/_attention.py calls them.
 //
 // A pass walks the edges of a row a chunk at a time. For a chunk it has tables [heads, kChunk] in

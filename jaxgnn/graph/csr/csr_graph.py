@@ -17,11 +17,11 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxgnn._arrays.arrays import (
     KeepsArrays,
     is_concrete,
-    of_one,
     put_own,
     require_no_heads,
     require_one,
     require_weights,
+    requires_one,
     shown,
     shown_sides,
     take,
@@ -136,7 +136,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     # -- exports -----------------------------------------------------------------------------
 
-    @of_one
+    @requires_one
     def to_scipy(self) -> scipy.sparse.csr_array:
         """Returns the matrix that the graph multiplies features by, as a scipy CSR array.
 
@@ -161,7 +161,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         validate_structure(self)
         return to_scipy(self)
 
-    @of_one
+    @requires_one
     def to_graphs_tuple(
         self,
         nodes: PyTree = None,
@@ -231,14 +231,14 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         has_scales = self.row_scale is not None or self.col_scale is not None
         return has_scales or self.normalization is not None
 
-    @of_one
+    @requires_one
     def degrees(self) -> Int[Array, " rows"]:
         """Number of edges that enter each row."""
         if is_concrete(self.indptr):  # on the host, so that no length is compiled
             return put_own(np.diff(np.asarray(self.indptr)))
         return self.indptr[1:] - self.indptr[:-1]
 
-    @of_one
+    @requires_one
     def uniform_degrees(self) -> tuple[int | None, int | None]:
         """Returns the common degree of all rows, and of all columns, if the host knows them.
 
@@ -257,7 +257,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             known = self.__dict__["_uniform_degrees"] = self.concrete_parts().uniform_degrees
         return known
 
-    @of_one
+    @requires_one
     def with_known_degrees(self, degrees: tuple[int | None, int | None]) -> CSRGraph:
         """Returns the same, possibly traced, graph with ``uniform_degrees`` known to the caller."""
         graph = self._with_fields()
@@ -269,17 +269,17 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Sender of each edge slot: an alias of ``indices``."""
         return self.indices
 
-    @of_one
+    @requires_one
     def senders_as_rows(self) -> Int[Array, " edges"]:
         """The row that is the same node as the sender of each edge slot of a square graph."""
         return jnp.asarray(self.indices)
 
-    @of_one
+    @requires_one
     def sender_table(self, of_nodes: Array) -> Array:
         """The table that ``indices`` point into: the array, which has a row for each node."""
         return of_nodes
 
-    @of_one
+    @requires_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is out of range."""
         if is_concrete(self.indptr, self.indices) and not is_for_device(self.num_edges):
@@ -353,7 +353,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     # -- derived graphs ----------------------------------------------------------------------
 
-    @of_one
+    @requires_one
     def prepared(self, *ops: str) -> CSRGraph:
         """Returns this graph with the parts that ops need, built now, as a part of the pytree.
 
@@ -390,7 +390,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             parts |= parts_of_leaves(weighted=weighted)
         return self.with_parts(*parts)
 
-    @of_one
+    @requires_one
     def prepared_for(self, op: str | None) -> CSRGraph:
         """Returns this graph with the parts that an op needs; a traced one is returned unchanged.
 
@@ -401,7 +401,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             return self
         return self.with_parts(*parts_for(op, weighted=self.weights is not None))
 
-    @of_one
+    @requires_one
     def with_parts(self, *parts: Part) -> CSRGraph:
         """Returns this graph with some parts of a plan, built now if they are missing.
 
@@ -420,7 +420,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             made.__dict__["_parts"] = self._shared_parts()
         return plan_on_demand(keep_order(made, known_order(self)), like=self)
 
-    @of_one
+    @requires_one
     def concrete_parts(self) -> ConcreteParts:
         """Returns the parts of this concrete graph, after a check of its offsets and senders.
 
@@ -442,7 +442,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             self.__dict__["_parts"] = parts
         return parts
 
-    @of_one
+    @requires_one
     def made_plan(self, *parts: Part) -> GraphPlan:
         """Returns a plan with some parts, built now if they are missing.
 
@@ -463,7 +463,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             made = GraphPlan().with_parts_of(made, wanted)
         return made if there is None else there.with_parts_of(made, missing)
 
-    @of_one
+    @requires_one
     def transpose(self) -> CSRGraph:
         """Returns the graph with senders and receivers exchanged."""
         is_host = is_concrete(self.indptr, self.indices)
@@ -493,7 +493,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
                 object.__setattr__(transposed, "plan", flipped.plan(kept))
         return keep_order(transposed, reordered(known_order(self), plan.permutation))
 
-    @of_one
+    @requires_one
     def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
         """Returns the same edges with other weights, given in the graph's edge order.
 
@@ -512,7 +512,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         kind = self.normalization if has_scales else None
         return self._with_fields(weights=weights, normalization=kind)
 
-    @of_one
+    @requires_one
     def without_weights(self) -> CSRGraph:
         """Returns the edges alone: without weights, scales and normalisation.
 
@@ -527,7 +527,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """
         return self._with_fields(weights=None, row_scale=None, col_scale=None, normalization=None)
 
-    @of_one
+    @requires_one
     def normalized(self, kind: Normalization | None) -> CSRGraph:
         """Normalises by degree. Rows (and columns) without edges get scale zero.
 
@@ -599,7 +599,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         plan = self.made_plan()
         return sum_rows(of_edges[plan.permutation], plan.transposed_indptr)
 
-    @of_one
+    @requires_one
     def with_self_loops(
         self,
         weight: float = 1.0,
@@ -637,7 +637,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Implements ``with_self_loops``, after its checks."""
         return with_self_loops(self, weight, duplicates=duplicates, num_real_nodes=num_real_nodes)
 
-    @of_one
+    @requires_one
     def validate(self) -> CSRGraph:
         """Checks the values of all arrays on the host; call it outside ``jit``.
 

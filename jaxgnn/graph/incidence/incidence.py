@@ -18,10 +18,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn._arrays.arrays import (
     KeepsArrays,
     is_concrete,
-    of_one,
     put_own,
     require_one,
     require_size,
+    requires_one,
     shown,
 )
 from jaxgnn._errors import bad_input
@@ -207,34 +207,34 @@ class Incidence(KeepsArrays):
         """Shape of the incidence matrix, ``(num_nodes, num_hyperedges)``."""
         return self.num_nodes, self.num_hyperedges
 
-    @of_one
+    @requires_one
     def mask(self) -> Bool[Array, " incidences"]:
         """A mask of the slots that are incidences, [incidences] bool; False for padding."""
         return in_range(*self._ids(), *self.shape)
 
-    @of_one
+    @requires_one
     def node_degrees(self) -> Int[Array, " nodes"]:
         """Number of incidences of each node."""
         return self.by_node().degrees()
 
-    @of_one
+    @requires_one
     def hyperedge_sizes(self) -> Int[Array, " hyperedges"]:
         """Number of incidences of each hyperedge."""
         return self.by_hyperedge().degrees()
 
     # -- other forms -------------------------------------------------------------------------
 
-    @of_one
+    @requires_one
     def by_hyperedge(self) -> CSRGraph:
         """A graph whose rows are the hyperedges and whose columns are their nodes."""
         return self.made_plan().by_hyperedge
 
-    @of_one
+    @requires_one
     def by_node(self) -> CSRGraph:
         """A graph whose rows are the nodes and whose columns are their hyperedges."""
         return self.made_plan().by_node
 
-    @of_one
+    @requires_one
     def todense(self, dtype: Any = jnp.float32) -> Float[Array, "nodes hyperedges"]:
         """The incidence matrix: the number of times that each node is in each hyperedge."""
         if is_concrete(self.node_ids, self.hyperedge_ids):
@@ -251,7 +251,7 @@ class Incidence(KeepsArrays):
 
     # -- derived hypergraphs -----------------------------------------------------------------
 
-    @of_one
+    @requires_one
     def padded(
         self,
         *,
@@ -273,7 +273,7 @@ class Incidence(KeepsArrays):
         padding = np.full((2, added), np.array(sizes, np.int32)[:, None])
         return _joined("Incidence.padded", (self._moved(0, 0, sizes), padding), sizes)
 
-    @of_one
+    @requires_one
     def with_self_loops(self) -> Incidence:
         """Returns the hypergraph with one more hyperedge for each node, after the others."""
         nodes = np.arange(self.num_nodes, dtype=np.int32)
@@ -281,7 +281,7 @@ class Incidence(KeepsArrays):
         parts = self._moved(0, 0, sizes), (nodes, nodes + self.num_hyperedges)
         return _joined("Incidence.with_self_loops", parts, sizes)
 
-    @of_one
+    @requires_one
     def prepared(self) -> Incidence:
         """Returns this hypergraph with its plan, built on the host and cached if concrete.
 
@@ -290,7 +290,7 @@ class Incidence(KeepsArrays):
         """
         return self if self.plan is not None else dataclasses.replace(self, plan=self.made_plan())
 
-    @of_one
+    @requires_one
     def made_plan(self) -> IncidencePlan:
         """Returns the plan, built now if there is none."""
         if self.plan is not None:
@@ -305,7 +305,7 @@ class Incidence(KeepsArrays):
             self.__dict__["_host_plan"] = plan
         return plan
 
-    @of_one
+    @requires_one
     def validate(self) -> Incidence:
         """Checks the values of all arrays on the host; call it outside ``jit``.
 

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, UInt32
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
+from jaxgnn.ops._attention.computation import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
-from jaxgnn.ops._attention.skeleton import Call, attention, computed
 from jaxgnn.ops._core import dispatch
 from pallas_kernels.attention.arguments import Operands
 
@@ -35,8 +35,8 @@ def attend(
     edges, operands, numbers = dispatch.match_varying(graph, operands, numbers)
 
     def run(operands):
-        attended = _by_formula if call.request.name == "xla" else _by_kernels
-        y, weights = attended(call, edges, operands, numbers)
+        compute = _by_formula if call.request.name == "xla" else _by_kernels
+        y, weights = compute(call, edges, operands, numbers)
         dtype = operands.summed.dtype
         return y.astype(dtype), None if weights is None else weights.astype(dtype)
 
@@ -66,7 +66,7 @@ def _by_formula(call, graph, operands, numbers):
     if _adds_edges_to_ends(operands):
         operands = with_edge_terms(graph, operands, call.form)
     call = call._replace(kernels=call.kernels.of_formula())
-    return numbered_dropout.attended(computed, call, graph, operands, numbers)
+    return numbered_dropout.with_numbered_dropout(run_kernels, call, graph, operands, numbers)
 
 
 def _by_kernels(call, graph, operands, numbers):
@@ -74,12 +74,14 @@ def _by_kernels(call, graph, operands, numbers):
     _require_kernels(call)
     if _adds_edges_to_ends(operands):
         without = partial(_by_kernels, numbers=numbers)
-        return edge_terms.attended(without, call, graph, operands)
+        return edge_terms.with_edge_terms(without, call, graph, operands)
     values = operands.values
     if isinstance(values, CBSR) and k_sparse.is_worth_it(call.request, graph, values):
-        return k_sparse.attended(call, graph, operands, numbers)
+        return k_sparse.sum_k_sparse_values(call, graph, operands, numbers)
     operands = operands.replace(values=expanded(values, call.request.name))
-    return numbered_dropout.attended(attention, call, graph, operands, numbers)
+    return numbered_dropout.with_numbered_dropout(
+        differentiable_kernels, call, graph, operands, numbers
+    )
 
 
 def _require_kernels(call: Call) -> None:

@@ -21,9 +21,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention.by_group import by_group
 from jaxgnn.ops._attention.reference import gatv2_attention, softmax_sum
 from jaxgnn.ops._attention.reference.ends import leaky_relu, of_real_edges
+from jaxgnn.ops._attention.value_groups import sum_by_group
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph import pieces
@@ -39,7 +39,7 @@ Scores = Callable[[dispatch.Request, CSRGraph, Operands, Form], Float[Array, "ed
 """Returns one score for each edge slot and head; in padding slots any finite number."""
 
 
-def attended(
+def attention_by_formula(
     scores: Scores, request: dispatch.Request, graph: CSRGraph, operands: Operands, form: Form
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Float[Array, "edges heads"]]:
     """The sums, the logarithms of the sums of exponentials, and the weights.
@@ -59,7 +59,7 @@ def attended(
     y = weighted_sums(request, graph, weights, values)
     if operands.edge_values is not None:
         of_edges = partial(sums_of_edges, request, graph)
-        y = y + by_group(of_edges, weights, operands.edge_values.astype(weights.dtype))
+        y = y + sum_by_group(of_edges, weights, operands.edge_values.astype(weights.dtype))
     # Stops gradients of padding slots, which may be NaN.
     return y, lse, of_real_edges(graph, weights)
 

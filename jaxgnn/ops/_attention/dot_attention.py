@@ -14,8 +14,8 @@ from jaxgnn.graph.local.local_graph import edge_words, with_senders
 from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
+from jaxgnn.ops._attention.computation import Call, computation
 from jaxgnn.ops._attention.reference import dot_attention as reference
-from jaxgnn.ops._attention.skeleton import Call, computation
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
 from jaxgnn.ops._core.dtypes import accumulation_dtype

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention.skeleton import Call
+from jaxgnn.ops._attention.computation import Call
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.edge_products import products_with_edges, sums_of_edges
 from pallas_kernels.attention.arguments import Operands
 
 
-def attended(
+def with_edge_terms(
     without: Callable[[Call, CSRGraph, Operands], tuple[Array, Any]],
     call: Call,
     graph: CSRGraph,

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, UInt32
 
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention import numbered_dropout
-from jaxgnn.ops._attention.by_group import by_group
-from jaxgnn.ops._attention.skeleton import Call, attention
+from jaxgnn.ops._attention.computation import Call, differentiable_kernels
+from jaxgnn.ops._attention.value_groups import sum_by_group
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph.edge_products import sums_of_edges
 from jaxgnn.ops._maxk_spmm import maxk_spmm
@@ -49,7 +49,7 @@ def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> boo
     return reason is None and values.k <= _LARGEST_RATIO_ON_A_CPU * values.dim
 
 
-def attended(
+def sum_k_sparse_values(
     call: Call,
     graph: CSRGraph,
     operands: Operands,
@@ -67,7 +67,9 @@ def attended(
     one_column = jnp.zeros_like(kept.values[:, :, :1])
     rest = operands.replace(values=one_column, edge_values=None)
     weighing = call._replace(return_weights=True)
-    _, weights = numbered_dropout.attended(attention, weighing, graph, rest, numbers)
+    _, weights = numbered_dropout.with_numbered_dropout(
+        differentiable_kernels, weighing, graph, rest, numbers
+    )
 
     def of_senders(weights, kept):
         def of_head(weights):
@@ -78,8 +80,8 @@ def attended(
         return jax.vmap(of_head, in_axes=1, out_axes=1)(weights)
 
     of_edges = partial(sums_of_edges, request, graph)
-    y = by_group(of_senders, weights, kept)
+    y = sum_by_group(of_senders, weights, kept)
     if operands.edge_values is not None:
         values = operands.edge_values.astype(weights.dtype)
-        y = y.astype(weights.dtype) + by_group(of_edges, weights, values)
+        y = y.astype(weights.dtype) + sum_by_group(of_edges, weights, values)
     return y, weights if call.return_weights else None

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._attention.computation import Call
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import at_rows
-from jaxgnn.ops._attention.skeleton import Call
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph.edge_products import products_with_edges
 from pallas_kernels.attention.arguments import Operands
 
 
-def attended(
+def with_numbered_dropout(
     compute: Callable[[Call, CSRGraph, Operands], tuple[Array, Array, Any]],
     call: Call,
     graph: CSRGraph,

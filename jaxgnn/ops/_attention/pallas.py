@@ -1,6 +1,6 @@
 """Calls of the Mosaic GPU kernels of attention over neighbours.
 
-The docstring of ``jaxgnn/ops/_attention/skeleton.py`` describes what the kernels compute.
+The docstring of ``jaxgnn/ops/_attention/computation.py`` describes what the kernels compute.
 """
 
 from __future__ import annotations

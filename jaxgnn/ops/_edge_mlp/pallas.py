@@ -77,7 +77,7 @@ def edge_reduce_backward(
 
 def _kernel_layers(operands: EdgeOperands):
     """The operands of the kernels, with ``feature_kernel`` applied to the features."""
-    from pallas_kernels.edge_mlp.places import EdgeLayers
+    from pallas_kernels.edge_mlp.edge_tiles import EdgeLayers
 
     features = None
     if operands.features is not None:

@@ -13,7 +13,7 @@ import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout
-from jaxgnn.ops._attention.skeleton import Call, attention, computed
+from jaxgnn.ops._attention.computation import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import check_against_float64
@@ -179,7 +179,7 @@ def test_dropout_by_numbers_of_edges_has_the_second_derivatives_of_the_plain_for
         def loss(arrays):
             seed = jnp.array([3, 4], jnp.uint32)
             operands = Operands(arrays["a_dst"], arrays["a_src"], arrays["v"], seed=seed)
-            y, _ = numbered_dropout.attended(compute, call, graph, operands, numbers)
+            y, _ = numbered_dropout.with_numbered_dropout(compute, call, graph, operands, numbers)
             return jnp.sum(y**3)
 
         def slope(arrays):
@@ -187,7 +187,10 @@ def test_dropout_by_numbers_of_edges_has_the_second_derivatives_of_the_plain_for
 
         return jax.jit(jax.grad(slope))(arrays)
 
-    made, expected = second(attention, request), second(computed, request._replace(name="xla"))
+    made, expected = (
+        second(differentiable_kernels, request),
+        second(run_kernels, request._replace(name="xla")),
+    )
     for name, wanted in expected.items():
         atol = 1e-4 * np.abs(wanted).max()
         np.testing.assert_allclose(made[name], wanted, rtol=1e-4, atol=atol, err_msg=name)

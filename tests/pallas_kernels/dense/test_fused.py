@@ -34,10 +34,10 @@ FORWARD = (
     DenseTile(blocks=2, warpgroups=1, slots=2),
     DenseTile(blocks=1, warpgroups=2, slots=3),
 )
-ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief_slots=2)
-TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=1, brief_slots=1)
-MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief_slots=1)
-PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief_slots=1)
+ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, read_once_slots=2)
+TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=1, read_once_slots=1)
+MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, read_once_slots=1)
+PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, read_once_slots=1)
 # (rows, widths, activation, dtype, tile): a lone row, rows behind the last of a tile and of eight;
 # a part that has no chunk for one of its walkers, and biases that parts can not share.
 LINEAR = [

@@ -88,11 +88,11 @@ def test_three_products_of_parts_have_their_precision(rows, widths, activation):
     assert np.abs(np.asarray(y) - exact).max() < 2e-5 * np.abs(exact).max()
 
 
-ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief_slots=2)
-TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=2, brief_slots=1)
-OVER = BackwardTile(blocks=1, parts=1, teams=2, members=1, slots=2, brief_slots=1, overlay=True)
-MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief_slots=1)
-PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief_slots=1)
+ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, read_once_slots=2)
+TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=2, read_once_slots=1)
+OVER = BackwardTile(blocks=1, parts=1, teams=2, members=1, slots=2, read_once_slots=1, overlay=True)
+MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, read_once_slots=1)
+PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, read_once_slots=1)
 # None: by default. That of relu does not fit, which XLA then goes back through; a member that has
 # no chunk of the result; blocks that share columns; teams; and two layers at once.
 GRADIENTS = [
@@ -176,7 +176,7 @@ def test_tiles_of_gradients_stay_within_shared_memory_and_read_ahead(activation)
             assert gated or TightTile.choose(H100, stack)
             continue
         plan = BackwardPlan(stack, tile.parts)
-        needed = tile.teams * plan.shared_bytes(tile.slots, tile.brief_slots, tile.overlay)
+        needed = tile.teams * plan.shared_bytes(tile.slots, tile.read_once_slots, tile.overlay)
         needed += sum(4 * a * b for a, b in stack.shapes) // tile.parts
         needed += 1024 * (len(plan.loaded_biases) + plan.marks[1])
         assert needed <= H100.shared_bytes and tile.slots > 1

@@ -24,6 +24,7 @@ from jaxgnn.testing import assert_close, random_array, to_float64
 from pallas_kernels import simt
 from pallas_kernels.edge_mlp import edge_mlp_aggregate
 from pallas_kernels.edge_mlp import forward as edge_forward
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, EdgeLayers, Tables
 from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
     AddToRows,
@@ -37,7 +38,6 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     WaitForAllCopies,
     WaitForCopies,
 )
-from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Tables
 from pallas_kernels.edge_mlp.ring_forward import RingTile
 from tests.ops.edge_mlp._edges import RING
 from tests.pallas_kernels._tensor_cores import interpreting

@@ -19,6 +19,7 @@ from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels import simt
 from pallas_kernels.edge_mlp import edge_mlp_aggregate
 from pallas_kernels.edge_mlp.backward_needs import BackwardTile
+from pallas_kernels.edge_mlp.edge_tiles import ROWS, Layout
 from pallas_kernels.edge_mlp.forward import EdgeTile
 from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
@@ -31,7 +32,6 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     ScatterRows,
     WaitForCopies,
 )
-from pallas_kernels.edge_mlp.places import ROWS, Layout
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels.edge_mlp._edge_mlp import (
     GRAPHS,

@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 
-def by_group(
+def sum_by_group(
     sums: Callable[[Array, Any], Array], weights: Float[Array, "edges heads"], values: Any
 ) -> Float[Array, "rows heads dim"]:
     """The sums of each head, over the values of its group; axis 1 of ``values`` has the groups.

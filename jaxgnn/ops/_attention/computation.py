@@ -112,7 +112,7 @@ class Call(NamedTuple):
     return_weights: bool
 
 
-def computed(
+def run_kernels(
     call: Call, graph: CSRGraph, operands: Operands
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Any]:
     """The sums, the logarithms of the sums of exponentials, and the weights or None."""
@@ -123,24 +123,24 @@ def computed(
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def attention(
+def differentiable_kernels(
     call: Call, graph: CSRGraph, operands: Operands
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Any]:
-    """The result of ``computed``, with gradients by the kernels of the backward pass.
+    """The result of ``run_kernels``, with gradients by the kernels of the backward pass.
 
     Args:
       call: the static description.
       graph: without weights and scales.
       operands: arrays without batch axes.
     """
-    y, lse, weights = computed(call, graph, operands)
+    y, lse, weights = run_kernels(call, graph, operands)
     # These do not depend on the values, which may be all that jax.vmap maps.
     lse = dispatch.mapped_with(lse, y[:1, :1, 0])
     return y, lse, None if weights is None else dispatch.mapped_with(weights, y[:1, :1, 0])
 
 
 def _attention_forward(call, graph, operands):
-    results = attention(call, graph, operands)
+    results = differentiable_kernels(call, graph, operands)
     return results, (graph, operands, *results)
 
 
@@ -165,7 +165,7 @@ def _sums_of_rows(request, graph, of_edges):
     return sums[:, :, 0]
 
 
-attention.defvjp(_attention_forward, _attention_backward)
+differentiable_kernels.defvjp(_attention_forward, _attention_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
@@ -192,7 +192,9 @@ def _gradients_backward(call, residuals, slopes):
     def gradients(operands, dy, dlse, dweights):
         def results(operands):
             whole = operands.replace(seed=seed)
-            y, lse, weights = composed.attended(call.scores, call.request, graph, whole, call.form)
+            y, lse, weights = composed.attention_by_formula(
+                call.scores, call.request, graph, whole, call.form
+            )
             return y, lse, None if dweights is None else weights
 
         made, pull_back = jax.vjp(results, operands)

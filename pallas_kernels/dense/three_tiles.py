@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.dense import terms as dense_terms
-from pallas_kernels.dense.maker import GradientMaker
+from pallas_kernels.dense.gradient_maker import GradientMaker
 from pallas_kernels.dense.plan import BackwardPlan, TightTile
 from pallas_kernels.dense.terms import Tile
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, TiledInput
@@ -111,7 +111,7 @@ class TilesOfLayer:
 
 
 @dataclass(frozen=True)
-class TightWalker(GradientMaker):
+class ThreeTileWalker(GradientMaker):
     """One of two walkers that go through the tiles together.
 
     Attributes:
