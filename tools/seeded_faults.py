@@ -1221,7 +1221,7 @@ INTEROP = (
     ),
     Fault(
         "nn: BatchNorm writes its averages when it evaluates",
-        "jaxgnn/nn/_graph_norms.py",
+        "jaxgnn/nn/norms/graph_norms.py",
         "        if norm.use_running_average:\n            return norm(x)\n        before",
         "        before",
         _tests("nn/test_graph_norms", "test_a_masked_batch_norm_is_that_of_the_real_nodes"),
