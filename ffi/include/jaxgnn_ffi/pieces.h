@@ -1,4 +1,4 @@
-// A graph as the CUDA kernels walk it: pieces of rows, longest first (jaxgnn/graph/plan/schedule.py).
+// A graph as CUDA kernels walk it: pieces of rows, longest first (jaxgnn/graph/plan/schedule.py).
 #pragma once
 
 #include "jaxgnn_ffi/batch.h"
