@@ -76,6 +76,7 @@ ALLOWED = {
     "jaxgnn._concrete": set(),
     "jaxgnn._methods": set(),
     "jaxgnn._sudoku_boards": {"jaxgnn._errors"},
+    "jaxgnn._sudoku_effort": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
         "jaxgnn._errors",
@@ -146,6 +147,7 @@ ALLOWED = {
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
+        "jaxgnn._sudoku_effort",
         "jaxgnn._version",
         "jaxgnn.datasets",
         "jaxgnn.models",

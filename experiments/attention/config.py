@@ -6,10 +6,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from experiments._node_data import NodeDataOptions
-from experiments._options import check_options, option
-from experiments._report import PAGE_ALONE, Reporting
-from experiments._spread import GraphDevices
+from experiments._node_options import NodeDataOptions
+from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options, option
 from experiments.attention.recipes import NAMES, Model, Recipe, recipe
 from jaxgnn._errors import bad_input
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
-from experiments.graphs.config import NAMES, GraphsConfig, Model
+from experiments.graphs.config import MODELS, NAMES, GraphsConfig, Model
 from experiments.graphs.tables import scores_table
 from experiments.graphs.train import Outcome, in_own_folder, train
 from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
-
-MODELS: tuple[Model, ...] = get_args(Model)
 
 
 @dataclass(frozen=True)

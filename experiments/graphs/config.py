@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import tyro
 
-from experiments._options import BatchDevices, check_options, option
-from experiments._report import PAGE_ALONE, Reporting
+from experiments._options import PAGE_ALONE, BatchDevices, Reporting, check_options, option
 from jaxgnn._errors import bad_input
 
 Model = Literal["gin", "gcn", "transformer"]
+MODELS: tuple[Model, ...] = get_args(Model)
 Readout = Literal["sum", "mean", "max"]
 Metric = Literal["accuracy", "ROC-AUC", "AP", "MAE", "RMSE"]
 NAMES: dict[Model, str] = {"gin": "GIN", "gcn": "GCN", "transformer": "transformer"}
