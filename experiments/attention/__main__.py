@@ -10,7 +10,7 @@ import tyro
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.attention.config import AttentionConfig
+from experiments.attention.config import AttentionConfig, variants_of
 from experiments.attention.recipes import MODELS, Model
 
 Config = Annotated[AttentionConfig, tyro.conf.arg(name="")]
@@ -55,6 +55,7 @@ def compare(
       vmap: train all seeds of a network in one program, compiled once, without run folders.
     """
     repeats.check("compare")
+    variants_of(config, models)
     check_data(config)
     from experiments.attention.compare import compare as run_compare
 

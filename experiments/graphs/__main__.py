@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.graphs.config import MODELS, GraphsConfig, Model
+from experiments.graphs.config import MODELS, GraphsConfig, Model, variants_of
 
 Config = Annotated[GraphsConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
@@ -37,6 +37,7 @@ def compare(config: Config, repeats: Seeds = ONE_SEED, models: tuple[Model, ...]
       models: the networks.
     """
     repeats.check("compare")
+    variants_of(config, models)
     from experiments.graphs.compare import compare as run_compare
 
     run_compare(config, models, repeats)

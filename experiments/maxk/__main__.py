@@ -11,7 +11,7 @@ import tyro
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.maxk.config import PredictOptions, TrainConfig
+from experiments.maxk.config import PredictOptions, TrainConfig, variants_of
 
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
@@ -61,6 +61,7 @@ def compare(
       vmap: train all seeds of a variant in one program, compiled once, without run folders.
     """
     repeats.check("compare")
+    variants_of(config, ks)
     check_data(config)
     from experiments.maxk.compare import compare as run_compare
 
@@ -81,7 +82,8 @@ def sweep(
       ks: kept entries per row, one variant for each.
       vmap: train all seeds of a variant in one program, compiled once, without run folders.
     """
-    repeats.check("compare")
+    repeats.check("sweep")
+    variants_of(config, ks)
     check_data(config)
     from experiments.maxk.compare import sweep as run_sweep
 

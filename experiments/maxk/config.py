@@ -213,6 +213,24 @@ class TrainConfig(NodeDataOptions, GraphDevices):
         return f"{self.activation}{k}{n}-seed{self.seed}"
 
 
+def variants_of(config: TrainConfig, ks: tuple[int, ...]) -> list[TrainConfig]:
+    """The options of the runs that ``compare`` compares: ReLU, and MaxK with each ``k``.
+
+    Raises:
+      ValueError: if the options give a schedule of k, or one of them is invalid.
+    """
+    if config.k_schedule:
+        raise bad_input("compare", "--k-schedule", "left out", " ".join(config.k_schedule))
+    if len(set(ks)) < len(ks):
+        raise bad_input("compare", "--ks", "each k once", " ".join(map(str, ks)))
+    maxk = replace(config, activation="maxk")
+    variants = [replace(config, activation="relu", k=None)]
+    variants += [replace(maxk, k=(k,)) for k in ks] or [maxk]
+    for variant in variants:
+        variant.check()
+    return variants
+
+
 @dataclass(frozen=True)
 class PredictOptions:
     """Options of predictions with an exported model.

@@ -20,6 +20,8 @@ WRONG = {
         "train --dataset nowhere",
         "train --dataset flickr",
         "compare --seeds -1",
+        "compare --epochs 0",
+        "sweep --ks 4 4",
         "sweep --ks x",
         "predict",
         "train --process-id 3",
@@ -28,12 +30,14 @@ WRONG = {
     "experiments.attention": (
         "train --model gcn",
         "compare --seeds 1 1",
+        "compare --models gat gat",
         "compare --dataset nowhere",
     ),
     "experiments.links": ("train --k 200 --activation maxk", "train --dataset digits --labels x"),
     "experiments.graphs": (
         "train --dropout 1",
         "compare --readout median",
+        "compare --models gin --dropout 1",
         "compare --processes 0",
     ),
     "experiments.mhc": ("train --steps 0", "compare --steps 0", "deep --depths 2 2"),
