@@ -8,8 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments._report_runs import report as write_page
-from experiments._runs import shown
+from experiments._options import check_report
 
 
 def report(
@@ -22,6 +21,10 @@ def report(
       runs: folders of runs, of any experiments.
       out: the file to write.
     """
+    check_report(runs, out)
+    from experiments._report_runs import report as write_page
+    from experiments._runs import shown
+
     for table in write_page(runs, out):
         print(f"{table.text()}\n")
     print(f"report: {shown(out.absolute())}")

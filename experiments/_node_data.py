@@ -1,17 +1,17 @@
-"""Data sets of nodes: the options that select one, and the input of a full-batch training step."""
+"""Data sets of nodes, and the input of a full-batch training step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-import tyro
 
+from experiments._node_options import DATASETS, PLANETOID, DataOptions, check_data
 from experiments._seeds import streams
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
@@ -19,92 +19,8 @@ from jaxgnn.datasets import NodeDataset
 from jaxgnn.distributed import ShardedMatrix
 from jaxgnn.training import phase
 
-PLANETOID = ("cora", "citeseer", "pubmed")
-"""Citation networks from Planetoid's files or from one .npz file; Cora is embedded too."""
-
-DATASETS = (
-    *PLANETOID,
-    "digits",
-    "synthetic",
-    "reddit",
-    "flickr",
-    "yelp",
-    "ogbn-products",
-    "ogbn-proteins",
-    "ogbn-arxiv",
-)
-"""Names of the data sets; any other name is the path of a user's own graph."""
-
 # Features with a smaller share of nonzeros are kept as sparse matrices.
 _DENSE = 0.1
-
-
-class DataOptions(Protocol):
-    """Options that ``load`` reads: the name of the data set and its location.
-
-    Attributes:
-      dataset: one of ``DATASETS``, or the path of a user's own graph.
-      data: folder with the raw files of a published data set, or its file.
-      labels: file with the labels of a user's own graph, where its folder has none.
-      features: file with the features of a user's own graph, where its folder has none.
-      splits: folder with the split of a user's own graph.
-      scale: size of the synthetic graph.
-      seed: seed of the split.
-    """
-
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def data(self) -> Path | None: ...
-    @property
-    def labels(self) -> Path | None: ...
-    @property
-    def features(self) -> Path | None: ...
-    @property
-    def splits(self) -> Path | None: ...
-    @property
-    def scale(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class NodeDataOptions:
-    """Options that name a data set of nodes.
-
-    Attributes:
-      dataset: what to train on: cora, citeseer, pubmed, digits, synthetic, reddit, flickr, yelp,
-        ogbn-arxiv, ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder, a
-        file of edges or an .npz file.
-      data: folder with the raw files of a published dataset. Cora, CiteSeer and PubMed are read
-        from Planetoid's files ind.cora.* or from one .npz file; without it Cora is the embedded
-        one. Digits and synthetic have no files.
-      labels: file with the labels of your own graph, where its folder has none.
-      features: file with the features of your own graph, where its folder has none.
-      splits: folder with train.txt, validation.txt and test.txt for your own graph; by default, a
-        split of 60, 20 and 20 % of each class.
-      scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
-      seed: seed of the random streams of this run; commands have ``--seeds``.
-    """
-
-    dataset: str = "cora"
-    data: Path | None = None
-    labels: Path | None = None
-    features: Path | None = None
-    splits: Path | None = None
-    scale: str = "tiny"
-    seed: tyro.conf.Suppress[int] = 0
-
-    def data_name(self) -> str:
-        """The name of the dataset, or of the file or folder of a user's own graph."""
-        return name_of_data(self.dataset, self.data)
-
-
-def name_of_data(dataset: str, data: Path | None) -> str:
-    """Name of a data set for its runs; its files' name where another form of it is embedded."""
-    if dataset == "cora" and data is not None:
-        return f"cora-{data.stem}"
-    return Path(dataset).stem
 
 
 @jax.tree_util.register_dataclass
@@ -139,14 +55,10 @@ def load(config: DataOptions, command: str = "train", *, map_features: bool = Fa
     Raises:
       ValueError: if the dataset needs a folder and none was given, or a file is invalid.
     """
+    check_data(config, command)
     name, seed = config.dataset, streams(config.seed).split
     if name not in DATASETS:
-        return _load_own(config, seed, command, map_features=map_features)
-    _require_left_out(
-        config, command, ("labels", "features", "splits"), f"{name}, which has its own"
-    )
-    if name in ("digits", "synthetic"):
-        _require_left_out(config, command, ("data",), f"{name}, which is not read from files")
+        return _load_own(config, seed, map_features=map_features)
     if name == "digits":
         return datasets.digits(seed=seed)
     if name == "synthetic":
@@ -155,9 +67,7 @@ def load(config: DataOptions, command: str = "train", *, map_features: bool = Fa
             raise bad_input(command, "--scale", expected, config.scale)
         return datasets.synthetic(config.scale, seed=seed)
     if config.data is None:
-        if name == "cora":
-            return datasets.cora(seed=seed)
-        raise bad_input(command, "--data", f"the folder with the raw files of {name}", None)
+        return datasets.cora(seed=seed)
     if name in PLANETOID:
         return _load_planetoid(name, config.data, seed)
     return datasets.read(name, config.data)
@@ -183,17 +93,10 @@ def _load_planetoid(name: str, path: Path, seed: int) -> NodeDataset:
     return datasets.read_planetoid(path, name)
 
 
-def _load_own(config: DataOptions, seed: int, command: str, *, map_features: bool) -> NodeDataset:
+def _load_own(config: DataOptions, seed: int, *, map_features: bool) -> NodeDataset:
     """Reads a user's own graph."""
     path = Path(config.dataset)
-    if not path.exists():
-        expected = f"one of {', '.join(DATASETS)}, or the path of a folder or a file of edges"
-        raise bad_input(command, "--dataset", expected, config.dataset)
-    _require_left_out(config, command, ("data",), f"{path}, which is the data itself")
     if path.suffix == ".npz":
-        _require_left_out(
-            config, command, ("labels", "features", "splits"), f"{path}, which has all"
-        )
         return datasets.read_npz_graph(path, seed=seed)
     return datasets.read_graph(
         path,
@@ -203,16 +106,6 @@ def _load_own(config: DataOptions, seed: int, command: str, *, map_features: boo
         seed=seed,
         map_features=None if map_features else False,
     )
-
-
-def _require_left_out(
-    config: DataOptions, command: str, names: tuple[str, ...], reason: str
-) -> None:
-    """Raises ValueError for a data option that does not apply to the data set."""
-    for name in names:
-        if getattr(config, name) is not None:
-            expected = f"left out for {reason}"
-            raise bad_input(command, f"--{name}", expected, getattr(config, name))
 
 
 def make_batch(

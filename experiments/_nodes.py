@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from jaxgnn import CSRGraph, distributed
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.training import accuracy, micro_f1, roc_auc
-
-Metric = Literal["accuracy", "micro F1", "ROC-AUC"]
-"""Metrics by which validation can select."""
 
 SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
 

@@ -1,18 +1,23 @@
-"""Checks of command-line options, with messages that name what the user typed."""
+"""Command-line options that experiments share, checked with messages that name what was typed.
+
+They are read and checked before JAX, which takes seconds, is imported: by functions that need it.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import jax
-import numpy as np
-from jax.sharding import Mesh
+import tyro
 
 from jaxgnn._errors import bad_input
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 # A launch of a step on all GPUs of a process takes milliseconds.
 _LAUNCH_S = 60
@@ -53,6 +58,8 @@ def check_devices(command: str, devices: int) -> None:
 
     Starts JAX if it has not started; XLA is therefore told here to end endless waits.
     """
+    import jax
+
     limit_launches()
     there, processes = jax.device_count(), jax.process_count()
     if processes > 1 and devices != there:
@@ -72,6 +79,8 @@ def limit_launches(seconds: int = _LAUNCH_S) -> None:
     Args:
       seconds: longest wait.
     """
+    import jax
+
     flags = os.environ.get("XLA_FLAGS", "")
     on_cpu = jax.config.jax_platforms == "cpu"
     if not (_LAUNCH_FLAG in flags or on_cpu or jax.distributed.is_initialized()):
@@ -119,4 +128,134 @@ class BatchDevices:
         """The devices for ``fit``; None for a single device."""
         if self.devices == 1:
             return None
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh
+
         return Mesh(np.array(jax.devices()[: self.devices]), ("batch",))
+
+
+PartitionMethod = Literal["degree", "contiguous", "random", "metis"]
+"""Partitions of nodes over devices, as described in ``jaxgnn.distributed.partition``."""
+
+
+@dataclass(frozen=True)
+class GraphDevices:
+    """Options of trainings on one graph that devices may share.
+
+    Attributes:
+      devices: number of devices that share the graph; a run may be resumed with another number.
+      partition: assignment of nodes to devices: degree balances the work of the devices, contiguous
+        keeps nodes in their order, metis (with pymetis) cuts few edges.
+    """
+
+    devices: int = 1
+    partition: PartitionMethod = "degree"
+
+    def check_devices(self, command: str) -> None:
+        """Raises unless there are enough devices, and several of them if a partition is set.
+
+        Raises:
+          ValueError: naming the command and the option.
+        """
+        if self.devices != 1:  # else JAX need not start
+            check_devices(command, self.devices)
+        elif self.partition != "degree":
+            raise bad_input(command, "--partition", "left out with --devices 1", self.partition)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Options for files written besides ``report.html``.
+
+    Attributes:
+      csv: also write the metrics of each step to metrics.csv in the run folder.
+      tensorboard: also write them for TensorBoard, to the folder tensorboard in the run folder.
+    """
+
+    csv: bool = False
+    tensorboard: bool = False
+
+
+# Writes only the page.
+PAGE_ALONE = ReportOptions()
+
+# Type of a field of a configuration: ``report: Reporting = PAGE_ALONE`` adds ``--csv`` and
+# ``--tensorboard`` to the command line. A resumed run may change them if ``may_change`` of its
+# ``RunFolder`` contains ``"report"``.
+Reporting = Annotated[ReportOptions, tyro.conf.arg(name="")]
+
+
+def check_report(folders: Sequence[Path], out: Path) -> None:
+    """Raises an error unless a page about runs can be written: ``experiments report``.
+
+    Args:
+      folders: the folders of the runs.
+      out: the HTML file.
+
+    Raises:
+      ValueError: if no folder is given, one is not a run or given twice, or the file does not end
+        in .html.
+    """
+    if out.suffix != ".html":
+        raise bad_input("report", "--out", "a file that ends in .html", out)
+    if not folders:
+        raise bad_input("report", "RUN", "the folders of one run or more", "none")
+    places = [folder.resolve() for folder in folders]
+    for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
+        if place in places[:number]:
+            raise bad_input("report", "RUN", "folders that differ", f"{folder} twice")
+        if not (folder / "config.json").is_file():
+            raise bad_input("report", "RUN", "a folder of a run, with its config.json", folder)
+
+
+CLUSTER = "cluster"
+"""A coordinator that stands for the environment of Slurm, Open MPI or Kubernetes."""
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """Options by which the processes of one command connect to each other.
+
+    Attributes:
+      coordinator: HOST:PORT of process 0, to run the command in several processes; cluster asks
+        Slurm, Open MPI or Kubernetes for this and the following two.
+      process_id: number of this process, from 0.
+      num_processes: number of all processes.
+    """
+
+    coordinator: str | None = None
+    process_id: int | None = None
+    num_processes: int | None = None
+
+    def check(self, command: str) -> None:
+        """Raises an error for options that do not fit together.
+
+        Raises:
+          ValueError: naming the command and the option.
+        """
+        alone = self.coordinator in (None, CLUSTER)
+        for name in ("process_id", "num_processes"):
+            value = getattr(self, name)
+            if alone and value is not None:
+                expected = f"left out with --coordinator {self.coordinator}"
+                raise bad_input(command, option(name), expected, value)
+            if not alone and value is None:
+                raise bad_input(command, option(name), "given with --coordinator", None)
+        if alone:
+            return
+        host, _, port = str(self.coordinator).rpartition(":")
+        if not host or not port.isdigit():
+            raise bad_input(
+                command, "--coordinator", "an address HOST:PORT, or cluster", self.coordinator
+            )
+        assert self.num_processes is not None and self.process_id is not None
+        if self.num_processes < 1:
+            raise bad_input(command, "--num-processes", "at least 1", self.num_processes)
+        if not 0 <= self.process_id < self.num_processes:
+            expected = f"in 0..{self.num_processes - 1}"
+            raise bad_input(command, "--process-id", expected, self.process_id)
+
+
+# A command that runs in a single process.
+ALONE = ProcessOptions()

@@ -1,4 +1,4 @@
-"""Options and start-up of a command that several processes run together."""
+"""Start-up of a command that several processes run together."""
 
 from __future__ import annotations
 
@@ -8,68 +8,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import jax
 
-from experiments._options import option
+from experiments._options import CLUSTER, ProcessOptions, option
 from jaxgnn import distributed
-from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 
 # Seconds a failing process waits for the others to fail too. JAX needs up to 30 s to notice that a
 # process has ended, and then names it.
 _SECONDS_TO_PART = 40.0
-_CLUSTER = "cluster"
-
-
-@dataclass(frozen=True)
-class ProcessOptions:
-    """Options by which the processes of one command connect to each other.
-
-    Attributes:
-      coordinator: HOST:PORT of process 0, to run the command in several processes; cluster asks
-        Slurm, Open MPI or Kubernetes for this and the following two.
-      process_id: number of this process, from 0.
-      num_processes: number of all processes.
-    """
-
-    coordinator: str | None = None
-    process_id: int | None = None
-    num_processes: int | None = None
-
-    def check(self, command: str) -> None:
-        """Raises an error for options that do not fit together.
-
-        Raises:
-          ValueError: naming the command and the option.
-        """
-        alone = self.coordinator in (None, _CLUSTER)
-        for name in ("process_id", "num_processes"):
-            value = getattr(self, name)
-            if alone and value is not None:
-                expected = f"left out with --coordinator {self.coordinator}"
-                raise bad_input(command, option(name), expected, value)
-            if not alone and value is None:
-                raise bad_input(command, option(name), "given with --coordinator", None)
-        if alone:
-            return
-        host, _, port = str(self.coordinator).rpartition(":")
-        if not host or not port.isdigit():
-            raise bad_input(
-                command, "--coordinator", "an address HOST:PORT, or cluster", self.coordinator
-            )
-        assert self.num_processes is not None and self.process_id is not None
-        if self.num_processes < 1:
-            raise bad_input(command, "--num-processes", "at least 1", self.num_processes)
-        if not 0 <= self.process_id < self.num_processes:
-            expected = f"in 0..{self.num_processes - 1}"
-            raise bad_input(command, "--process-id", expected, self.process_id)
-
-
-# A command that runs in a single process.
-ALONE = ProcessOptions()
 
 
 @contextlib.contextmanager
@@ -90,7 +40,7 @@ def connected(command: str, options: ProcessOptions) -> Iterator[None]:
     if options.coordinator is None:
         yield
         return
-    cluster = options.coordinator == _CLUSTER
+    cluster = options.coordinator == CLUSTER
     coordinator = None if cluster else options.coordinator
     distributed.initialize(coordinator, options.num_processes, options.process_id)
     with contextlib.ExitStack() as stack:

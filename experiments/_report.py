@@ -5,37 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from experiments._options import ReportOptions
 from experiments._runs import shown
 from jaxgnn.training import Confusion, Table, export_csv, export_tensorboard, write_report
 from jaxgnn.training._files import printable
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """Options for files written besides ``report.html``.
-
-    Attributes:
-      csv: also write the metrics of each step to metrics.csv in the run folder.
-      tensorboard: also write them for TensorBoard, to the folder tensorboard in the run folder.
-    """
-
-    csv: bool = False
-    tensorboard: bool = False
-
-
-# Writes only the page.
-PAGE_ALONE = ReportOptions()
-
-# Type of a field of a configuration: ``report: Reporting = PAGE_ALONE`` adds ``--csv`` and
-# ``--tensorboard`` to the command line. A resumed run may change them if ``may_change`` of its
-# ``RunFolder`` contains ``"report"``.
-Reporting = Annotated[ReportOptions, tyro.conf.arg(name="")]
 
 
 def finish(

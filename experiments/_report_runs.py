@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from experiments._options import check_report
 from experiments._report import this_command
 from experiments._seeds import summarize
 from jaxgnn._errors import bad_input
@@ -41,8 +42,7 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
       ValueError: if no folder is given, one is not a run, is empty, damaged or given twice, or
         the file does not end in .html.
     """
-    if out.suffix != ".html":
-        raise bad_input("report", "--out", "a file that ends in .html", out)
+    check_report(folders, out)
     records = _read(folders)
     tables = [
         table
@@ -70,21 +70,14 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
 
 
 def _read(folders: Sequence[Path]) -> dict[str, Record]:
-    """Reads and checks the runs; keys are names that distinguish them."""
-    if not folders:
-        raise bad_input("report", "RUN", "the folders of one run or more", "none")
-    places = [folder.resolve() for folder in folders]
-    for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
-        if place in places[:number]:
-            raise bad_input("report", "RUN", "folders that differ", f"{folder} twice")
-        if not (folder / "config.json").is_file():
-            raise bad_input("report", "RUN", "a folder of a run, with its config.json", folder)
+    """Reads the runs; keys are names that distinguish them."""
     records = [read_record(folder) for folder in folders]
     for record in records:
         if not record.rows:
             expected = "a run of at least one step, with its metrics.jsonl"
             raise bad_input("report", "RUN", expected, record.folder)
-    return dict(zip(_names(places), records, strict=True))
+    names = _names([folder.resolve() for folder in folders])
+    return dict(zip(names, records, strict=True))
 
 
 def _names(places: Sequence[Path]) -> list[str]:

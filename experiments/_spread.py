@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -13,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments._node_data import Batch, is_sparse, on_device, rows_to_one, split_mask
-from experiments._options import check_devices
+from experiments._options import GraphDevices
 from jaxgnn import CSRGraph, distributed
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
@@ -34,34 +33,6 @@ MAY_CHANGE = (
 )
 """Options of a training on one graph that a resumed run may change: its devices, length and
 output."""
-
-PartitionMethod = Literal["degree", "contiguous", "random", "metis"]
-"""Partitions of nodes over devices, as described in ``jaxgnn.distributed.partition``."""
-
-
-@dataclass(frozen=True)
-class GraphDevices:
-    """Options of trainings on one graph that devices may share.
-
-    Attributes:
-      devices: number of devices that share the graph; a run may be resumed with another number.
-      partition: assignment of nodes to devices: degree balances the work of the devices, contiguous
-        keeps nodes in their order, metis (with pymetis) cuts few edges.
-    """
-
-    devices: int = 1
-    partition: PartitionMethod = "degree"
-
-    def check_devices(self, command: str) -> None:
-        """Raises unless there are enough devices, and several of them if a partition is set.
-
-        Raises:
-          ValueError: naming the command and the option.
-        """
-        if self.devices != 1:  # else JAX need not start
-            check_devices(command, self.devices)
-        elif self.partition != "degree":
-            raise bad_input(command, "--partition", "left out with --devices 1", self.partition)
 
 
 def spread_graph(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from jaxgnn import _sudoku_boards
 from jaxgnn._errors import bad_input
+from jaxgnn._sudoku_effort import SudokuEffort
 
 if TYPE_CHECKING:
     from jaxgnn import pretrained
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     cells = "81 cells, row by row, '.' or 0 where empty; or a file with them, - for standard input"
     sudoku.add_argument("puzzle", help=cells)
     steps = "most steps of message passing, of all attempts together (default: %(default)s)"
-    sudoku.add_argument("--steps", type=_count, default=2048, help=steps)
+    sudoku.add_argument("--steps", type=_count, default=SudokuEffort.steps, help=steps)
     sudoku.add_argument("--weights", help="a file of weights in the place of those that come along")
     return parser
 
@@ -107,7 +108,7 @@ def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAns
 
     from jaxgnn import pretrained
 
-    solver, effort = pretrained.sudoku_solver(weights), pretrained.SudokuEffort(steps)
+    solver, effort = pretrained.sudoku_solver(weights), SudokuEffort(steps)
     return solver.solve(board, effort)
 
 

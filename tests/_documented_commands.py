@@ -67,8 +67,10 @@ class Cut:
 
 
 _TEXT = "--steps 2 --eval-every 2 --num-layers 2 --features 16 --batch-size 8 --no-progress"
-_SMALL_NETWORK = "--features 8 --num-steps 4 --warm-up 0 --batch-size 8"
-_BOARDS = f"{_SMALL_NETWORK} --test 20 --eval-puzzles 4 --evaluations 2 --no-progress"
+_BOARDS = (
+    "--num-steps 2 --test-steps 2 --warm-up 0 --batch-size 4 --test 20 --eval-puzzles 4 "
+    "--evaluations 2 --no-progress"
+)
 # The first that fits counts.
 CUTS = (
     Cut("jaxgnn"),
@@ -91,13 +93,19 @@ CUTS = (
     Cut("python -m experiments.mlp validate", "--steps 2"),
     Cut("python -m experiments.mlp fuse"),
     Cut("python -m experiments.sudoku generate", "--train 100 --test 34 --no-progress"),
-    # The one with --minutes, which exclude --steps.
+    # Initial weights set the width, and minutes take the place of steps.
     Cut(
-        "python -m experiments.sudoku train --recipe candidate --data", f"{_BOARDS} --minutes 0.01"
+        "python -m experiments.sudoku train --recipe candidate --initial",
+        f"{_BOARDS} --steps 2 --puzzles 200",
     ),
-    Cut("python -m experiments.sudoku train", f"{_BOARDS} --steps 2 --puzzles 200"),
+    Cut("python -m experiments.sudoku train --recipe harder", f"{_BOARDS} --minutes 0.02"),
+    Cut(
+        "python -m experiments.sudoku train --recipe candidate --data",
+        f"{_BOARDS} --features 8 --minutes 0.02",
+    ),
+    Cut("python -m experiments.sudoku train", f"{_BOARDS} --features 8 --steps 2 --puzzles 200"),
     Cut("python -m experiments.sudoku evaluate", "--test 4 --steps 8 --no-progress"),
-    Cut("python -m experiments.sudoku cost", "--batches 2 --steps 2 4 --features 8 --repeats 1"),
+    Cut("python -m experiments.sudoku cost", "--steps 2 --batches 2 --features 8 --repeats 1"),
     Cut("python -m experiments.sudoku export"),
     Cut("python -m experiments.sudoku solve"),
     # Tests of their own run every benchmark, with the smallest of its cases.

@@ -128,6 +128,7 @@ ALLOWED = {
     "jaxgnn._suggestions": set(),
     "jaxgnn._methods": set(),
     "jaxgnn._sudoku_boards": {"jaxgnn._errors"},
+    "jaxgnn._sudoku_effort": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
         "jaxgnn._arrays",
@@ -219,6 +220,7 @@ ALLOWED = {
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
+        "jaxgnn._sudoku_effort",
         "jaxgnn._version",
         "jaxgnn.datasets",
         "jaxgnn.models",

@@ -67,7 +67,7 @@ def test_commands_are_found_in_blocks_sentences_and_several_lines():
     assert len(COMMANDS) > 100
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_is_in_the_table_and_understood(
     command, only_parsed, tmp_path, monkeypatch
 ):
@@ -93,7 +93,7 @@ def test_every_default_runs_on_four_devices(command, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_runs(command, tmp_path, monkeypatch):
     reasons = [reason for part, reason in ONLY_UNDERSTOOD.items() if part in command]
     if reasons:

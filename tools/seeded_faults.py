@@ -1369,6 +1369,13 @@ TRAINING = (
             "test_seconds_are_those_of_the_whole_call_and_compilation_is_apart",
         ),
     ),
+    Fault(
+        "experiments: the options of a command need JAX",
+        "experiments/_options.py",
+        "import tyro\n",
+        "import jax\nimport tyro\n",
+        _tests("experiments/test_command_lines", "test_errors_and_help_do_not_wait_for_jax"),
+    ),
 )
 
 _LINKS = "metrics/test_metrics"

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import tyro
 
-from experiments._processes import ALONE, ProcessOptions, connected
+from experiments._node_options import check_data, check_training
+from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.attention.compare import compare as run_compare
-from experiments.attention.config import AttentionConfig
+from experiments.attention.config import AttentionConfig, variants_of
 from experiments.attention.recipes import MODELS, Model
-from experiments.attention.train import train_all
 
 Config = Annotated[AttentionConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
@@ -33,6 +32,10 @@ def train(
       vmap: train all seeds in one program, compiled once, without run folders.
       processes: options that connect the processes of a command that runs in several.
     """
+    check_training(config, repeats, processes)
+    from experiments._processes import connected
+    from experiments.attention.train import train_all
+
     with connected("train", processes):
         train_all(config, repeats, vmap=vmap)
 
@@ -51,6 +54,11 @@ def compare(
       models: the networks; differences are to the first.
       vmap: train all seeds of a network in one program, compiled once, without run folders.
     """
+    repeats.check("compare")
+    variants_of(config, models)
+    check_data(config)
+    from experiments.attention.compare import compare as run_compare
+
     run_compare(config, models, repeats, vmap=vmap)
 
 

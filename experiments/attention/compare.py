@@ -8,14 +8,13 @@ from pathlib import Path
 
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome, train_in_one_program
-from experiments._options import check_alone, option
+from experiments._options import check_alone
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
-from experiments.attention.config import IDLE, AttentionConfig
+from experiments.attention.config import AttentionConfig, variants_of
 from experiments.attention.recipes import MODELS, NAMES, Model
 from experiments.attention.setup import PARTS
 from experiments.attention.train import in_own_folder, train
-from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
 
 
@@ -57,15 +56,8 @@ def compare(
     """
     repeats.check("compare")
     check_alone(config, "compare", {"--vmap": vmap, "--processes": repeats.processes > 1})
-    if not models or len(set(models)) < len(models):
-        raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
-    for name in set.intersection(*(set(IDLE[model]) for model in models)):
-        if getattr(config, name) is not None:
-            expected = f"left out for {', '.join(models)}, which have no use for it"
-            raise bad_input("compare", option(name), expected, getattr(config, name))
-    variants = [config.used(model) for model in models]
+    variants = variants_of(config, models)
     for variant in variants:
-        variant.check()
         print(f"settings: {variant.settings()}", flush=True)
     metric = variants[0].recipe().metric
     trivial = trivial_scores(config, repeats.seeds, metric)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from experiments._node_data import NodeDataOptions
-from experiments._options import check_options, option
-from experiments._report import PAGE_ALONE, Reporting
-from experiments._spread import GraphDevices
+from experiments._node_options import NodeDataOptions
+from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options, option
 from experiments.attention.recipes import NAMES, Model, Recipe, recipe
 from jaxgnn._errors import bad_input
 
@@ -162,3 +161,21 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
     def variant_name(self) -> str:
         """Folder name that distinguishes the run from others on the same data."""
         return f"{self.model}-seed{self.seed}"
+
+
+def variants_of(config: AttentionConfig, models: Sequence[Model]) -> list[AttentionConfig]:
+    """The options of the runs that ``compare`` compares, one for each network.
+
+    Raises:
+      ValueError: if a network is repeated, or an option is invalid or of use to none.
+    """
+    if not models or len(set(models)) < len(models):
+        raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
+    for name in set.intersection(*(set(IDLE[model]) for model in models)):
+        if getattr(config, name) is not None:
+            expected = f"left out for {', '.join(models)}, which have no use for it"
+            raise bad_input("compare", option(name), expected, getattr(config, name))
+    variants = [config.used(model) for model in models]
+    for variant in variants:
+        variant.check()
+    return variants

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from experiments._node_data import DATASETS, PLANETOID
-from experiments._nodes import Metric
+from experiments._node_options import DATASETS, PLANETOID, Metric
 from experiments.maxk.recipes import recipe as maxk_recipe
 from jaxgnn._errors import bad_input
 

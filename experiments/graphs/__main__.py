@@ -8,10 +8,7 @@ from typing import Annotated
 import tyro
 
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.graphs.compare import MODELS
-from experiments.graphs.compare import compare as run_compare
-from experiments.graphs.config import GraphsConfig, Model
-from experiments.graphs.train import train_all
+from experiments.graphs.config import MODELS, GraphsConfig, Model, variants_of
 
 Config = Annotated[GraphsConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
@@ -24,6 +21,10 @@ def train(config: Config, repeats: Seeds = ONE_SEED) -> None:
       config: options of the runs.
       repeats: seeds, and number of concurrent runs.
     """
+    repeats.check("train")
+    config.check()
+    from experiments.graphs.train import train_all
+
     train_all(config, repeats)
 
 
@@ -35,6 +36,10 @@ def compare(config: Config, repeats: Seeds = ONE_SEED, models: tuple[Model, ...]
       repeats: seeds, and number of concurrent runs.
       models: the networks.
     """
+    repeats.check("compare")
+    variants_of(config, models)
+    from experiments.graphs.compare import compare as run_compare
+
     run_compare(config, models, repeats)
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
-from experiments.graphs.config import NAMES, GraphsConfig, Model
+from experiments.graphs.config import MODELS, NAMES, GraphsConfig, Model, variants_of
 from experiments.graphs.tables import scores_table
 from experiments.graphs.train import Outcome, in_own_folder, train
-from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
-
-MODELS: tuple[Model, ...] = get_args(Model)
 
 
 @dataclass(frozen=True)
@@ -47,11 +43,7 @@ def compare(
       ValueError: if an option or a data file is invalid.
     """
     repeats.check("compare")
-    if not models or len(set(models)) < len(models):
-        raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
-    variants = [replace(config, model=model) for model in models]
-    for variant in variants:
-        variant.check()
+    variants = variants_of(config, models)
     runs = [in_own_folder(run) for variant in variants for run in repeats.of(variant)]
     flat, count = run_all(train, runs, repeats.processes), len(repeats.seeds)
     outcomes = {

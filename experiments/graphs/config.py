@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import tyro
 
-from experiments._options import BatchDevices, check_options, option
-from experiments._report import PAGE_ALONE, Reporting
+from experiments._options import PAGE_ALONE, BatchDevices, Reporting, check_options, option
 from jaxgnn._errors import bad_input
 
 Model = Literal["gin", "gcn", "transformer"]
+MODELS: tuple[Model, ...] = get_args(Model)
 Readout = Literal["sum", "mean", "max"]
 Metric = Literal["accuracy", "ROC-AUC", "AP", "MAE", "RMSE"]
 NAMES: dict[Model, str] = {"gin": "GIN", "gcn": "GCN", "transformer": "transformer"}
@@ -139,3 +140,17 @@ class GraphsConfig(BatchDevices):
         if self.run is not None:
             return self.run
         return Path("runs") / "graphs" / f"{self.data_name()}-{self.variant_name()}"
+
+
+def variants_of(config: GraphsConfig, models: Sequence[Model]) -> list[GraphsConfig]:
+    """The options of the runs that ``compare`` compares, one for each network.
+
+    Raises:
+      ValueError: if a network is repeated, or an option is invalid.
+    """
+    if not models or len(set(models)) < len(models):
+        raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
+    variants = [replace(config, model=model) for model in models]
+    for variant in variants:
+        variant.check()
+    return variants

@@ -9,14 +9,16 @@ import tyro
 
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.hgnn.config import LMConfig, NodesConfig
-from experiments.hgnn.lm import lm as run_lm
-from experiments.hgnn.nodes import nodes_all
 
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
 
 
 def lm(config: Annotated[LMConfig, tyro.conf.arg(name="")], repeats: Seeds = ONE_SEED) -> None:
     """Train language models of 1, 2, 4 and 8 experts, coupled and not, on Python's help."""
+    config.check()
+    repeats.check("lm")
+    from experiments.hgnn.lm import lm as run_lm
+
     run_lm(config, repeats)
 
 
@@ -24,6 +26,10 @@ def nodes(
     config: Annotated[NodesConfig, tyro.conf.arg(name="")], repeats: Seeds = ONE_SEED
 ) -> None:
     """Classify the nodes of a hypergraph: digits, or published cocitations and coauthorships."""
+    repeats.check("nodes")
+    config.check()
+    from experiments.hgnn.nodes import nodes_all
+
     nodes_all(config, repeats)
 
 

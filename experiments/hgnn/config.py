@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
-from experiments._options import BatchDevices, check_devices, check_options
-from experiments._report import PAGE_ALONE, Reporting
-from jaxgnn import ops
+from experiments._options import (
+    PAGE_ALONE,
+    BatchDevices,
+    Reporting,
+    check_devices,
+    check_options,
+)
 from jaxgnn._errors import bad_input
-from jaxgnn.models import HypergraphKind
+
+if TYPE_CHECKING:
+    from jaxgnn import ops
 
 Coupling = Literal["alone", "hypergraph", "pairwise", "mean"]
+# ``jaxgnn.models.HypergraphKind``, without the seconds that its import takes.
+Model = Literal[
+    "hgnn",
+    "hcha",
+    "unigcn",
+    "unisage",
+    "unigin",
+    "unigat",
+    "hnhn",
+    "alldeepsets",
+    "allsettransformer",
+    "hypergcn",
+]
 # Minimum of each numeric option.
 _TRAINING_LOWEST = {"num_layers": 1, "learning_rate": 0, "weight_decay": 0, "eval_every": 0}
 _LM_LOWEST = _TRAINING_LOWEST | {
@@ -209,7 +228,7 @@ class NodesConfig:
     split: int | None = None
     first_id: int = 1
     feature_noise: float | None = None
-    model: HypergraphKind = "hgnn"
+    model: Model = "hgnn"
     num_layers: int = 2
     hidden_features: int = 64
     dropout: float = 0.5

@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from experiments._node_data import PLANETOID, NodeDataOptions
 from experiments._node_data import load as load_graph
+from experiments._node_options import PLANETOID, NodeDataOptions
 from experiments._options import option
 from experiments._seeds import streams
 from experiments.hgnn.config import NodesConfig

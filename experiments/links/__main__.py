@@ -7,9 +7,9 @@ from typing import Annotated
 
 import tyro
 
+from experiments._node_options import check_data
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.links.config import TrainConfig
-from experiments.links.train import train_all
 
 
 def train(
@@ -22,6 +22,11 @@ def train(
       config: options of the runs.
       repeats: seeds, and number of concurrent runs.
     """
+    repeats.check("train")
+    config.check()
+    check_data(config)
+    from experiments.links.train import train_all
+
     train_all(config, repeats)
 
 

@@ -8,10 +8,8 @@ from typing import Literal
 
 import tyro
 
-from experiments._node_data import name_of_data
-from experiments._options import check_options, option
-from experiments._report import PAGE_ALONE, Reporting
-from experiments._spread import GraphDevices
+from experiments._node_options import name_of_data
+from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options, option
 from jaxgnn._errors import bad_input
 
 # Minimum of each numeric option.

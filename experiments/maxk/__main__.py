@@ -8,14 +8,10 @@ from typing import Annotated
 
 import tyro
 
-from experiments._processes import ALONE, ProcessOptions, connected
+from experiments._node_options import check_data, check_training
+from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.maxk.compare import compare as run_compare
-from experiments.maxk.compare import sweep as run_sweep
-from experiments.maxk.config import TrainConfig
-from experiments.maxk.serving import PredictOptions
-from experiments.maxk.serving import predict as run_predict
-from experiments.maxk.trainings import train_all
+from experiments.maxk.config import PredictOptions, TrainConfig, variants_of
 
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
@@ -42,6 +38,10 @@ def train(
         jaxgnn.load_exported; for a complete run it is written without training again.
       processes: options that connect the processes of a command that runs in several.
     """
+    check_training(config, repeats, processes)
+    from experiments._processes import connected
+    from experiments.maxk.trainings import train_all
+
     with connected("train", processes):
         train_all(config, repeats, table_seeds=table_seeds, vmap=vmap, export=export)
 
@@ -60,6 +60,11 @@ def compare(
       ks: kept entries per row, one variant for each; by default ``--k`` or that of the recipe.
       vmap: train all seeds of a variant in one program, compiled once, without run folders.
     """
+    repeats.check("compare")
+    variants_of(config, ks)
+    check_data(config)
+    from experiments.maxk.compare import compare as run_compare
+
     run_compare(config, ks, repeats, vmap=vmap)
 
 
@@ -77,6 +82,11 @@ def sweep(
       ks: kept entries per row, one variant for each.
       vmap: train all seeds of a variant in one program, compiled once, without run folders.
     """
+    repeats.check("sweep")
+    variants_of(config, ks)
+    check_data(config)
+    from experiments.maxk.compare import sweep as run_sweep
+
     run_sweep(config, ks, repeats, vmap=vmap)
 
 
@@ -86,6 +96,8 @@ def predict(options: Annotated[PredictOptions, tyro.conf.arg(name="")]) -> None:
     Args:
       options: the model, the graph and the table to write.
     """
+    from experiments.maxk.serving import predict as run_predict
+
     run_predict(options)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from experiments._node_training import Outcome
 from experiments._options import check_alone
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.maxk.config import TrainConfig
+from experiments.maxk.config import TrainConfig, variants_of
 from experiments.maxk.repeat import repeated
 from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
@@ -52,7 +52,8 @@ def compare(
     """
     on_one = {"--vmap": vmap, "--processes": repeats.processes > 1}
     check_alone(config, "compare", on_one)
-    variants = _variants(config, ks, repeats)
+    repeats.check("compare")
+    variants = variants_of(config, ks)
     metric = config.recipe().metric
     trivial = trivial_scores(config, repeats.seeds, metric)
     outcomes = repeated(variants, repeats, vmap=vmap)
@@ -82,20 +83,6 @@ def sweep(
     _draw_scores(config, ks, repeats, comparison, picture)
     print(f"{config.recipe().metric} against k: {shown(picture.absolute())}")
     return comparison
-
-
-def _variants(config: TrainConfig, ks: tuple[int, ...], repeats: Repeats) -> list[TrainConfig]:
-    repeats.check("compare")
-    if config.k_schedule:
-        raise bad_input("compare", "--k-schedule", "left out", " ".join(config.k_schedule))
-    if len(set(ks)) < len(ks):
-        raise bad_input("compare", "--ks", "each k once", " ".join(map(str, ks)))
-    maxk = replace(config, activation="maxk")
-    variants = [replace(config, activation="relu", k=None)]
-    variants += [replace(maxk, k=(k,)) for k in ks] or [maxk]
-    for variant in variants:
-        variant.check()
-    return variants
 
 
 def _base(config: TrainConfig) -> Path:

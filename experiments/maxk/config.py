@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from experiments._node_data import NodeDataOptions
-from experiments._options import check_options
-from experiments._report import PAGE_ALONE, Reporting
-from experiments._spread import GraphDevices
+import tyro
+
+from experiments._node_options import NodeDataOptions
+from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options
 from experiments.maxk.recipes import Activation, Model, Recipe, default_model, recipe
 from jaxgnn._errors import bad_input
 
@@ -211,6 +211,46 @@ class TrainConfig(NodeDataOptions, GraphDevices):
         k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
         n = "" if self.hyper_connections is None else f"-mhc{self.hyper_connections}"
         return f"{self.activation}{k}{n}-seed{self.seed}"
+
+
+def variants_of(config: TrainConfig, ks: tuple[int, ...]) -> list[TrainConfig]:
+    """The options of the runs that ``compare`` compares: ReLU, and MaxK with each ``k``.
+
+    Raises:
+      ValueError: if the options give a schedule of k, or one of them is invalid.
+    """
+    if config.k_schedule:
+        raise bad_input("compare", "--k-schedule", "left out", " ".join(config.k_schedule))
+    if len(set(ks)) < len(ks):
+        raise bad_input("compare", "--ks", "each k once", " ".join(map(str, ks)))
+    maxk = replace(config, activation="maxk")
+    variants = [replace(config, activation="relu", k=None)]
+    variants += [replace(maxk, k=(k,)) for k in ks] or [maxk]
+    for variant in variants:
+        variant.check()
+    return variants
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of predictions with an exported model.
+
+    Attributes:
+      file: the model, written by experiments.maxk train --export.
+      dataset: a graph of your own, a folder or a file of edges, whose labels may all be unknown; or
+        the name of a dataset as for train.
+      data: folder with the raw files of a published dataset.
+      labels: file that lists the nodes, where the folder has none.
+      features: file with the features of the nodes, where the folder has none.
+      out: file for the table; by default it is printed.
+    """
+
+    file: tyro.conf.Positional[Path]
+    dataset: str = "cora"
+    data: Path | None = None
+    labels: Path | None = None
+    features: Path | None = None
+    out: Path | None = None
 
 
 def _flag(name: str, value: bool) -> str:

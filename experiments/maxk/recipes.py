@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from experiments._node_data import DATASETS, PLANETOID
-from experiments._nodes import Metric
+from experiments._node_options import DATASETS, PLANETOID, Metric
 from jaxgnn._errors import bad_input
 
 Model = Literal["sage", "gcn", "gin", "gcnii"]

@@ -5,20 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 import jaxgnn
-from experiments._node_data import DATASETS, load, make_graph, rows_to_one
+from experiments._node_data import load, make_graph, rows_to_one
+from experiments._node_options import DATASETS
 from experiments._nodes import scheduled
 from experiments._runs import shown
-from experiments.maxk.config import TrainConfig
+from experiments.maxk.config import PredictOptions, TrainConfig
 from experiments.maxk.setup import NORMALIZATIONS
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
@@ -86,28 +85,6 @@ def export_model(
         },
     )
     path.write_bytes(file)
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """Options of predictions with an exported model.
-
-    Attributes:
-      file: the model, written by experiments.maxk train --export.
-      dataset: a graph of your own, a folder or a file of edges, whose labels may all be unknown; or
-        the name of a dataset as for train.
-      data: folder with the raw files of a published dataset.
-      labels: file that lists the nodes, where the folder has none.
-      features: file with the features of the nodes, where the folder has none.
-      out: file for the table; by default it is printed.
-    """
-
-    file: tyro.conf.Positional[Path]
-    dataset: str = "cora"
-    data: Path | None = None
-    labels: Path | None = None
-    features: Path | None = None
-    out: Path | None = None
 
 
 def predict(options: PredictOptions) -> None:

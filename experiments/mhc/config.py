@@ -8,8 +8,7 @@ from typing import Literal
 
 import tyro
 
-from experiments._options import BatchDevices, check_options
-from experiments._report import PAGE_ALONE, Reporting
+from experiments._options import PAGE_ALONE, BatchDevices, Reporting, check_options
 from experiments._seeds import check_seeds
 from experiments.maxk.config import TrainConfig as GraphConfig
 from jaxgnn._errors import bad_input

@@ -13,7 +13,8 @@ from experiments._baselines import baselines
 from experiments._colours import colours
 from experiments._node_data import load
 from experiments._nodes import SCORES
-from experiments._report import PAGE_ALONE, finish
+from experiments._options import PAGE_ALONE
+from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import paired, summarize
 from experiments.maxk.repeat import train_in_one_program

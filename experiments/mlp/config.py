@@ -8,12 +8,13 @@ from typing import Literal
 
 from experiments._options import BatchDevices
 from experiments._seeds import check_seeds
-from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.fusion import Search
 
 Direction = Literal["forward", "forward+backward"]
 Dtype = Literal["float32", "bfloat16"]
+Implementation = Literal["xla", "pallas", "ffi"]
+# ``jaxgnn.fusion.Search``, without the seconds that its import takes.
+Search = Literal["auto", "matcher", "egglog"]
 
 # Divisor of widths and batch on a CPU.
 _REDUCTION = 8
@@ -90,7 +91,7 @@ class BenchConfig:
     scale: Literal["full", "reduced"] | None = None
     dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
     directions: tuple[Direction, ...] = ("forward", "forward+backward")
-    implementation: ops.Name | None = None
+    implementation: Implementation | None = None
     precision: Literal["highest"] | None = None
     networks: tuple[int, ...] = ()
     run: Path = Path("runs/mlp")
@@ -120,7 +121,7 @@ class ValidateConfig(BatchDevices):
       progress: show a progress bar.
     """
 
-    implementation: ops.Name | None = None
+    implementation: Implementation | None = None
     tolerance: float = 1e-5
     batch_size: int = 32
     steps: int = 200

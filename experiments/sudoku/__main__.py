@@ -8,7 +8,6 @@ from typing import Annotated
 
 import tyro
 
-from experiments._runs import shown
 from experiments.sudoku.config import (
     CostConfig,
     EvaluateConfig,
@@ -17,12 +16,7 @@ from experiments.sudoku.config import (
     SolveConfig,
     TrainConfig,
 )
-from experiments.sudoku.cost import cost as run_cost
-from experiments.sudoku.data import make_data, write
-from experiments.sudoku.evaluate import evaluate as run_evaluate
-from experiments.sudoku.solve import export as run_export
-from experiments.sudoku.solve import solve as run_solve
-from experiments.sudoku.train import train_seeds as run_train_seeds
+from jaxgnn._sudoku_boards import board_of
 
 _UNNAMED = tyro.conf.arg(name="")
 
@@ -30,6 +24,9 @@ _UNNAMED = tyro.conf.arg(name="")
 def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
     """Generate puzzles for training, and held-out ones."""
     config.check()
+    from experiments._runs import shown
+    from experiments.sudoku.data import make_data, write
+
     start = time.monotonic()
     data = make_data(
         config.train, config.test, config.seed, config.threads, progress=config.progress
@@ -44,27 +41,42 @@ def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
 
 def train(config: Annotated[TrainConfig, _UNNAMED]) -> None:
     """Train a network, or one for each of several seeds, and draw the curves."""
+    config.check()
+    from experiments.sudoku.train import train_seeds as run_train_seeds
+
     run_train_seeds(config)
 
 
 def evaluate(config: Annotated[EvaluateConfig, _UNNAMED]) -> None:
     """Measure a trained network by givens and by difficulty."""
+    config.check()
+    from experiments.sudoku.evaluate import evaluate as run_evaluate
+
     run_evaluate(config)
 
 
 def solve(config: Annotated[SolveConfig, _UNNAMED, tyro.conf.PositionalRequiredArgs]) -> None:
     """Solve one puzzle with a trained network."""
+    config.effort()
+    board_of("solve", "puzzle", config.puzzle)
+    from experiments.sudoku.solve import solve as run_solve
+
     if not run_solve(config).solved:
         sys.exit(1)
 
 
 def export(config: Annotated[ExportConfig, _UNNAMED]) -> None:
     """Write the weights of a run into one file, beside its log."""
+    from experiments.sudoku.solve import export as run_export
+
     run_export(config)
 
 
 def cost(config: Annotated[CostConfig, _UNNAMED]) -> None:
     """Print memory and time of a training step, by steps and batch."""
+    config.check()
+    from experiments.sudoku.cost import cost as run_cost
+
     run_cost(config)
 
 

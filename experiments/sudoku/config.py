@@ -6,12 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from experiments._options import BatchDevices
-from experiments._report import Reporting, ReportOptions
+from experiments._options import BatchDevices, Reporting, ReportOptions
 from experiments._seeds import check_seeds
 from experiments.sudoku.recipes import Name, Recipe, recipe
 from jaxgnn._errors import bad_input
-from jaxgnn.pretrained import SudokuEffort
+from jaxgnn._sudoku_effort import SudokuEffort
 
 # Minimum of each numeric option of a recipe.
 _LEAST = {

@@ -4,10 +4,10 @@ Experiments train and export them; this package loads and runs them. The log of 
 stored beside its weights.
 """
 
+from jaxgnn._sudoku_effort import SudokuEffort as SudokuEffort
 from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.pretrained._model_file import load_model as load_model
 from jaxgnn.pretrained._model_file import save_model as save_model
-from jaxgnn.pretrained._solving import SudokuEffort as SudokuEffort
 from jaxgnn.pretrained._solving import SudokuSolutions as SudokuSolutions
 from jaxgnn.pretrained._solving import solve_sudokus as solve_sudokus
 from jaxgnn.pretrained._sudoku import SudokuAnswer as SudokuAnswer

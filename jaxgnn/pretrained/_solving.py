@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._errors import bad_input
+from jaxgnn._sudoku_effort import SudokuEffort
 from jaxgnn.models import sudoku_digits
 from jaxgnn.models._sudoku_losses import fulfils_rules
 from jaxgnn.models._sudoku_recurrence import perturbed
@@ -24,32 +25,6 @@ _CELLS = 81
 # Standard deviation of noise added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 the one
 # with which most attempts at five hard puzzles succeeded, with the weights of the library.
 _NOISE = 1.0
-
-
-@dataclass(frozen=True)
-class SudokuEffort:
-    """Limits of a network's work on a puzzle.
-
-    Attributes:
-      steps: largest number of message passing steps for a puzzle, of all attempts together.
-      attempt_steps: largest number of steps of one attempt.
-      attempts: number of new attempts made at the same time.
-      seed: seed of the noise in new attempts.
-
-    Raises:
-      ValueError: if one of the first three is not at least 1, or the seed is negative.
-    """
-
-    steps: int = 2048
-    attempt_steps: int = 128
-    attempts: int = 8
-    seed: int = 0
-
-    def __post_init__(self):
-        for name, least in {"steps": 1, "attempt_steps": 1, "attempts": 1, "seed": 0}.items():
-            value = getattr(self, name)
-            if value < least:
-                raise bad_input("SudokuEffort", name, f"at least {least}", value)
 
 
 @dataclass(frozen=True)

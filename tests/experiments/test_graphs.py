@@ -325,8 +325,12 @@ def test_networks_are_compared_with_the_same_seeds_and_a_margin(
 
 def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(command_line, "train_all", lambda *options: given.append(options))
-    monkeypatch.setattr(command_line, "run_compare", lambda *options: given.append(options))
+    monkeypatch.setattr(
+        "experiments.graphs.train.train_all", lambda *options: given.append(options)
+    )
+    monkeypatch.setattr(
+        "experiments.graphs.compare.compare", lambda *options: given.append(options)
+    )
     start = ["--dataset", "mutag", "--seeds", "0", "1", "--run", str(tmp_path)]
     for command, more in {"train": [], "compare": ["--models", "gcn"]}.items():
         monkeypatch.setattr("sys.argv", ["graphs", command, *start, *more])

@@ -182,7 +182,7 @@ def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name
 
 def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr(command_line, "train_all", lambda *options: given.append(options))
+    monkeypatch.setattr("experiments.links.train.train_all", lambda *options: given.append(options))
     arguments = ["links", "train", "--model", "sage", "--seeds", "0", "1", "--run", str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
     command_line.main()

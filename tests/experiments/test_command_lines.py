@@ -1,0 +1,95 @@
+"""Command lines of experiments are read and checked before JAX is imported."""
+
+import subprocess
+import sys
+from typing import get_args, get_type_hints
+
+import pytest
+
+from experiments.hgnn.config import NodesConfig
+from experiments.mlp.config import BenchConfig, FuseConfig
+from jaxgnn import fusion, models, ops
+
+# Command lines of each experiment, each with an error or asking for help.
+WRONG = {
+    "experiments": ("report nowhere", "report --out x", "report --help"),
+    "experiments.maxk": (
+        "train --epocks 3",
+        "nonsense",
+        "train --epochs 0",
+        "train --dataset nowhere",
+        "train --dataset flickr",
+        "compare --seeds -1",
+        "compare --epochs 0",
+        "sweep --ks 4 4",
+        "sweep --ks x",
+        "predict",
+        "train --process-id 3",
+        "train --help",
+    ),
+    "experiments.attention": (
+        "train --model gcn",
+        "compare --seeds 1 1",
+        "compare --models gat gat",
+        "compare --dataset nowhere",
+    ),
+    "experiments.links": ("train --k 200 --activation maxk", "train --dataset digits --labels x"),
+    "experiments.graphs": (
+        "train --dropout 1",
+        "compare --readout median",
+        "compare --models gin --dropout 1",
+        "compare --processes 0",
+    ),
+    "experiments.mhc": ("train --steps 0", "compare --steps 0", "deep --depths 2 2"),
+    "experiments.hgnn": ("lm --experts 0", "nodes --model gcn", "nodes --epochs 0"),
+    "experiments.mlp": (
+        "bench --networks 10",
+        "validate --steps 0",
+        "fuse --nodes 1",
+        "fuse --search x",
+    ),
+    "experiments.sudoku": (
+        "generate --train 0",
+        "train --fewest 81",
+        "evaluate --attempts 0",
+        "solve 12",
+        "solve . --steps 0",
+        "export",
+        "cost --repeats 0",
+        "--help",
+    ),
+}
+
+
+def test_errors_and_help_do_not_wait_for_jax():
+    lines = {name: [line.split() for line in lines] for name, lines in WRONG.items()}
+    code = (
+        "import contextlib, importlib, io, sys\n"
+        f"for name, lines in {lines}.items():\n"
+        "    main = importlib.import_module(f'{name}.__main__').main\n"
+        "    for line in [[], *lines]:\n"
+        "        sys.argv = [name, *line]\n"
+        "        try:\n"
+        "            with contextlib.redirect_stdout(io.StringIO()):\n"
+        "                main()\n"
+        "        except SystemExit as end:\n"
+        "            assert bool(end.code) is ('--help' not in line), (line, end)\n"
+        "        else:\n"
+        "            raise AssertionError(line)\n"
+        "        late = {'jax', 'flax', 'optax', 'scipy'} & sys.modules.keys()\n"
+        "        assert not late, (name, line, late)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "of_library"),
+    [
+        (NodesConfig, "model", models.HypergraphKind),
+        (FuseConfig, "search", fusion.Search),
+        (BenchConfig, "implementation", ops.Name | None),
+    ],
+)
+def test_choices_that_are_listed_again_are_those_of_the_library(options, field, of_library):
+    assert get_args(get_type_hints(options)[field]) == get_args(of_library)
