@@ -13,7 +13,7 @@ from experiments._node_training import Outcome
 from experiments._options import check_alone
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.maxk.config import TrainConfig
+from experiments.maxk.config import TrainConfig, variants_of
 from experiments.maxk.repeat import repeated
 from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
