@@ -83,7 +83,8 @@ CUTS = (
     Cut("python -m experiments.mhc deep", "--epochs 2 --depths 2 --seeds 0 --no-progress"),
     Cut("python -m experiments.mhc", f"{_TEXT} --context 16 --processes 1 --seeds 0"),
     Cut(
-        "python -m experiments.hgnn lm", f"{_TEXT} --context 16 --experts 3 --processes 1 --seeds 0"
+        "python -m experiments.hgnn lm",
+        f"{_TEXT} --num-layers 1 --context 16 --experts 3 --processes 1 --seeds 0",
     ),
     Cut("python -m experiments.hgnn nodes", "--epochs 2 --no-progress"),
     Cut(
