@@ -68,8 +68,8 @@ class Cut:
 
 _TEXT = "--steps 2 --eval-every 2 --num-layers 2 --features 16 --batch-size 8 --no-progress"
 _BOARDS = (
-    "--num-steps 2 --test-steps 2 --warm-up 0 --batch-size 4 --test 20 --eval-puzzles 4 "
-    "--evaluations 2 --no-progress"
+    "--num-steps 2 --test-steps 2 --warm-up 0 --batch-size 4 --puzzles 200 --test 20 "
+    "--eval-puzzles 4 --evaluations 2 --no-progress"
 )
 # The first that fits counts.
 CUTS = (
@@ -83,7 +83,8 @@ CUTS = (
     Cut("python -m experiments.mhc deep", "--epochs 2 --depths 2 --seeds 0 --no-progress"),
     Cut("python -m experiments.mhc", f"{_TEXT} --context 16 --processes 1 --seeds 0"),
     Cut(
-        "python -m experiments.hgnn lm", f"{_TEXT} --context 16 --experts 3 --processes 1 --seeds 0"
+        "python -m experiments.hgnn lm",
+        f"{_TEXT} --num-layers 1 --context 16 --experts 3 --processes 1 --seeds 0",
     ),
     Cut("python -m experiments.hgnn nodes", "--epochs 2 --no-progress"),
     Cut(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import tyro
@@ -58,10 +59,11 @@ def evaluate(config: Annotated[EvaluateConfig, _UNNAMED]) -> None:
 def solve(config: Annotated[SolveConfig, _UNNAMED, tyro.conf.PositionalRequiredArgs]) -> None:
     """Solve one puzzle with a trained network."""
     config.effort()
-    board_of("solve", "puzzle", config.puzzle)
+    board = board_of("solve", "puzzle", config.puzzle)
     from experiments.sudoku.solve import solve as run_solve
 
-    if not run_solve(config).solved:
+    # A pipe can be read only once.
+    if not run_solve(replace(config, puzzle="".join(map(str, board)))).solved:
         sys.exit(1)
 
 
