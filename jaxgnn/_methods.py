@@ -53,7 +53,7 @@ class Method(Binding, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
+        """Calls the function with these arguments, as the callable is made to do."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Binds an instance; the class itself gets the callable as it is."""
@@ -91,7 +91,7 @@ class BoundMethod:
         self.inner = inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
+        """Calls the function of the instance with the other arguments."""
         return self.inner(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:

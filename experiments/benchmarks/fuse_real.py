@@ -100,7 +100,7 @@ def _gradient(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def measured(case: Case, options: RealOptions) -> Row:
-    """Times one network."""
+    """Times one network, as it is written and as ``fuse`` rewrites it."""
     network = network_of(case, options.divide)
     row: Row = {"network": case.network, "nodes": case.nodes, "edges": case.edges}
     row |= dataclasses.asdict(case.shape) | {"divide": options.divide}
@@ -149,7 +149,7 @@ COLUMNS = (
 
 
 def rows_of(options: RealOptions) -> Iterator[Row]:
-    """Times each network."""
+    """Yields a row with the times of each network that the options name."""
     for case in CASES:
         if not options.networks or case.network in options.networks:
             yield measured(case, options) | device_description()

@@ -102,7 +102,7 @@ class KeepsArrays:
 
     JAX on a CPU reads numpy arrays in place, and a plan is built from them once, so later changes
     to the caller's array must not affect either. All other leaves are stored unchanged, because JAX
-    uses other objects as placeholders.
+    also builds pytrees whose leaves are no arrays, such as shapes and shardings.
     """
 
     def __post_init__(self):

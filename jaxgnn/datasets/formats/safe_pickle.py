@@ -140,7 +140,7 @@ class _Machine:
         self._integers: dict[int, int] = {}
 
     def run(self) -> Any:
-        """Executes all instructions."""
+        """Executes the instructions of the pickle, and returns the object that they build."""
         data, stack, steps = self._data, self._stack, _STEPS_BY_CODE
         while self._position < len(data):
             code = data[self._position]
@@ -218,7 +218,7 @@ class _Machine:
         self._stack.append(value)
 
     def integer(self, value: int) -> None:
-        """Pushes an integer."""
+        """Pushes an integer of the pickle onto the stack."""
         if 0 <= value <= _LARGEST_SHARED:
             self._stack.append(value)
         else:

@@ -56,7 +56,7 @@ class GraphsDataset:
 
     @property
     def num_graphs(self) -> int:
-        """Number of graphs."""
+        """The number of graphs of the data set."""
         return self.labels.shape[0]
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ class HypergraphDataset:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """The number of nodes of the hypergraph."""
         return self.features.shape[0]
 
     @property

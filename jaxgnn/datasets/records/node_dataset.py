@@ -47,7 +47,7 @@ class NodeDataset:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """The number of nodes of the graph."""
         return self.features.shape[0]
 
     @property

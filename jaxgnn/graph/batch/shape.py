@@ -26,7 +26,7 @@ class BatchShape(NamedTuple):
     graphs: int
 
     def holds(self, other: BatchShape) -> bool:
-        """Whether ``other`` fits."""
+        """Whether a batch of shape ``other`` fits into one of this shape."""
         return all(map(operator.ge, self, other))
 
 
