@@ -1,9 +1,9 @@
 """The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
 
 Fused kernels support four streams, if there is a tile for the shapes: forward in
-``mhc.cluster.post_pre`` or ``mhc.wide_sums``, backward in ``mhc.slices.post`` or
-``mhc.tokens.backward``. Otherwise the kernels of the two ops run one after the other, and the
-streams between them go through memory, in their own dtype.
+``mhc.cluster.post_pre`` or ``mhc.wide_sums``, backward in ``mhc.slices.post``. Otherwise the
+kernels of the two ops run one after the other, and the streams between them go through memory, in
+their own dtype.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.cluster.post_pre import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels.mhc.mhc_post import mhc_post, mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre, mhc_pre_backward
-from pallas_kernels.mhc.pre_backward import token_backward
 from pallas_kernels.mhc.pre_mixing import mix_streams
 from pallas_kernels.mhc.slices.post import PrecedingPost, SlicesPostTile, slices_post_backward
 from pallas_kernels.mhc.slices.shapes import Slices
 from pallas_kernels.mhc.slices.sums import Partial, add_up
 from pallas_kernels.mhc.slices.tokens import token_parts
-from pallas_kernels.mhc.tokens.backward import streams_backward
-from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.mhc.wide_sums import WideTile, wide_sums
 
 
@@ -100,7 +97,7 @@ def mhc_post_pre_backward(
     *,
     transposed: bool,
     deterministic: bool = True,
-    tile: SlicesPostTile | StreamsTile | None = None,
+    tile: SlicesPostTile | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Gradients; all sums in a fixed order, with one exception unless ``deterministic``.
 
@@ -123,16 +120,11 @@ def mhc_post_pre_backward(
       Gradients to ``inputs``, and to ``phi``, ``alpha`` and ``bias``.
     """
     tokens, n, dim = inputs.x.shape
-    dtype = inputs.x.dtype
-    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), dtype)
-    form = Form(n, dim, dtype.itemsize, adds=True, posts=True)
-    tile = tile or StreamsTile.choose(Chip.current(), tokens, form)
+    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), inputs.x.dtype)
     given = inputs, params, saved, cotangents, constants
     if tile is None:
         return _backward_one_by_one(*given, transposed)
-    if isinstance(tile, SlicesPostTile):
-        return _backward_by_slices(*given, transposed, deterministic, tile)
-    return _backward_by_tokens(*given, transposed, tile)
+    return _backward_by_slices(*given, transposed, deterministic, tile)
 
 
 def _backward_one_by_one(inputs, params, saved, cotangents, constants, transposed: bool):
@@ -164,13 +156,3 @@ def _backward_by_slices(
     )
     dphi, dalpha, dbias, *dcoefficients = add_up(Slices(n, dim), Partial(of_phi, sums, products))
     return (*old, *dcoefficients), (dphi, dalpha, dbias)
-
-
-def _backward_by_tokens(inputs, params, saved, cotangents, constants, transposed: bool, tile):
-    """The backward pass by ``mhc.tokens``."""
-    dy, *of_pre = cotangents
-    y, *of_token = saved
-    token, dalpha, dbias = token_backward(y, params, of_token, of_pre, constants)
-    given = y, of_pre[0], dy, params.phi, token, inputs
-    dphi, *through_post = streams_backward(*given, transposed=transposed, tile=tile)
-    return tuple(through_post), (dphi, dalpha, dbias)

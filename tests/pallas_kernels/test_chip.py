@@ -116,7 +116,7 @@ def test_what_fits_the_memory_of_a_large_chip_does_not_fit_a_small_one():
     assert DenseTile.choose(H100, stack(256, 256)) and not DenseTile.choose(small, stack(256, 256))
     assert WideTile.choose(small, 4096, 4, 7168, "bfloat16", posts=True) is None
     assert WideTile.choose(H100, 4096, 4, 7168, "bfloat16", posts=True)
-    form = Form(8, 1280, 4, adds=False, posts=False)
+    form = Form(8, 1280, 4, adds=False)
     assert StreamsTile.choose(H100, 4096, form).ahead > StreamsTile.choose(small, 4096, form).ahead
 
 
@@ -124,7 +124,7 @@ def test_what_fits_the_memory_of_a_large_chip_does_not_fit_a_small_one():
 def test_hyper_connections_keep_to_shared_memory(chip):
     if tile := MhcPreClusterTile.choose(chip, 16_384, 4, 1280, BFLOAT16):
         assert tile.shared_bytes(4) <= chip.shared_bytes
-    form = Form(4, 1280, 2, adds=False, posts=False)
+    form = Form(4, 1280, 2, adds=False)
     if tile := StreamsTile.choose(chip, 16_384, form):
         assert form.shared_bytes(tile.entries, tile.ahead) <= chip.shared_bytes
 

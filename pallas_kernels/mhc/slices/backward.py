@@ -1,9 +1,8 @@
 """Gradients to the streams and to phi, by tensor cores with inputs from the copy engine.
 
-This kernel computes what ``mhc.tokens.backward`` does without an ``mhc_post``, for bfloat16
-streams. Each warpgroup of a block (see ``mhc.slices.shapes``) has some of the streams. It has a
-ring whose stages hold one stream of one tile, copied ahead; the gradient is written to global
-memory from the same stage.
+This kernel computes what ``mhc.tokens.backward`` does, for bfloat16 streams. Each warpgroup of a
+block (see ``mhc.slices.shapes``) has some of the streams. It has a ring whose stages hold one
+stream of one tile, copied ahead; the gradient is written to global memory from the same stage.
 
 Where an ``mhc_post`` reads the streams too, its part of their gradient is either given and added,
 or computed here from the gradients to the new streams, which are then among the inputs of tokens.

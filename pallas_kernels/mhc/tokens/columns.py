@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pallas_kernels.mhc.arguments import PostInputs
 from pallas_kernels.mhc.tokens.tile import (
     FLOATS,
     FRAGMENT,
@@ -35,7 +34,6 @@ class Inputs(NamedTuple):
       by_token: parts of the gradient of ``h_mix``, [parts, tokens, rows].
       by_row: the same parts transposed, [parts, rows, tokens].
       by_column: parts of phi, [parts, columns, rows].
-      post: inputs of the ``mhc_post`` that computed the streams, or None.
     """
 
     x: Any
@@ -46,7 +44,6 @@ class Inputs(NamedTuple):
     by_token: Any
     by_row: Any
     by_column: Any
-    post: PostInputs | None
 
 
 @dataclass(frozen=True)
@@ -159,15 +156,12 @@ class Columns:
 
     def load(self, i: Value, first: Value) -> None:
         """Begins to copy the inputs of step ``i``, for the 16 tokens from ``first`` on."""
-        given, post = self.inputs, self.inputs.post
+        given = self.inputs
         arrays = [given.x, given.dh_in]
         arrays += [] if given.dx is None else [given.dx]
-        arrays += [] if post is None else [post.x]
         vectors = [
             (array, self.token(first, t)) for array in arrays for t in range(TOKENS_PER_LANE)
         ]
-        if post is not None:
-            vectors.append((post.f, self.token(first, self.stream)))
         entries, nbytes = self.tile.entries, self.tile.entries * given.x.itemsize
         for number, (array, token) in enumerate(vectors):
             has_streams = len(array.shape) == 3
@@ -178,9 +172,8 @@ class Columns:
     def vector(self, i: Value, number: int) -> list[Value]:
         """Words of one of the vectors that were copied for step ``i``.
 
-        They are numbered in the order of ``load``: ``x``, ``dh_in``, ``dx`` if it is given and
-        ``post.x`` if there is an ``mhc_post``, of four tokens each; then ``post.f``, of the token
-        with the number of the stream.
+        They are numbered in the order of ``load``: ``x``, ``dh_in``, and ``dx`` if it is given, of
+        four tokens each.
         """
         entries = self.tile.entries
         return self.ring.load_words(self._ring_index(i, number) * entries, entries)

@@ -25,21 +25,19 @@ _CACHE_SHARE = 0.96
 
 @dataclass(frozen=True)
 class Form:
-    """Shapes of the streams, and flags for other gradients.
+    """Shapes of the streams, and whether there is another gradient.
 
     Attributes:
       n: number of streams.
       dim: width of a stream.
       itemsize: bytes of an entry of the streams.
       adds: whether another gradient of the streams is given, to be added.
-      posts: whether the backward pass continues through the ``mhc_post`` that computed the streams.
     """
 
     n: int
     dim: int
     itemsize: int
     adds: bool
-    posts: bool
 
     @property
     def rows(self) -> int:
@@ -67,23 +65,19 @@ class Form:
     @property
     def vectors(self) -> int:
         """Vectors of neighbouring columns that a lane copies for a step."""
-        return TOKENS_PER_LANE * (2 + self.adds + self.posts) + self.posts
+        return TOKENS_PER_LANE * (2 + self.adds)
 
     def shared(self, entries: int, ahead: int) -> dict[str, tuple[int, ...]]:
-        """Shapes in shared memory: the ring of inputs, phi, and gradients that warps exchange."""
+        """Shapes in shared memory: the ring of inputs, and phi."""
         rows = -(-self.rows // FRAGMENT) * FRAGMENT
-        shapes: dict[str, tuple[int, ...]] = {
+        return {
             "ring": (WARPS, ahead + 1, self.vectors, LANES, entries),
             "phi": (self.parts, self.n * GROUP, entries * rows + PADDING),
         }
-        if self.posts:
-            quads = entries // FLOATS
-            shapes["totals"] = (self.shares, self.n, TOKENS_PER_LANE, quads, LANES, FLOATS)
-        return shapes
 
     def shared_bytes(self, entries: int, ahead: int) -> int:
         """Shared memory of a block, in bytes."""
-        sizes = {"ring": self.itemsize, "phi": 2, "totals": 4}
+        sizes = {"ring": self.itemsize, "phi": 2}
         shapes = self.shared(entries, ahead).items()
         return sum(math.prod(shape) * sizes[name] for name, shape in shapes)
 
@@ -108,16 +102,16 @@ class StreamsTile:
     def choose(cls, chip: Chip, tokens: int, form: Form) -> StreamsTile | None:
         """The only heuristic: wide reads, copied well ahead, and few idle multiprocessors.
 
-        None if shared memory is too small, or with an ``mhc_post`` unless there are 4 streams.
+        None if shared memory is too small.
         """
-        if tokens == 0 or (form.posts and form.n != TOKENS_PER_LANE):
+        if tokens == 0:
             return None
         most, widest = chip.shared_bytes, READ_BYTES // form.itemsize
         # A lane has all rows of phi for each of its columns; for 8 streams these are many.
         widths = [width for width in (8, 4, 2) if width <= widest and width * form.n <= 32]
         choices = [*itertools.product(widths, (3, 2, 1)), *itertools.product(widths, (0,))]
         for entries, ahead in choices:
-            if form.shared_bytes(entries, ahead) <= most and not (form.posts and entries < 4):
+            if form.shared_bytes(entries, ahead) <= most:
                 return cls(entries, *cls._cut(chip, tokens, form, entries), ahead)
         return None
 

@@ -294,8 +294,8 @@ def test_tiles_cover_all_tokens_within_bounds(tokens, dim, n, itemsize):
     tile = mhc_pre.MhcPreTile.choose(H100, tokens, n, dim, itemsize)
     scratch = launching._Scratch(simt.Grid(1, tile.warps), {}, tile.shared(n))
     assert 4 * scratch.words <= H100.shared_bytes
-    for adds, posts in ((False, False), (True, False), (True, n == 4)):
-        form = Form(n, dim, itemsize, adds, posts)
+    for adds in (False, True):
+        form = Form(n, dim, itemsize, adds)
         tile = StreamsTile.choose(H100, tokens, form)
         assert (tile.ranges - 1) * tile.tokens < tokens <= tile.ranges * tile.tokens
         assert tile.tokens % form.step == 0 and dim % (8 * tile.entries) == 0

@@ -140,35 +140,21 @@ STEPS = {
 }
 
 
-# Four streams also have the kernel that goes on through ``mhc_post``.
-BACKWARD = [(name, False) for name in STEPS]
-BACKWARD += [(name, True) for name, (shape, *_) in STEPS.items() if shape[1] == 4]
-
-
 @pytest.mark.costly
 @pytest.mark.emulated
-@pytest.mark.parametrize("name, posts", BACKWARD)
-def test_the_backward_pass_in_several_steps(name, posts):
+@pytest.mark.parametrize("name", STEPS)
+def test_the_backward_pass_in_several_steps(name):
     shape, dtype, tile = STEPS[name]
     tokens, n, dim = shape
-    x, f, h_post, h_res = streams((tokens,), n, dim, dtype), *outputs((tokens,), n, dim, dtype)
     y, dh_in, dy = (
-        random_array(s, dtype, seed=k) for k, s in enumerate((x.shape, f.shape, x.shape))
+        random_array(s, dtype, seed=k) for k, s in enumerate((shape, (tokens, dim), shape))
     )
     rows = n * n + 2 * n
     shapes = (rows, n * dim), (tokens, n), (tokens,), (tokens, rows)
     weight, *token = (random_array(s, "float32", seed=k + 3) for k, s in enumerate(shapes))
-    post = PostInputs(x, f, h_post, h_res) if posts else None
     with emulated():
-        made = streams_backward(y, dh_in, dy, weight, Token(*token), post, tile=tile)
-
-    def of_both_ops(given, post):
-        dweight, total = streams_gradients(*given)
-        if not post:
-            return dweight, total
-        return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=False)
-
-    exact = exactly(of_both_ops, (y, dh_in, dy, weight, *token), post)
+        made = streams_backward(y, dh_in, dy, weight, Token(*token), tile=tile)
+    exact = exactly(streams_gradients, y, dh_in, dy, weight, *token)
     _assert_all_close(made, exact, max(n * dim, tokens))
 
 
