@@ -76,8 +76,9 @@ def _by_kernels(call, graph, operands, numbers):
         without = partial(_by_kernels, numbers=numbers)
         return edge_terms.with_edge_terms(without, call, graph, operands)
     values = operands.values
-    if isinstance(values, CBSR) and k_sparse.is_worth_it(call.request, graph, values):
-        return k_sparse.sum_k_sparse_values(call, graph, operands, numbers)
+    sums = k_sparse.plan_sums(call.request, graph, values) if isinstance(values, CBSR) else None
+    if sums is not None:
+        return k_sparse.sum_k_sparse_values(sums, call, graph, operands, numbers)
     operands = operands.replace(values=expanded(values, call.request.name))
     return numbered_dropout.with_numbered_dropout(
         differentiable_kernels, call, graph, operands, numbers

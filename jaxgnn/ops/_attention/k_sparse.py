@@ -20,6 +20,7 @@ from jaxgnn.ops._attention import numbered_dropout
 from jaxgnn.ops._attention.computation import Call, differentiable_kernels
 from jaxgnn.ops._attention.value_groups import sum_by_group
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_graph
 from jaxgnn.ops._graph.edge_products import sums_of_edges
 from jaxgnn.ops._maxk_spmm import maxk_spmm
 from pallas_kernels.attention.arguments import Operands
@@ -31,8 +32,8 @@ from pallas_kernels.attention.arguments import Operands
 _LARGEST_RATIO_ON_A_CPU = 0.125
 
 
-def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> bool:
-    """Whether sums of k-sparse values run here and, unless an implementation is named, are faster.
+def plan_sums(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> dispatch.Plan | None:
+    """The plan of sums of k-sparse values; None where they do not run, or are not chosen.
 
     Args:
       request: the implementation to run.
@@ -42,14 +43,18 @@ def is_worth_it(request: dispatch.Request, graph: CSRGraph, values: CBSR) -> boo
     of_group = jax.tree.map(lambda array: array[:, 0], values)
     platform = dispatch.current_platform()
     if request.name is not None:
-        return maxk_spmm.FORWARD.why_not(request.name, platform, graph, of_group) is None
+        reason = maxk_spmm.FORWARD.why_not(request.name, platform, graph, of_group)
+        return None if reason else maxk_spmm.plan_kernels(request, graph, of_group)
+    plan = maxk_spmm.plan_kernels(request, graph, of_group)
     if platform == "cuda":
-        return maxk_spmm.is_worth_it(graph, of_group)
-    reason = maxk_spmm.FORWARD.why_not("ffi", platform, graph, of_group)
-    return reason is None and values.k <= _LARGEST_RATIO_ON_A_CPU * values.dim
+        is_faster = maxk_spmm.is_worth_it(plan, graph, of_group)
+    else:
+        is_faster = plan.here != "xla" and values.k <= _LARGEST_RATIO_ON_A_CPU * values.dim
+    return plan if is_faster else None
 
 
 def sum_k_sparse_values(
+    plan: dispatch.Plan,
     call: Call,
     graph: CSRGraph,
     operands: Operands,
@@ -58,6 +63,7 @@ def sum_k_sparse_values(
     """Sums and weights.
 
     Args:
+      plan: of the sums, from ``plan_sums``.
       call: the static description.
       graph: without weights and scales.
       operands: arrays without batch axes; the values are a ``CBSR`` of [M, K, k].
@@ -71,11 +77,11 @@ def sum_k_sparse_values(
         differentiable_kernels, weighing, graph, rest, numbers
     )
 
+    listed = check_graph("maxk_spmm", graph)  # with the parts of its plan that the sums need
+
     def of_senders(weights, kept):
         def of_head(weights):
-            name = request.name or maxk_spmm.sparse_implementation(graph, kept)
-            weighted = graph.with_weights(weights)
-            return maxk_spmm.maxk_spmm(weighted, kept, implementation=name)
+            return maxk_spmm.sum_kept(plan, listed.with_weights(weights), kept)
 
         return jax.vmap(of_head, in_axes=1, out_axes=1)(weights)
 

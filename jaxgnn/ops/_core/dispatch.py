@@ -3,14 +3,16 @@
 An op consists of kernels: one for the forward pass and those that the backward pass needs. Each
 ``Kernel`` is a table of implementations. A named implementation runs or raises. ``None`` chooses,
 per platform, the first of the kernel's preference that supports the arguments, and always works.
+The choice is a ``Plan``, made once and then called, or passed on to where it is called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -75,6 +77,12 @@ class Request(NamedTuple):
     name: Name | None
     deterministic: bool
     verify: verification.Setting
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """Sets the modes, for choosing and running a kernel."""
+        with _deterministic(self.deterministic), verification.using(self.verify):
+            yield
 
 
 def resolve(op: str, implementation: Name | None) -> Request:
@@ -276,29 +284,26 @@ class Kernel:
         assert self.formula is not None
         return Kernel(self.name, {"xla": xla(self.formula)})
 
+    def plan(self, request: Request, *args: Any, **options: Any) -> Plan:
+        """Chooses what runs these arguments, on each platform; the result may be passed on.
+
+        Raises:
+          NotImplementedError: if the named implementation, or without a name any, can not run them.
+        """
+        with request.settings():
+            here = current_platform()
+            if request.name is None:
+                chosen = tuple((p, self.choose(p, *args, **options)) for p in get_args(Platform))
+            else:
+                reason = self.why_not(request.name, here, *args, **options)
+                if reason is not None:
+                    raise NotImplementedError(f"{self.name}[{request.name}]: {reason}")
+                chosen = ((here, request.name),)
+        return Plan(self, request, tuple(sorted(options.items())), chosen)
+
     def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
         """Runs the named implementation, or for None the first supported one."""
-        with _deterministic(request.deterministic), verification.using(request.verify):
-            return self._run(request.name, *args, **options)
-
-    def _run(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
-        here = current_platform()
-        if implementation is not None:
-            reason = self.why_not(implementation, here, *args, **options)
-            if reason is not None:
-                raise NotImplementedError(f"{self.name}[{implementation}]: {reason}")
-            run = _compiled_once(_Choice(self._call(implementation, here, options)))
-            return self._verified(implementation, run, options)(*args)
-        chosen = {p: self.choose(p, *args, **options) for p in get_args(Platform)}
-        named = {p: name for p, name in chosen.items() if name != "xla"}
-        if runs_now():  # by the platform that the arrays are on
-            branches = tuple((p, n, self._call(n, p, options)) for p, n in named.items())
-            run = _compiled_once(_Choice(self._call("xla", here, options), branches))
-            return self._verified(chosen[here], run, options)(*args)
-        fallback = self._branch("xla", here, options)
-        return _platform_dependent(
-            fallback, {p: self._branch(n, p, options) for p, n in named.items()}, args
-        )
+        return self.plan(request, *args, **options)(*args)
 
     def choose(self, platform: Platform, *args: Any, **options: Any) -> Name:
         """The implementation that ``None`` chooses on ``platform`` for these arguments."""
@@ -339,30 +344,71 @@ class Kernel:
             return reason
         return self.implementations[name].unsupported(platform, *args, **options)
 
-    def _branch(
-        self, name: Name, platform: Platform, options: Mapping[str, Any]
-    ) -> Callable[..., Any]:
-        branch = _branch_of(name, self._call(name, platform, options))
-        return self._verified(name, branch, options)
 
-    def _call(self, name: Name, platform: Platform, options: Mapping[str, Any]) -> _Call:
-        run = self.implementations[name].runs[platform]
-        return _Call(f"{self.name}[{name}]", run, tuple(sorted(options.items())))
+@dataclass(frozen=True)
+class Plan:
+    """What a kernel's call runs: chosen once for the arguments, then called with them.
 
-    def _verified(
-        self, name: Name, run: Callable[..., Any], options: Mapping[str, Any]
-    ) -> Callable[..., Any]:
-        is_reference = name == "xla" and self.formula is None
+    Plans are equal for equal choices, and static: they hold no array.
+
+    Attributes:
+      kernel: the kernel.
+      request: the options of the op's call.
+      options: static options of the kernel, sorted by name.
+      chosen: the implementation for each platform; for this one alone if it was named.
+    """
+
+    kernel: Kernel
+    request: Request
+    options: tuple[tuple[str, Any], ...]
+    chosen: tuple[tuple[Platform, Name], ...]
+
+    @property
+    def here(self) -> Name:
+        """The implementation for the current platform."""
+        return dict(self.chosen)[current_platform()]
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether any platform has another implementation than ``"xla"``."""
+        return any(name != "xla" for _, name in self.chosen)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the chosen implementation on arguments of the shapes and dtypes of the plan."""
+        with self.request.settings():
+            if self.request.name is not None or runs_now():  # by the platform of the arrays
+                return self._verified(self.here, _compiled_once(self._choice()))(*args)
+            fallback = self._branch("xla", current_platform())
+            branches = {p: self._branch(name, p) for p, name in self.chosen if name != "xla"}
+            return _platform_dependent(fallback, branches, args)
+
+    def _choice(self) -> _Choice:
+        here = current_platform()
+        if self.request.name is not None:
+            return _Choice(self._call(self.request.name, here))
+        kernels = ((p, name) for p, name in self.chosen if name != "xla")
+        branches = tuple((p, name, self._call(name, p)) for p, name in kernels)
+        return _Choice(self._call("xla", here), branches)
+
+    def _branch(self, name: Name, platform: Platform) -> Callable[..., Any]:
+        return self._verified(name, _branch_of(name, self._call(name, platform)))
+
+    def _call(self, name: Name, platform: Platform) -> _Call:
+        run = self.kernel.implementations[name].runs[platform]
+        return _Call(f"{self.kernel.name}[{name}]", run, self.options)
+
+    def _verified(self, name: Name, run: Callable[..., Any]) -> Callable[..., Any]:
+        kernel, options = self.kernel, dict(self.options)
+        is_reference = name == "xla" and kernel.formula is None
         if is_reference or verification.setting().mode == "off":
             return run
         # The reference in full precision, on every platform.
-        exact = {**options, "precision": "highest"} if "precision" in options else options
-        call = self._call("xla", "cpu", exact)
-        if self.formula is not None:
-            call = call._replace(run=self.formula)
+        exact = options | {"precision": "highest"} if "precision" in options else options
+        formula = kernel.formula or kernel.implementations["xla"].runs["cpu"]
+        call = _Call(f"{kernel.name}[xla]", formula, tuple(sorted(exact.items())))
         reference = _compiled_once(_Choice(call))
-        known = functools.partial(self.implementations[name].tolerance, **options)
-        return verification.checked(f"{self.name}[{name}]", run, reference, known, _most_edges)
+        known = functools.partial(kernel.implementations[name].tolerance, **options)
+        return verification.checked(f"{kernel.name}[{name}]", run, reference, known, _most_edges)
 
 
 class _Call(NamedTuple):

@@ -164,81 +164,73 @@ def fused_linear(
     if isinstance(activation, MaxK):
         return _keep_largest(request, activation, precision, *arguments)
     check_options("fused_linear", activation, precision)
+    options = {"activation": activation, "precision": precision}
     if request.name == "xla":
-        return REFERENCE(request, *arguments, activation=activation, precision=precision)
-    return _fused_linear(request, activation, precision, *arguments)
+        return REFERENCE(request, *arguments, **options)
+    return _fused_linear(FUSED_LINEAR.plan(request, *arguments, **options), *arguments)
 
 
 def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
     """Runs one kernel or two ops; both keep ``x`` and the columns for the backward pass."""
     check_k("fused_linear", "activation.k", epilogue.k, kernel.shape[1])
     check_choice("fused_linear", "activation.by", epilogue.by, "value", "magnitude")
-    options = {"k": int(epilogue.k), "by": epilogue.by, "precision": precision}
-    if _in_one_kernel(request, x, kernel, bias, options):
-        values, indices = _linear_maxk(request, tuple(options.items()), x, kernel, bias)
-        return CBSR(values, indices, kernel.shape[1], in_range=True)
+    # Implementations that round differently may keep different entries: only the two ops can be
+    # verified.
+    if request.verify.mode == "off" and request.name in (None, "pallas"):
+        options = {"k": int(epilogue.k), "by": epilogue.by, "precision": precision}
+        plan = MAXK.plan(request, x, kernel, bias, **options)
+        if plan.here == "pallas":
+            values, indices = _linear_maxk(plan, x, kernel, bias)
+            return CBSR(values, indices, kernel.shape[1], in_range=True)
     options = {"precision": precision, "implementation": request.name}
     z = fused_linear(x, kernel, bias, **options)
     return maxk(z, epilogue.k, by=epilogue.by, implementation=request.name)
 
 
-def _in_one_kernel(request: dispatch.Request, x, kernel, bias, options: dict) -> bool:
-    """Whether one kernel was requested by name, or is the choice of ``None`` here."""
-    # Implementations that round differently may keep different entries: only the two ops can be
-    # verified.
-    if request.verify.mode != "off" or request.name not in (None, "pallas"):
-        return False
-    here = dispatch.current_platform()
-    return request.name == "pallas" or MAXK.choose(here, x, kernel, bias, **options) == "pallas"
-
-
-@partial(custom_vjp, nondiff_argnums=(0, 1))
-def _linear_maxk(request, options, x, kernel, bias):
-    kept = MAXK(request, x, kernel, bias, **dict(options))
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _linear_maxk(plan, x, kernel, bias):
+    kept = plan(x, kernel, bias)
     return kept.values, kept.indices
 
 
-def _linear_maxk_forward(request, options, *inputs):
-    values, indices = _linear_maxk(request, options, *inputs)
+def _linear_maxk_forward(plan, *inputs):
+    values, indices = _linear_maxk(plan, *inputs)
     return (values, indices), (inputs, indices)
 
 
-def _linear_maxk_backward(request, options, residuals, cotangents):
+def _linear_maxk_backward(plan, residuals, cotangents):
     inputs, indices = residuals
-    dz = TODENSE(request, CBSR(cotangents[0], indices, inputs[1].shape[1]))
-    precision = dict(options)["precision"]
-    return BACKWARD(request, *inputs, None, dz, activation=None, precision=precision)
+    dz = TODENSE(plan.request, CBSR(cotangents[0], indices, inputs[1].shape[1]))
+    precision = dict(plan.options)["precision"]
+    return BACKWARD(plan.request, *inputs, None, dz, activation=None, precision=precision)
 
 
 _linear_maxk.defvjp(_linear_maxk_forward, _linear_maxk_backward)
 
 
-@partial(custom_vjp, nondiff_argnums=(0, 1, 2))
-def _fused_linear(request, activation, precision, x, kernel, bias):
-    options = {"activation": activation, "precision": precision}
-    return FUSED_LINEAR(request, x, kernel, bias, **options)
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _fused_linear(plan, x, kernel, bias):
+    return plan(x, kernel, bias)
 
 
-def _fused_linear_forward(request, activation, precision, *inputs):
-    y = _fused_linear(request, activation, precision, *inputs)
-    return y, (inputs, y if reference.saves_output(activation) else None)
+def _fused_linear_forward(plan, *inputs):
+    y = _fused_linear(plan, *inputs)
+    return y, (inputs, y if reference.saves_output(dict(plan.options)["activation"]) else None)
 
 
-def _fused_linear_backward(request, activation, precision, residuals, dy):
+def _fused_linear_backward(plan, residuals, dy):
     inputs, y = residuals
-    return _gradient((request, activation, precision), *inputs, y, dy)
+    return _gradient(plan, *inputs, y, dy)
 
 
-def _by_kernel(static, x, kernel, *arrays):
-    request, activation, precision = static
-    options = {"activation": activation, "precision": precision}
-    request = gradient_request(request, x, (kernel,), **options)
+def _by_kernel(plan, x, kernel, *arrays):
+    options = dict(plan.options)
+    request = gradient_request(plan.request, x, (kernel,), **options)
     return BACKWARD(request, x, kernel, *arrays, **options)
 
 
-def _by_formula(static, *arrays):
-    _, activation, precision = static
-    return reference.fused_linear_backward(*arrays, activation=activation, precision=precision)
+def _by_formula(plan, *arrays):
+    return reference.fused_linear_backward(*arrays, **dict(plan.options))
 
 
 _gradient = differentiable_again(_by_kernel, _by_formula)

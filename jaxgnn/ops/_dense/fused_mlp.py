@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 from jaxtyping import Array, Float
 
@@ -102,17 +102,10 @@ def fused_mlp(
     options: dict[str, Any] = {"activation": activation, "precision": precision}
     if request.name == "xla":
         return REFERENCE(request, *arguments, **options)
-    if request.name is None and not _in_one_kernel(options, *arguments):
+    plan = FUSED_MLP.plan(request, *arguments, **options)
+    if not plan.runs_kernels:
         return _layer_by_layer(*arguments, **options)
-    return _fused_mlp(request, activation, precision, *arguments)
-
-
-def _in_one_kernel(options: dict, x, kernels, biases) -> bool:
-    """Whether ``None`` chooses kernels of all layers on any platform."""
-    chosen = (
-        FUSED_MLP.choose(p, x, kernels, biases, **options) for p in get_args(dispatch.Platform)
-    )
-    return any(name != "xla" for name in chosen)
+    return _fused_mlp(plan, *arguments)
 
 
 def _layer_by_layer(x, kernels, biases, activation, precision):
@@ -126,30 +119,27 @@ def _layer_by_layer(x, kernels, biases, activation, precision):
     return fused_linear(x, *last, precision=precision)
 
 
-@partial(custom_vjp, nondiff_argnums=(0, 1, 2))
-def _fused_mlp(request, activation, precision, x, kernels, biases):
-    options = {"activation": activation, "precision": precision}
-    return FUSED_MLP(request, x, kernels, biases, **options)
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _fused_mlp(plan, x, kernels, biases):
+    return plan(x, kernels, biases)
 
 
-def _fused_mlp_forward(request, activation, precision, *inputs):
-    return _fused_mlp(request, activation, precision, *inputs), inputs
+def _fused_mlp_forward(plan, *inputs):
+    return _fused_mlp(plan, *inputs), inputs
 
 
-def _fused_mlp_backward(request, activation, precision, inputs, dy):
-    return _gradient((request, activation, precision), *inputs, dy)
+def _fused_mlp_backward(plan, inputs, dy):
+    return _gradient(plan, *inputs, dy)
 
 
-def _by_kernel(static, x, kernels, biases, dy):
-    request, activation, precision = static
-    options = {"activation": activation, "precision": precision}
-    request = gradient_request(request, x, kernels, **options)
+def _by_kernel(plan, x, kernels, biases, dy):
+    options = dict(plan.options)
+    request = gradient_request(plan.request, x, kernels, **options)
     return BACKWARD(request, x, kernels, biases, dy, **options)
 
 
-def _by_formula(static, *arrays):
-    _, activation, precision = static
-    return reference.fused_mlp_backward(*arrays, activation=activation, precision=precision)
+def _by_formula(plan, *arrays):
+    return reference.fused_mlp_backward(*arrays, **dict(plan.options))
 
 
 _gradient = differentiable_again(_by_kernel, _by_formula)

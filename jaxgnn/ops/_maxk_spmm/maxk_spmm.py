@@ -6,6 +6,7 @@ import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -206,22 +207,30 @@ def maxk_spmm(
     if cbsr.values.shape[-2] != graph.num_cols:
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
-    request = dispatch.resolve("maxk_spmm", implementation)
-    if request.name is None and not is_worth_it(graph, cbsr):
+    plan = plan_kernels(dispatch.resolve("maxk_spmm", implementation), graph, cbsr)
+    if plan.request.name is None and not is_worth_it(plan, graph, cbsr):
         return spmm(graph, todense(cbsr))
+    return sum_kept(plan, graph, cbsr)
+
+
+def plan_kernels(request: dispatch.Request, graph: CSRGraph, cbsr: CBSR) -> dispatch.Plan:
+    """The plan of the k-sparse kernels for one member of the leading axes, as it is run."""
+    member = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[-2:], a.dtype), cbsr)
+    return FORWARD.plan(request, graph, member)
+
+
+def sum_kept(plan: dispatch.Plan, graph: CSRGraph, cbsr: CBSR) -> Float[Array, "*batch rows dim"]:
+    """The sums of checked rows by a plan of ``plan_kernels``, whatever the break-even."""
     graph, cbsr = dispatch.match_varying(graph, cbsr)
-
-    def run(kept):
-        if request.name == "xla":
-            return FORWARD(request, graph, kept)
-        return _maxk_spmm(request, graph.with_weights(None), graph.weights, kept)
-
+    run = partial(_maxk_spmm, plan, graph.with_weights(None), graph.weights)
+    if plan.request.name == "xla":
+        run = partial(plan, graph)
     return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
 
 
-def is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
-    """Whether a k-sparse kernel runs here, and faster than the dense product."""
-    if None not in _sparse_kernels(graph, cbsr).values():
+def is_worth_it(plan: dispatch.Plan, graph: CSRGraph, cbsr: CBSR) -> bool:
+    """Whether a plan has a k-sparse kernel here, and that is faster than the dense product."""
+    if plan.here == "xla":
         return False
     platform = dispatch.current_platform()
     # The degree needs a plan; a CPU's choice does not depend on it, so none is built there.
@@ -238,39 +247,33 @@ def _degree_in_blocks(graph: CSRGraph, cbsr: CBSR) -> float:
     return 0.0 if blocks is None else graph.num_edges / max(graph.num_rows, 1)
 
 
-def _sparse_kernels(graph: CSRGraph, cbsr: CBSR) -> dict[dispatch.Name, str | None]:
-    """The reasons why k-sparse kernels do not run here, by name, or None; the fastest first."""
-    platform = dispatch.current_platform()
-    names = [name for name in FORWARD.preference[platform] if name != "xla"]
-    return {name: FORWARD.why_not(name, platform, graph, cbsr) for name in names}
-
-
 def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
     """The k-sparse implementation that runs here, independently of the break-even.
 
     Raises:
       NotImplementedError: if there is none, with the reason of each.
     """
-    kernels = _sparse_kernels(graph, cbsr)
-    for name, reason in kernels.items():
+    platform, reasons = dispatch.current_platform(), []
+    for name in FORWARD.preference[platform]:
+        reason = name != "xla" and FORWARD.why_not(name, platform, graph, cbsr)
         if reason is None:
             return name
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in kernels.items())
-    raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {reasons}")
+        reasons += [f"{name}: {reason}"] if reason else []
+    raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {'; '.join(reasons)}")
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def _maxk_spmm(request, structure, weights, cbsr):
-    return FORWARD(request, structure.with_weights(weights), cbsr)
+def _maxk_spmm(plan, structure, weights, cbsr):
+    return plan(structure.with_weights(weights), cbsr)
 
 
-def _maxk_spmm_forward(request, structure, weights, cbsr):
-    return _maxk_spmm(request, structure, weights, cbsr), (structure, weights, cbsr)
+def _maxk_spmm_forward(plan, structure, weights, cbsr):
+    return _maxk_spmm(plan, structure, weights, cbsr), (structure, weights, cbsr)
 
 
-def _maxk_spmm_backward(request, residuals, dy):
+def _maxk_spmm_backward(plan, residuals, dy):
     *_, cbsr = residuals
-    dweights, dvalues = _gradients(request, *residuals, dy)
+    dweights, dvalues = _gradients(plan.request, *residuals, dy)
     # None: integers have no gradient.
     return None, dweights, dataclasses.replace(cbsr, values=dvalues, indices=None)
 

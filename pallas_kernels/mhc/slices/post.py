@@ -1,10 +1,11 @@
 """Gradients to phi, and through the ``mhc_post`` that computed the streams, by slices.
 
-This kernel supports four bfloat16 streams. A block (see ``mhc.slices.shapes``) has three warpgroups. Two are walkers: each computes
-the gradients to 32 columns of all new streams in registers, and from these the gradients to the old
-streams and the layer's output. The new streams and their given gradients are in a ring that both
-walkers read, one stream of one tile in each stage. The old streams and the layer's output are in
-rings of each walker, and their gradients are written to global memory from the same stages.
+This kernel supports four bfloat16 streams. A block (see ``mhc.slices.shapes``) has three
+warpgroups. Two are walkers: each computes the gradients to 32 columns of all new streams in
+registers, and from these the gradients to the old streams and the layer's output. The new streams
+and their given gradients are in a ring that both walkers read, one stream of one tile in each
+stage. The old streams and the layer's output are in rings of each walker, and their gradients are
+written to global memory from the same stages.
 
 The third warpgroup, the helper, fills the shared rings, accumulates the gradient to phi, and adds
 the inner products that the walkers have over their columns.

@@ -14,7 +14,7 @@ from jaxgnn.graph.csr import csr_graph as _csr
 from jaxgnn.graph.plan import edge_blocks as _edge_blocks
 from jaxgnn.graph.plan import parts as _parts
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops._core.dispatch import Plan, current_platform, resolve
 from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     BREAK_EVEN,
     FORWARD,
@@ -22,6 +22,7 @@ from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     BreakEven,
     break_even,
     is_worth_it,
+    plan_kernels,
 )
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 from jaxgnn.testing import (
@@ -174,13 +175,13 @@ COMPILED = {"cpu": ("ffi", "ffi"), "cuda": ("pallas", "ffi")}
 @pytest.fixture
 def called(monkeypatch):
     """The kernels that ops ask for, and which implementation ``None`` takes here of each."""
-    chosen, call = {}, type(FORWARD).__call__
+    chosen, call = {}, Plan.__call__
 
-    def record(self, request, *args, **options):
-        chosen[self.name] = self.choose(current_platform(), *args, **options)
-        return call(self, request, *args, **options)
+    def record(plan, *args):
+        chosen[plan.kernel.name] = plan.here
+        return call(plan, *args)
 
-    monkeypatch.setattr(type(FORWARD), "__call__", record)
+    monkeypatch.setattr(Plan, "__call__", record)
     return chosen
 
 
@@ -301,7 +302,7 @@ def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
 
     def takes_k_sparse(graph, dim, k):
         values, columns = jnp.zeros((nodes, k), dtype), jnp.zeros((nodes, k), column_dtype(dim))
-        return is_worth_it(graph, CBSR(values, columns, dim))
+        return _takes_k_sparse(graph, CBSR(values, columns, dim))
 
     def check(graph, dim, ratio):
         assert takes_k_sparse(graph, dim, int(ratio * dim))
@@ -316,13 +317,17 @@ def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
         check(prepared, 64, otherwise)
 
 
+def _takes_k_sparse(graph, kept):
+    return is_worth_it(plan_kernels(resolve("maxk_spmm", None), graph, kept), graph, kept)
+
+
 @pytest.mark.parametrize("platform, dtype", [("cpu", "float32"), ("cuda", "float16")])
 def test_no_plan_is_made_to_choose_where_none_is_needed(monkeypatch, platform, dtype):
     monkeypatch.setattr(dispatch, "current_platform", lambda: platform)
     monkeypatch.setattr(CSRGraph, "made_plan", lambda self: pytest.fail("planned"))
     graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
     kept = CBSR(jnp.zeros((2, 1), dtype), jnp.zeros((2, 1), jnp.uint8), 64)
-    assert is_worth_it(graph, kept) == (platform == "cpu" and "ffi" in IMPLEMENTATIONS)
+    assert _takes_k_sparse(graph, kept) == (platform == "cpu" and "ffi" in IMPLEMENTATIONS)
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():
