@@ -208,7 +208,7 @@ ATTENTION_KERNELS = (
 ATTENTION = (
     Fault(
         "attention: delta is left out of the gradients",
-        "jaxgnn/ops/_attention/computation.py",
+        "jaxgnn/ops/_attention/differentiable.py",
         "delta = jnp.sum(y * dy, axis=-1) - dlse",
         "delta = -dlse",
         _attention(
@@ -218,7 +218,7 @@ ATTENTION = (
     ),
     Fault(
         "attention: the gradient of the returned weights is left out of delta",
-        "jaxgnn/ops/_attention/computation.py",
+        "jaxgnn/ops/_attention/differentiable.py",
         "delta = delta + _sums_of_rows(call.request, graph, weights * dweights)",
         "pass",
         _attention(
@@ -228,7 +228,7 @@ ATTENTION = (
     ),
     Fault(
         "second derivatives of attention: the gradient to the logarithms of sums is left out",
-        "jaxgnn/ops/_attention/computation.py",
+        "jaxgnn/ops/_attention/differentiable.py",
         "return pull_back((dy.astype(made[0].dtype), dlse, dweights))[0]",
         "return pull_back((dy.astype(made[0].dtype), 0 * dlse, dweights))[0]",
         _attention(

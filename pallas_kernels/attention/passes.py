@@ -14,7 +14,7 @@ from pallas_kernels.attention import backward
 from pallas_kernels.attention import forward as forward_kernels
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 from pallas_kernels.attention.neighbours import Edges, Plan
-from pallas_kernels.attention.scores import Rule
+from pallas_kernels.attention.scores import Dot, Gat, GatV2, Rule
 from pallas_kernels.attention.tile import AttentionTile, Work
 from pallas_kernels.attention.weights import weights
 from pallas_kernels.chip import Chip
@@ -165,6 +165,17 @@ class Passes:
             shape = rows, nodes - rows, graph.num_edges
             tile = AttentionTile.choose(Chip.current(), *shape, work)
         return Plan.of(self.rule(form), form, tile, operands)
+
+
+PASSES = {
+    passes.name: passes
+    for passes in (
+        Passes("dot_attention", lambda form: Dot(form.scale)),
+        Passes("gat_attention", lambda form: Gat(form.slope)),
+        Passes("gatv2_attention", lambda form: GatV2(form.slope)),
+    )
+}
+"""The kernels of each op, by its name."""
 
 
 def _work_forward(operands: Operands) -> Work:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, UInt32
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
-from jaxgnn.ops._attention.computation import Call, differentiable_kernels, run_kernels
+from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
 from jaxgnn.ops._core import dispatch
 from pallas_kernels.attention.arguments import Operands

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,6 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.reference import gatv2_attention, softmax_sum
 from jaxgnn.ops._attention.reference.ends import leaky_relu, of_real_edges
-from jaxgnn.ops._attention.value_groups import sum_by_group
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph import pieces
@@ -62,6 +62,24 @@ def attention_by_formula(
         y = y + sum_by_group(of_edges, weights, operands.edge_values.astype(weights.dtype))
     # Stops gradients of padding slots, which may be NaN.
     return y, lse, of_real_edges(graph, weights)
+
+
+def sum_by_group(
+    sums: Callable[[Array, Any], Array], weights: Float[Array, "edges heads"], values: Any
+) -> Float[Array, "rows heads dim"]:
+    """The sums of each head, over the values of its group; axis 1 of ``values`` has the groups.
+
+    Args:
+      sums: from the weights of the heads of one group, [E, heads of a group], and its values to
+        its sums, [N, heads of a group, Dv].
+      weights: weights of all heads.
+      values: pytree of arrays whose second axis is that of the groups.
+    """
+    groups = jax.tree.leaves(values)[0].shape[1]
+    edges, heads = weights.shape
+    of_groups = weights.reshape(edges, groups, heads // groups)
+    y = jax.vmap(sums, in_axes=(1, 1), out_axes=1)(of_groups, values)
+    return y.reshape(y.shape[0], heads, y.shape[-1])
 
 
 def gat_scores(

@@ -8,13 +8,12 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn._ffi import dot_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.local.local_graph import edge_words, with_senders
-from jaxgnn.ops._attention import composed
+from jaxgnn.ops._attention import composed, kernels
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
-from jaxgnn.ops._attention.computation import Call, computation
+from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dot_attention as reference
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
@@ -29,7 +28,7 @@ EdgeKernel = (
 """A linear map of the features of edges, or a pair of one to keys and one to values."""
 
 _OP = "dot_attention"
-_KERNELS = computation(_OP, reference.scores, ffi)
+_KERNELS = kernels.computation(_OP, reference.scores)
 FORWARD, WEIGHTS, BACKWARD = _KERNELS
 
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import jax
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi import gat_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.local.local_graph import edge_words, with_senders
-from jaxgnn.ops._attention import composed
+from jaxgnn.ops._attention import composed, kernels
 from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
-from jaxgnn.ops._attention.computation import Call, computation
+from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gat_attention as reference
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
 from pallas_kernels.attention.arguments import Form, Operands
 
 _OP = "gat_attention"
-_KERNELS = computation(_OP, reference.scores, ffi)
+_KERNELS = kernels.computation(_OP, reference.scores)
 FORWARD, WEIGHTS, BACKWARD = _KERNELS
 
 

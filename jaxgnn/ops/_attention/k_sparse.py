@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, UInt32
 
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention import numbered_dropout
-from jaxgnn.ops._attention.computation import Call, differentiable_kernels
-from jaxgnn.ops._attention.value_groups import sum_by_group
+from jaxgnn.ops._attention.composed import sum_by_group
+from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_graph
 from jaxgnn.ops._graph.edge_products import sums_of_edges

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._attention.computation import Call
+from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import at_rows
 from jaxgnn.ops._core import dispatch

@@ -13,7 +13,7 @@ import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout
-from jaxgnn.ops._attention.computation import Call, differentiable_kernels, run_kernels
+from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import check_against_float64

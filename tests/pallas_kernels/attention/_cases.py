@@ -1,17 +1,17 @@
 """Operands of attention over neighbours, and comparisons of the kernels with the formula."""
 
 import dataclasses
-import importlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import CSRGraph
-from jaxgnn.ops._attention import edge_features
+from jaxgnn.ops._attention import pallas
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_close, random_array
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from pallas_kernels.attention.passes import PASSES
 from tests.pallas_kernels.attention._formula import attention
 
 OPS = ("gat", "gatv2", "dot")
@@ -20,7 +20,7 @@ FORM = Form(scale=0.3, slope=0.2)
 
 def passes(op):
     """The kernels of an op."""
-    return importlib.import_module(f"pallas_kernels.attention.{op}_attention").PASSES
+    return PASSES[f"{op}_attention"]
 
 
 def operands_of(op, graph, heads, width, dtype, **options) -> Operands:
@@ -130,7 +130,7 @@ def gradients_of(op, graph, operands, cotangents, form=FORM, tile=None) -> Opera
     )
     if operands.edge_features is None:
         return made
-    return edge_features.completed(form, graph, operands, made)
+    return pallas.add_edge_features(form, graph, operands, made)
 
 
 def seed_words(number=0) -> jax.Array:

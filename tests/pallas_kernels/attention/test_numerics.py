@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.ops._attention import edge_features
+from jaxgnn.ops._attention import pallas
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import assert_bit_equal, assert_close
@@ -152,7 +152,7 @@ def test_members_of_a_batch_get_the_gradients_of_their_features_one_by_one():
     def completed(operands):
         dtotals = jnp.sin(operands.edge_features[:, :2])
         given = operands.replace(edge_logits=dtotals)
-        return edge_features.completed(FORM, graph, operands, given).edge_kernel
+        return pallas.add_edge_features(FORM, graph, operands, given).edge_kernel
 
     batch = jax.tree.map(lambda *arrays: jnp.stack(arrays), *members)
     together = jax.jit(jax.vmap(completed))(batch)

@@ -1,6 +1,6 @@
 """Typed calls of the kernels of attention, which have the same operands for every op.
 
-The docstring of ``jaxgnn/ops/_attention/computation.py`` describes what the kernels compute.
+The docstring of ``jaxgnn/ops/_attention/kernels.py`` describes what the kernels compute.
 Features are passed as they are, of one dtype; other floating arrays are passed in float32.
 """
 
