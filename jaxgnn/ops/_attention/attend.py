@@ -80,6 +80,9 @@ def _by_kernels(call, graph, operands, numbers):
     if sums is not None:
         return k_sparse.sum_k_sparse_values(sums, call, graph, operands, numbers)
     operands = operands.replace(values=expanded(values, call.request.name))
+    if numbers is None or operands.seed is None:
+        y, _, weights = differentiable_kernels(call, graph, operands)
+        return y, weights
     return numbered_dropout.with_numbered_dropout(
         differentiable_kernels, call, graph, operands, numbers
     )
