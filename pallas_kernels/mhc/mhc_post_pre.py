@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.cluster.post_pre import BoundaryForward, MhcPostPreClusterTile
@@ -102,7 +103,8 @@ def mhc_post_pre_backward(
     """Gradients; all sums in a fixed order, with one exception unless ``deterministic``.
 
     The two gradients of ``y`` are added in float32. Where the kernels of the two ops run one after
-    the other, their sum goes through memory, rounded once to the dtype of ``y``.
+    the other, their sum goes through memory, rounded once to the dtype of ``y``. Tokens are padded
+    to a multiple of 8 for the fused kernel.
 
     Args:
       inputs: the arrays of ``mhc_post``.
@@ -120,11 +122,20 @@ def mhc_post_pre_backward(
       Gradients to ``inputs``, and to ``phi``, ``alpha`` and ``bias``.
     """
     tokens, n, dim = inputs.x.shape
-    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), inputs.x.dtype)
-    given = inputs, params, saved, cotangents, constants
+    missing = -tokens % tc.GROUP
+    tile = tile or SlicesPostTile.choose(
+        Chip.current(), tokens + missing, Slices(n, dim), inputs.x.dtype
+    )
     if tile is None:
-        return _backward_one_by_one(*given, transposed)
-    return _backward_by_slices(*given, transposed, deterministic, tile)
+        return _backward_one_by_one(inputs, params, saved, cotangents, constants, transposed)
+    if missing:  # the tokens that fill the last group have zero gradients
+        inputs, saved, cotangents = jax.tree.map(
+            lambda a: jnp.pad(a, ((0, missing), *[(0, 0)] * (a.ndim - 1))),
+            (inputs, saved, tuple(cotangents)),
+        )
+    given = inputs, params, saved, cotangents, constants
+    made, of_params = _backward_by_slices(*given, transposed, deterministic, tile)
+    return tuple(gradient[:tokens] for gradient in made), of_params
 
 
 def _backward_one_by_one(inputs, params, saved, cotangents, constants, transposed: bool):

@@ -247,8 +247,7 @@ def _size_of_terms(inputs, params, y, saved, cotangents, *, transposed, constant
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, transposed",
     [
-        (17, 4, 64, "bfloat16", False),
-        (70, 4, 192, "bfloat16", True),
+        (17, 2, 64, "bfloat16", False),
         (33, 4, 64, "float32", True),
         (3, 2, 192, "float32", True),
         (2, 8, 64, "bfloat16", True),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.ops._mhc import pallas
-from jaxgnn.ops._mhc.reference import mhc_post, mhc_pre
+from jaxgnn.ops._mhc.reference import mhc_post, mhc_post_pre, mhc_pre
 from jaxgnn.testing import assert_close, random_array
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
@@ -187,6 +187,24 @@ def test_the_ops_take_them(interpreted):
     with emulated(), interpreted():
         made = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
     exact = exactly(mhc_pre.mhc_pre_backward, *given, constants=CONSTANTS)
+    _assert_all_close(made, exact, tokens * dim)
+
+
+@pytest.mark.costly
+def test_tokens_that_fill_no_group_are_padded(interpreted):
+    tokens, n, dim = 17, 4, 64
+    x, of_post = streams((tokens,), n, dim, "bfloat16"), outputs((tokens,), n, dim, "bfloat16")
+    post, params = PostInputs(x, *of_post), MHCParams(*parameters(n, dim))
+    cotangents = (
+        random_array((tokens, n, dim), "bfloat16", seed=9),
+        *outputs((tokens,), n, dim, "bfloat16"),
+    )
+    options = {"transposed": True, "constants": CONSTANTS}
+    (y, *_), saved = mhc_post_pre.mhc_post_pre(post, params, **options)
+    with emulated(), interpreted():
+        given = post, params, y, saved, cotangents
+        made = pallas.mhc_post_pre_backward(*given, deterministic=True, **options)
+    exact = exactly(mhc_post_pre.mhc_post_pre_backward, *given, **options)
     _assert_all_close(made, exact, tokens * dim)
 
 
