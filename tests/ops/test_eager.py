@@ -9,230 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn import CBSR, CSRGraph, deterministic, ops, verify
+from jaxgnn import CSRGraph, deterministic, ops, verify
 from jaxgnn.ops._core.eager import run_compiled, runs_now
 from jaxgnn.ops._core.registry import OPS
-from jaxgnn.testing import random_array
 from tests._eager_costs import assert_costs_nothing_again
-from tests.ops.hypergraph._hypergraph import INCIDENCE
-from tests.ops.hypergraph._hypergraph import arrays as hypergraph_arrays
-from tests.ops.mhc import _mhc as mhc
+from tests.ops._calls import EAGER, GRAPH, RING, SQUARE, X
 
-GRAPH = CSRGraph.from_edges([0, 1, 2, 0, 3], [1, 2, 2, 3, 0], 4)
-RING = CSRGraph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], 4)
-WEIGHTED = GRAPH.with_weights(jnp.arange(1.0, 6.0))
-X = random_array((4, 6), "float32", seed=0)
-BATCH = random_array((2, 4, 6), "float32", seed=1)
-SQUARE = random_array((3, 4, 4), "float32", seed=2)
-STREAMS = mhc.streams((3,), 4, 6)
-PARAMETERS = mhc.parameters(4, 6)
-OUTPUTS = mhc.outputs((3,), 4, 6)
-KERNELS = [random_array((6, 5), "float32", seed=3), random_array((5, 6), "float32", seed=4)]
-BIASES = [jnp.ones(5), jnp.ones(6)]
-PAIR = [random_array((12, 5), "float32", seed=5), random_array((5, 3), "float32", seed=6)]
-LAYERS = ops.EdgeMLPParams(PAIR, [jnp.ones(5), None])
-KEPT = ops.maxk(X, 2)
-HYPERGRAPH = {k: v for k, v in hypergraph_arrays().items() if v is not None}
-PLAIN = {k: v for k, v in hypergraph_arrays(attention=False).items() if v is not None}
-
-
-def _compressed(values):
-    return CBSR(values, KEPT.indices, 6)
-
-
-# Of each op: cases by name, each a function of one tree of arrays and of the implementation, and
-# the tree.
-CASES = {
-    "aggregate": {
-        "": (
-            lambda a, i: ops.aggregate(GRAPH, a, ("max", "std"), implementation=i),
-            random_array((5, 3), "float32", seed=7),
-        ),
-    },
-    "neighbour_reduce": {
-        "": (
-            lambda a, i: ops.neighbour_reduce(
-                GRAPH, a[0], ("max", "softmax"), temperature=a[1], implementation=i
-            ),
-            (X, jnp.float32(0.5)),
-        ),
-    },
-    "dot_attention": {
-        "": (
-            lambda a, i: ops.dot_attention(GRAPH, *a, implementation=i),
-            (X[:, :, None], X[:, :3, None], X[:, 3:, None]),
-        ),
-        "weights and dropout": (
-            lambda a, i: ops.dot_attention(
-                GRAPH,
-                *a,
-                dropout=0.5,
-                key=jax.random.key(0),
-                return_weights=True,
-                implementation=i,
-            ),
-            (BATCH[..., None], BATCH[..., None], BATCH[..., None]),
-        ),
-    },
-    "gat_attention": {
-        "": (lambda a, i: ops.gat_attention(GRAPH, *a, implementation=i), (X, X, X[:, :, None])),
-    },
-    "gatv2_attention": {
-        "": (
-            lambda a, i: ops.gatv2_attention(GRAPH, *a, implementation=i),
-            (X[:, :, None], X[:, :, None], X[0, :, None]),
-        ),
-    },
-    "edge_mlp_aggregate": {
-        **{
-            reduce: (
-                lambda a, i, reduce=reduce: ops.edge_mlp_aggregate(
-                    GRAPH, a[0], a[1], reduce=reduce, implementation=i
-                ),
-                (X, LAYERS),
-            )
-            for reduce in ("sum", "mean", "max")
-        },
-        "one degree": (
-            lambda a, i: ops.edge_mlp_aggregate(RING, *a, implementation=i),
-            (BATCH, LAYERS),
-        ),
-        "weighted": (
-            lambda a, i: ops.edge_mlp_aggregate(WEIGHTED, *a, implementation=i),
-            (BATCH, LAYERS),
-        ),
-    },
-    "fused_linear": {
-        "gelu": (
-            lambda a, i: ops.fused_linear(*a, activation="gelu", implementation=i),
-            (X, KERNELS[0], BIASES[0]),
-        ),
-        "maxk": (
-            lambda a, i: ops.fused_linear(*a, activation=ops.MaxK(2), implementation=i),
-            (X, KERNELS[0], BIASES[0]),
-        ),
-    },
-    "fused_mlp": {
-        "": (
-            lambda a, i: ops.fused_mlp(*a, activation="relu", implementation=i),
-            (X, KERNELS, BIASES),
-        )
-    },
-    "hypergraph_conv": {
-        path: (
-            lambda a, i, path=path: ops.hypergraph_conv(
-                incidence=INCIDENCE, **a, path=path, activation="relu", implementation=i
-            ),
-            tree,
-        )
-        for path, tree in (("sums", PLAIN), ("mixing", PLAIN))
-    }
-    | {
-        f"attention by {path}": (
-            lambda a, i, path=path: ops.hypergraph_conv(
-                incidence=INCIDENCE,
-                **a,
-                path=path,
-                dropout=0.5,
-                key=jax.random.key(0),
-                implementation=i,
-            ),
-            HYPERGRAPH,
-        )
-        for path in ("sums", "mixing")
-    },
-    "maxk": {
-        "": (lambda a, i: ops.maxk(a, 2, implementation=i), X),
-        "early stop": (lambda a, i: ops.maxk(a, 2, early_stop=4, implementation=i), X),
-        "magnitude": (lambda a, i: ops.maxk(a, 2, by="magnitude", implementation=i), BATCH),
-    },
-    "maxk_spmm": {
-        "": (
-            lambda a, i: ops.maxk_spmm(WEIGHTED, _compressed(a), implementation=i),
-            KEPT.values,
-        ),
-    },
-    "mhc_expand": {"": (lambda a, i: ops.mhc_expand(a, 3, implementation=i), X)},
-    "mhc_head": {
-        "": (
-            lambda a, i: ops.mhc_head(*a, implementation=i),
-            (STREAMS, PARAMETERS[0][:4], jnp.ones(()), PARAMETERS[2][:4]),
-        ),
-    },
-    "mhc_layer": {
-        gradient: (
-            lambda a, i, gradient=gradient: ops.mhc_layer(
-                jnp.tanh, *a, gradient=gradient, implementation=i
-            ),
-            (STREAMS, *PARAMETERS),
-        )
-        for gradient in ("exact", "implicit")
-    },
-    "mhc_post": {
-        "": (lambda a, i: ops.mhc_post(*a, implementation=i), (STREAMS, *OUTPUTS)),
-    },
-    "mhc_post_pre": {
-        "": (
-            lambda a, i: ops.mhc_post_pre(*a, implementation=i),
-            (STREAMS, *OUTPUTS, *PARAMETERS),
-        ),
-    },
-    "mhc_pre": {
-        "": (
-            lambda a, i: ops.mhc_pre(*a, return_streams=True, implementation=i),
-            (STREAMS, *PARAMETERS),
-        ),
-        "static": (
-            lambda a, i: ops.mhc_pre(a[0], None, None, a[1], implementation=i),
-            (STREAMS, PARAMETERS[2]),
-        ),
-    },
-    "permutation_mixture": {
-        "": (lambda a, i: ops.permutation_mixture(a, implementation=i), SQUARE[0, :, :2]),
-    },
-    "sddmm": {
-        "": (lambda a, i: ops.sddmm(GRAPH, *a, implementation=i), (X, X)),
-        "batch": (lambda a, i: ops.sddmm(GRAPH, *a, implementation=i), (BATCH, BATCH)),
-    },
-    "segment_softmax": {
-        "": (lambda a, i: ops.segment_softmax(GRAPH, a, implementation=i), jnp.arange(5.0)),
-    },
-    "sinkhorn": {
-        f"{gradient}, {last} last, eps {eps}": (
-            lambda a, i, options=(gradient, last, eps): ops.sinkhorn(
-                a, gradient=options[0], last=options[1], eps=options[2], implementation=i
-            ),
-            SQUARE,
-        )
-        for gradient, last, eps in (
-            ("exact", "rows", 1e-6),
-            ("exact", "columns", 0.0),
-            ("implicit", "rows", 1e-6),
-        )
-    },
-    "spmm": {
-        "": (
-            lambda a, i: ops.spmm(WEIGHTED.with_weights(a[0]), a[1], implementation=i),
-            (WEIGHTED.weights, X),
-        ),
-        "batch": (lambda a, i: ops.spmm(GRAPH.normalized("sym"), a, implementation=i), BATCH),
-        "heads": (
-            lambda a, i: ops.spmm(WEIGHTED.with_weights(a[0]), a[1], implementation=i),
-            (jnp.ones((5, 2)), X.reshape(4, 2, 3)),
-        ),
-    },
-    "todense": {"": (lambda a, i: ops.todense(_compressed(a), implementation=i), KEPT.values)},
-}
 ALL = [
     pytest.param(op, case, implementation, id=f"{op}-{case or 'plain'}-{implementation}")
-    for op, cases in CASES.items()
+    for op, cases in EAGER.items()
     for case in cases
     for implementation in (None, "xla")
 ]
 
 
 def test_the_table_has_every_op():
-    assert {name for op in OPS for name in op.functions} == set(CASES)
+    assert {name for op in OPS for name in op.functions} == set(EAGER)
 
 
 def _total(tree):
@@ -243,7 +35,7 @@ def _total(tree):
 @pytest.mark.costly
 @pytest.mark.parametrize("op, case, implementation", ALL)
 def test_eager_values_and_gradients_are_compiled_once_and_leave_nothing(op, case, implementation):
-    function, tree = CASES[op][case]
+    function, tree = EAGER[op][case]
     gradient = jax.grad(lambda tree: _total(function(tree, implementation)))
     assert_costs_nothing_again(lambda: (function(tree, implementation), gradient(tree)))
 
@@ -259,7 +51,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op, case", [("sinkhorn", "exact, rows last, eps 1e-06"), ("spmm", "")])
 def test_modes_have_programs_of_their_own_which_are_compiled_once(op, case, mode):
-    function, tree = CASES[op][case]
+    function, tree = EAGER[op][case]
 
     def call():
         with MODES[mode]():
