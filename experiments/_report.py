@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments._options import ReportOptions
 from experiments._runs import shown
 from jaxgnn.training import Confusion, Table, export_csv, export_tensorboard, write_report
-from jaxgnn.training._files import printable
+from jaxgnn.training.files import printable
 
 
 def finish(

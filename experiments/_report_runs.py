@@ -10,13 +10,10 @@ from experiments._options import check_report
 from experiments._report import this_command
 from experiments._seeds import summarize
 from jaxgnn._errors import bad_input
-from jaxgnn.training import Table, plot_curves
-from jaxgnn.training import _html as page
-from jaxgnn.training._files import write_text
-from jaxgnn.training._log import Row
-from jaxgnn.training._record import Record, costs, read_record
-from jaxgnn.training._report import configuration, option_text
-from jaxgnn.training._run import flatten
+from jaxgnn.training import Table, page, plot_curves
+from jaxgnn.training.files import Row, write_text
+from jaxgnn.training.report import configuration, costs, option_text
+from jaxgnn.training.run import Record, flatten, read_record
 
 # Runs that differ only in this option are repetitions of one another.
 _SEED = "seed"

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 from jaxgnn._errors import bad_input
-from jaxgnn.training._files import printable
-from jaxgnn.training._lock import lock_folder
-from jaxgnn.training._processes import writes_files
+from jaxgnn.training.files import printable
+from jaxgnn.training.lock import lock_folder
+from jaxgnn.training.processes import writes_files
 
 
 def discard(folder: Path) -> None:

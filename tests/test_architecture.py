@@ -234,7 +234,7 @@ ALLOWED = {
         "jaxgnn.nn",
         "jaxgnn.ops._aggregate.segments",
     },
-    "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.training"},
+    "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.metrics.host", "jaxgnn.training"},
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},
 }

@@ -1345,7 +1345,7 @@ TRAINING = (
     ),
     Fault(
         "pages: bytes that are no UTF-8 are not escaped",
-        "jaxgnn/training/_files.py",
+        "jaxgnn/training/files.py",
         'write_bytes(path, printable(text).encode("utf-8"))',
         'write_bytes(path, text.encode("utf-8"))',
         _tests(
@@ -1640,7 +1640,7 @@ DISTRIBUTED = (
     ),
     Fault(
         "watch: a process that is ahead counts as one that is behind",
-        "jaxgnn/training/_watch.py",
+        "jaxgnn/training/processes.py",
         "other.number >= place.number",
         "other.number == place.number",
         ("tests/training/test_watch.py",),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgnn._errors import bad_input
-from jaxgnn.training._files import parse_json
+from jaxgnn.training.files import parse_json
 
 Row = dict[str, Any]
 

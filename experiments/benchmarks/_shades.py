@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments._colours import PALETTE, colour
+from jaxgnn.training.plots import PALETTE, colour
 
 # Names of other libraries' functions in pictures.
 _LIBRARIES = {

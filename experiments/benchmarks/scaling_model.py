@@ -34,12 +34,12 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from experiments._colours import PALETTE
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, header, line, read_rows
 from experiments.benchmarks._wire import bytes_of_row
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import SCALES, SyntheticScale
+from jaxgnn.training.plots import PALETTE
 
 _DEVICES_OF_HOST = 8
 _SAMPLES = 100_000

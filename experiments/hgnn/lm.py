@@ -14,7 +14,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-from experiments._colours import colours
 from experiments._optimizers import warmed_adamw
 from experiments._report import finish
 from experiments._runs import discard, shown
@@ -34,6 +33,7 @@ from jaxgnn.training import (
     phase,
     plot_curves,
 )
+from jaxgnn.training.plots import colours
 
 _BYTES = 256
 # Context lengths, in bytes, of the n-gram baselines.

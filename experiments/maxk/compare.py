@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments._colours import colours
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome
 from experiments._options import check_alone
@@ -17,6 +16,7 @@ from experiments.maxk.config import TrainConfig, variants_of
 from experiments.maxk.repeat import repeated
 from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
+from jaxgnn.training.plots import colours
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from experiments._baselines import baselines
-from experiments._colours import colours
 from experiments._node_data import load
 from experiments._nodes import SCORES
 from experiments._options import PAGE_ALONE
@@ -21,6 +20,7 @@ from experiments.maxk.repeat import train_in_one_program
 from experiments.mhc.config import DeepConfig, Method
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import RunFolder, Table, phase
+from jaxgnn.training.plots import colours
 
 # Methods that each method is compared with, seed by seed.
 _REFERENCES: dict[str, tuple[Method, ...]] = {"mhc": ("residuals", "gcnii")}

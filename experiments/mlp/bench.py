@@ -13,7 +13,6 @@ import jax
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from experiments._colours import colour
 from experiments._runs import shown
 from experiments.benchmarks._baselines import torch_here
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
@@ -30,6 +29,7 @@ from experiments.benchmarks._report import Column, Row, append_rows, header, lin
 from experiments.mlp.config import NETWORKS, BenchConfig, Network
 from experiments.mlp.differences import largest_difference
 from jaxgnn.testing.timing import device_description, kernel_time, measure_in_turns
+from jaxgnn.training.plots import colour
 
 # Names of the baselines, and their names in sentences and legends.
 _BASELINES = {"torch": "torch", "xla": "XLA", "cublaslt": "XLA with cublasLt"}

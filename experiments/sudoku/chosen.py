@@ -14,7 +14,7 @@ from experiments.sudoku.recipes import Recipe
 from jaxgnn._errors import bad_input
 from jaxgnn.pretrained import load_weights, sudoku_weights
 from jaxgnn.training import load_model
-from jaxgnn.training._files import read_json
+from jaxgnn.training.files import read_json
 
 DEFAULT_RUN = TrainConfig().run_folder()
 # Options of a run that are paths, which are strings in JSON.

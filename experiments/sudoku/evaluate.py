@@ -20,7 +20,7 @@ from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import solve_sudokus
 from jaxgnn.training import Table, phase
-from jaxgnn.training._files import write_json
+from jaxgnn.training.files import write_json
 
 # Number of puzzles of a file that are listed individually.
 _LISTED = 10

@@ -14,8 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._sudoku_boards import board_of
 from jaxgnn.datasets.sudoku._solve import unique_solution
 from jaxgnn.pretrained import SudokuAnswer, SudokuSolver, load_weights, save_weights
-from jaxgnn.training._files import parse_json, read_json
-from jaxgnn.training._log import format_row, read_steps
+from jaxgnn.training.files import format_row, parse_json, read_json, read_steps
 
 # Name of the log of a run's initial weights, in its folder.
 EARLIER_LOG = "earlier.jsonl"

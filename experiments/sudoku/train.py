@@ -40,7 +40,7 @@ from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, phase, plot_curves
-from jaxgnn.training._files import read_json
+from jaxgnn.training.files import read_json
 
 # Options that a resumed run may change: they do not change the result.
 _MAY_CHANGE = (

@@ -2,8 +2,7 @@
 
 All of them work under ``jit`` and ``vmap``, on one list of scores or on a batch of them, with masks
 for padding. They equal scikit-learn and the evaluators of the Open Graph Benchmark, also for ties.
-``jaxgnn.training`` has the scores of node classifiers that experiments compute on the
-host.
+``jaxgnn.metrics.host`` has the scores of node classifiers that experiments compute on the host.
 """
 
 from jaxgnn._suggestions import suggest_names as _suggest_names

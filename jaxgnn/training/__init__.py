@@ -3,23 +3,24 @@
 Generic over Flax NNX modules and pytrees: nothing here depends on graphs.
 """
 
+from jaxgnn.metrics.host import accuracy as accuracy
+from jaxgnn.metrics.host import micro_f1 as micro_f1
+from jaxgnn.metrics.host import roc_auc as roc_auc
+
 from ._checkpoints import load_model as load_model
 from ._export import export_csv as export_csv
 from ._export import export_tensorboard as export_tensorboard
-from ._log import read_rows as read_rows
 from ._loop import Best as Best
 from ._loop import FitResult as FitResult
 from ._loop import LoopConfig as LoopConfig
 from ._loop import fit as fit
 from ._many import ManyResult as ManyResult
 from ._many import fit_many as fit_many
-from ._metrics import accuracy as accuracy
-from ._metrics import micro_f1 as micro_f1
-from ._metrics import roc_auc as roc_auc
-from ._plots import plot_curves as plot_curves
 from ._progress import phase as phase
-from ._report import write_report as write_report
-from ._run import RunFolder as RunFolder
 from ._step import jit_apply as jit_apply
 from ._table import Confusion as Confusion
 from ._table import Table as Table
+from .files import read_rows as read_rows
+from .plots import plot_curves as plot_curves
+from .report import write_report as write_report
+from .run import RunFolder as RunFolder

@@ -8,9 +8,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ._files import printable, write_bytes, write_text
-from ._log import Row
-from ._record import Record, read_record
+from .files import Row, printable, write_bytes, write_text
+from .run import Record, read_record
 
 # A fixed name, so that a later export replaces an earlier one; TensorBoard would show the rows of
 # both files.

@@ -14,10 +14,7 @@ from flax import nnx
 from ._checkpoints import Checkpoints
 from ._data_parallel import DataParallel, on_one_device
 from ._device_errors import LaunchWatch, launching, wait_for_devices
-from ._log import Row, RowLog
-from ._processes import as_first, writes_files
 from ._progress import Progress, say
-from ._run import RunFolder
 from ._step import (
     LossFn,
     ModelState,
@@ -28,7 +25,9 @@ from ._step import (
     start_state,
 )
 from ._trees import PyTree, all_finite, copy_arrays, owned
-from ._watch import Watch
+from .files import Row, RowLog
+from .processes import Watch, as_first, writes_files
+from .run import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 from flax import nnx
 
-from ._log import Row
 from ._loop import Best, LoopConfig
 from ._progress import Progress
 from ._step import (
@@ -25,6 +24,7 @@ from ._step import (
     start_state,
 )
 from ._trees import PyTree, owned
+from .files import Row
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from ._log import Row
+from .files import Row
 
 _SECONDS_BETWEEN_LINES = 30.0
 # A shorter phase needs no second line.

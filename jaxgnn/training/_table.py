@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from jaxgnn._errors import bad_input
 
-from ._files import printable
+from .files import printable
 
 Cell = str | int | float
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jaxgnn.training import read_rows
-from jaxgnn.training._log import RowLog, read_steps
+from jaxgnn.training.files import RowLog, read_steps
 
 
 def test_rows_come_back_exactly(tmp_path):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxgnn.training import plot_curves
-from jaxgnn.training._colours import colour, colours
+from jaxgnn.training.plots import colour, colours
 
 
 def rows(seed: int, steps: int = 200):

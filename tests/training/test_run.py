@@ -177,7 +177,7 @@ def test_files_of_the_experiment_are_written_whole(tmp_path):
 
 HOLDER = """
 import os, sys, warnings
-from jaxgnn.training._lock import lock_folder
+from jaxgnn.training.lock import lock_folder
 from pathlib import Path
 lock = lock_folder(Path(sys.argv[1]))
 # A worker that outlives its parent.
@@ -244,7 +244,7 @@ def test_the_child_of_a_killed_process_has_time_to_let_go(tmp_path, monkeypatch)
     later.join()
     # One that never lets go is named after a while.
     kept = os.open(file, os.O_RDWR)
-    monkeypatch.setattr("jaxgnn.training._lock._SECONDS_FOR_CHILDREN", 0.05)
+    monkeypatch.setattr("jaxgnn.training.lock._SECONDS_FOR_CHILDREN", 0.05)
     fcntl.flock(kept, fcntl.LOCK_EX)
     file.write_text(json.dumps(holder | {"process": dead.pid}))
     with pytest.raises(ValueError, match=f"in use by process {dead.pid}"):

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jaxgnn.training import LoopConfig
-from jaxgnn.training._watch import Place, Watch
+from jaxgnn.training.processes import Place, Watch
 
 
 def _watch(folder, monkeypatch, *others):

@@ -1,16 +1,20 @@
 """A page about a run: its results, configuration, devices and cost."""
 
 import json
+import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from . import _html
-from ._files import write_text
-from ._record import Record, Start, costs, metrics_table, read_record
+import numpy as np
+
+from . import page
 from ._table import Confusion, Table
+from .files import write_text
+from .run import DEVICE, HOST, Record, Start, read_record
 
 _COMMIT_LETTERS = 10
 
@@ -53,18 +57,18 @@ def write_report(
     if curves.exists() and curves.resolve() not in {picture.resolve() for picture in drawn}:
         drawn.insert(0, curves)
     parts = [
-        _html.paragraph(_where_and_when(record)),
-        _html.command(command),
-        _html.section("Results", map(_html.table, tables)),
-        _html.section("Curves", map(_html.picture, drawn)),
-        _html.section("Classes", [] if confusion is None else [_html.confusion(confusion)]),
-        _html.section("Metrics", [_html.table(metrics_table(record))] if record.rows else []),
-        _html.section("Time and memory", [_html.pairs(costs(record))]),
-        _html.section("Configuration", configuration(record.config)),
-        _html.section("Versions", [_html.table(_starts_table(record))] if record.starts else []),
+        page.paragraph(_where_and_when(record)),
+        page.command(command),
+        page.section("Results", map(page.table, tables)),
+        page.section("Curves", map(page.picture, drawn)),
+        page.section("Classes", [] if confusion is None else [page.confusion(confusion)]),
+        page.section("Metrics", [page.table(metrics_table(record))] if record.rows else []),
+        page.section("Time and memory", [page.pairs(costs(record))]),
+        page.section("Configuration", configuration(record.config)),
+        page.section("Versions", [page.table(_starts_table(record))] if record.starts else []),
     ]
     path = record.folder / "report.html"
-    write_text(path, _html.page(title, filter(None, parts)))
+    write_text(path, page.page(title, filter(None, parts)))
     return path
 
 
@@ -120,7 +124,7 @@ def configuration(config: Mapping[str, Any]) -> list[str]:
     """The options that have a value, and the names of the others, as parts of a page."""
     given = {name: option_text(value) for name, value in config.items() if value is not None}
     others = ", ".join(name for name in config if name not in given)
-    return [_html.pairs(given), _html.paragraph(f"Without a value: {others}." if others else "")]
+    return [page.pairs(given), page.paragraph(f"Without a value: {others}." if others else "")]
 
 
 def option_text(value: Any) -> str:
@@ -133,3 +137,38 @@ def option_text(value: Any) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def metrics_table(record: Record) -> Table:
+    """The metrics of the last step and, if the run has one, of the best evaluation."""
+    last = record.rows[-1] if record.rows else {}
+    by_step = {int(row["step"]): row for row in record.rows}
+    best = by_step.get(record.best_step or 0)
+    columns = ["metric", *([] if best is None else [f"best, step {record.best_step}"])]
+    columns.append(f"last, step {int(last.get('step', 0))}")
+    shown = [best or {}, last] if best is not None else [last]
+    names = {name: None for row in shown for name in row if name != "step"}
+    select = record.summary.get("select")
+    return Table(
+        title="",
+        columns=tuple(columns),
+        rows=tuple((name, *(row.get(name, math.nan) for row in shown)) for name in names),
+        note="" if best is None else f"The best step is that of the best {select}.",
+    )
+
+
+def costs(record: Record) -> dict[str, str]:
+    """Time and memory of a run, as text; values that were not recorded are omitted."""
+    found = {}
+    if record.first_step_seconds is not None:
+        found["first step, with compilation"] = f"{record.first_step_seconds:.2f} s"
+    times = record.step_ms()
+    if times.size:
+        found["step, median"] = f"{statistics.median(times):.3g} ms"
+        low, high = np.percentile(times, [10, 90])
+        found["step, 10 % to 90 %"] = f"{low:.3g} to {high:.3g} ms"
+        found["steps that were timed"] = str(times.size)
+    for name, key in {"host": HOST, "device": DEVICE}.items():
+        if isinstance(record.summary.get(key), int):
+            found[f"peak memory, {name}"] = f"{record.summary[key] / 2**20:,.0f} MiB"
+    return found

@@ -1,4 +1,4 @@
-"""Detects a stuck process of a training, and names it."""
+"""Agreement between processes that train together, and detection of one that is stuck."""
 
 import contextlib
 import json
@@ -11,13 +11,31 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 import jax
-
-from ._processes import wait_for_all
+import numpy as np
+from jax.experimental import multihost_utils
 
 # Longest time a process may spend submitting work before it counts as stuck. JAX detects a process
 # that has stopped entirely, after the number of seconds given to ``distributed.initialize``.
 _PATIENCE_S = 40.0
 _INTERVAL_S = 1.0
+
+
+def writes_files() -> bool:
+    """Whether this process writes and reports for all; only process 0 does."""
+    return jax.process_index() == 0
+
+
+def wait_for_all(what: str) -> None:
+    """Waits until all processes arrive; ``what`` names the place, the same for all."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+def as_first(flag: bool) -> bool:
+    """Returns the flag of process 0 on all processes, such as that its time is over."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.broadcast_one_to_all(np.array(flag)))
 
 
 class Place(NamedTuple):

@@ -1,6 +1,8 @@
-"""Scores of classifiers, in NumPy, on the host. Arguments may be JAX or NumPy arrays.
+"""Scores of node classifiers in NumPy, on the host, for experiments; ``jaxgnn.training`` has them.
 
-All of them treat values that can not be scored in the same way:
+They return a Python number in float64. ``roc_auc`` is the mean over tasks, where
+``jaxgnn.metrics.roc_auc`` gives each list of scores its own area on the device. Arguments are JAX
+or NumPy arrays. Values that can not be scored are treated in the same way:
 
 - A label below zero, or NaN, is missing: it is ignored.
 - A label that is not a class, beyond the last one or a fraction, makes the score NaN.
@@ -39,14 +41,7 @@ def accuracy(
     Raises:
       ValueError: The shapes do not match, or no row is left to count.
     """
-    logits, labels = np.asarray(logits), np.asarray(labels)
-    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
-        raise ValueError(
-            f"accuracy: expected logits [n, classes] and labels [n], "
-            f"got {logits.shape} and {labels.shape}"
-        )
-    logits, labels = _masked("accuracy", logits, labels, mask)
-    labelled = _labelled("accuracy", labels)
+    logits, labels, labelled = _selected("accuracy", logits, labels, mask, one_label=True)
     logits, labels = logits[labelled], labels[labelled]
     # The maximum of values with a NaN is NaN.
     if not (_are_classes(labels, logits.shape[1]) and np.isfinite(logits.max(axis=1)).all()):
@@ -74,9 +69,7 @@ def micro_f1(
     Raises:
       ValueError: The shapes do not match, or no pair is left to count.
     """
-    logits, labels = _same_shape("micro_f1", logits, labels)
-    logits, labels = _masked("micro_f1", logits, labels, mask)
-    labelled = _labelled("micro_f1", labels)
+    logits, labels, labelled = _selected("micro_f1", logits, labels, mask)
     logits, labels = logits[labelled], labels[labelled]
     if not (_are_classes(labels, _TASK_CLASSES) and np.isfinite(logits).all()):
         return math.nan
@@ -109,9 +102,8 @@ def roc_auc(
     Raises:
       ValueError: The shapes do not match, or no task has both classes.
     """
-    scores, labels = _same_shape("roc_auc", scores, labels)
-    scores, labels = _masked("roc_auc", scores, labels, mask)
-    if not _are_classes(labels[_labelled("roc_auc", labels)], _TASK_CLASSES):
+    scores, labels, labelled = _selected("roc_auc", scores, labels, mask)
+    if not _are_classes(labels[labelled], _TASK_CLASSES):
         return math.nan
     areas = [_task_auc(scores[:, task], labels[:, task]) for task in range(scores.shape[1])]
     defined = [area for area in areas if area is not None]
@@ -138,35 +130,17 @@ def _task_auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def _labelled(name: str, labels: np.ndarray) -> np.ndarray:
-    """Mask of the known labels, [*labels] bool.
+def _selected(
+    name: str, scores: Values, labels: Values, mask: Values | None, *, one_label: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The checked scores and labels of the rows of ``mask``, and a mask of the known labels.
 
-    Raises:
-      ValueError: No label is known.
+    Labels are [n] if each row has one, and of the scores' shape otherwise.
     """
-    labelled = labels >= 0  # false for NaN
-    if not labelled.any():
-        raise ValueError(f"{name}: no rows to count: all of them are unlabelled")
-    return labelled
-
-
-def _are_classes(labels: np.ndarray, classes: int) -> bool:
-    """Whether all labels that are not below zero are among ``classes`` classes."""
-    return bool(np.all((labels < classes) & (np.floor(labels) == labels)))
-
-
-def _same_shape(name: str, scores: Values, labels: Values) -> tuple[np.ndarray, np.ndarray]:
     scores, labels = np.asarray(scores), np.asarray(labels)
-    if scores.ndim != 2 or labels.shape != scores.shape:
-        raise ValueError(
-            f"{name}: expected scores and labels [n, tasks], got {scores.shape} and {labels.shape}"
-        )
-    return scores, labels
-
-
-def _masked(
-    name: str, scores: np.ndarray, labels: np.ndarray, mask: Values | None
-) -> tuple[np.ndarray, np.ndarray]:
+    if scores.ndim != 2 or labels.shape != (scores.shape[:1] if one_label else scores.shape):
+        what = "logits [n, classes] and labels [n]" if one_label else "scores and labels [n, tasks]"
+        raise ValueError(f"{name}: expected {what}, got {scores.shape} and {labels.shape}")
     if mask is not None:
         mask = np.asarray(mask)
         if mask.dtype != bool or mask.shape != labels.shape[:1]:
@@ -176,4 +150,12 @@ def _masked(
         scores, labels = scores[mask], labels[mask]
     if len(labels) == 0:
         raise ValueError(f"{name}: no rows to count")
-    return scores, labels
+    labelled = labels >= 0  # false for NaN
+    if not labelled.any():
+        raise ValueError(f"{name}: no rows to count: all of them are unlabelled")
+    return scores, labels, labelled
+
+
+def _are_classes(labels: np.ndarray, classes: int) -> bool:
+    """Whether known labels are all among ``classes`` classes."""
+    return bool(np.all((labels < classes) & (np.floor(labels) == labels)))

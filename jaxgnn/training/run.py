@@ -1,4 +1,7 @@
-"""The folder of one run: its configuration, versions and devices, metrics and checkpoints."""
+"""The folder of one run: its configuration, versions and devices, metrics and checkpoints.
+
+``RunFolder`` writes it while the run trains; ``read_record`` reads it for reports.
+"""
 
 import dataclasses
 import enum
@@ -6,24 +9,27 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxgnn._errors import bad_input
 
-from ._files import printable, read_json, write_json
-from ._lock import FolderLock, lock_folder
-from ._log import Row, read_steps
-from ._memory import largest, peak_memory
-from ._processes import wait_for_all, writes_files
+from .files import Row, printable, read_json, read_steps, write_json
+from .lock import FolderLock, lock_folder
+from .processes import wait_for_all, writes_files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxgnn")
+# Names of the peaks of memory in ``summary.json``.
+HOST, DEVICE = "peak_host_bytes", "peak_device_bytes"
 
 
 class RunFolder:
@@ -221,3 +227,145 @@ def _git(*arguments: str) -> str | None:
     command = ["git", "--no-optional-locks", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def peak_memory() -> dict[str, int | None]:
+    """The peak of this process so far, in bytes.
+
+    Returns:
+      ``peak_host_bytes``: the largest resident set, including everything besides training.
+      ``peak_device_bytes``: the peak allocation on one device; None if the devices do not report
+      it, such as CPUs.
+    """
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    counted = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [stats["peak_bytes_in_use"] for stats in counted if "peak_bytes_in_use" in stats]
+    return {
+        # Linux counts in KiB, macOS in bytes.
+        HOST: resident if sys.platform == "darwin" else 1024 * resident,
+        DEVICE: max(peaks, default=None),
+    }
+
+
+def largest(before: Mapping[str, Any], now: Mapping[str, int | None]) -> dict[str, int | None]:
+    """The larger of each pair of peaks, of which either may be unknown."""
+    pairs = {name: (before.get(name), value) for name, value in now.items()}
+    return {
+        name: max((value for value in pair if isinstance(value, int)), default=None)
+        for name, pair in pairs.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """One start of a run, from ``versions.json``.
+
+    Attributes:
+      time: Date and time of the start.
+      python: Version of Python.
+      packages: Name -> version; None if a package is used from a checkout.
+      devices: The kind of each device.
+      commit: Commit of the checkout it was started in; None outside of one.
+      changed: Whether the checkout had changes.
+    """
+
+    time: datetime
+    python: str
+    packages: dict[str, str | None]
+    devices: list[str]
+    commit: str | None
+    changed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The files of a run; missing files are empty.
+
+    Attributes:
+      folder: The folder.
+      config: Dotted names of ``config.json`` and their values.
+      starts: Each start of the run, from ``versions.json``.
+      rows: Rows of ``metrics.jsonl``.
+      timing: Rows of ``timing.jsonl``.
+      summary: Content of ``summary.json``.
+      result: Content of ``result.json``, which experiments write.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    starts: list[Start]
+    rows: list[Row]
+    timing: list[Row]
+    summary: dict[str, Any]
+    result: dict[str, Any]
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best evaluation, if the run has one."""
+        best = self.summary.get("best")
+        return None if best is None else best["step"]
+
+    @property
+    def first_step_seconds(self) -> float | None:
+        """Seconds of the first step of the first start, compilation included."""
+        seconds = [row["compile_seconds"] for row in self.timing if "compile_seconds" in row]
+        return seconds[0] if seconds else None
+
+    def step_ms(self) -> np.ndarray:
+        """[steps] float64: milliseconds of each step without compilation.
+
+        Steps that were waited for together each have their mean.
+        """
+        times: list[float] = []
+        last = 0
+        for row in self.timing:
+            step = int(row["step"])
+            if "ms_per_step" in row:
+                times += [row["ms_per_step"]] * max(1, step - last)
+            last = step
+        return np.array(times)
+
+
+def read_record(folder: str | os.PathLike[str]) -> Record:
+    """Reads a run folder, which another process may be writing to.
+
+    Raises:
+      ValueError: There is no such folder, or a file is invalid; the message names it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    versions = folder / "versions.json"
+    config = _read(folder / "config.json", dict, "an object, the configuration of the run")
+    summary = _read(folder / "summary.json", dict, "an object, the summary of the run")
+    best = summary.get("best")
+    if best is not None and not (isinstance(best, dict) and isinstance(best.get("step"), int)):
+        raise ValueError(f"{folder / 'summary.json'}: expected a best evaluation with a step")
+    return Record(
+        folder=folder,
+        config=flatten(config) if config else {},
+        starts=[_start(versions, v) for v in _read(versions, list, "a list, of the run's starts")],
+        rows=read_steps(folder / "metrics.jsonl"),
+        timing=read_steps(folder / "timing.jsonl"),
+        summary=summary,
+        result=_read(folder / "result.json", dict, "an object, the results of the run"),
+    )
+
+
+def _start(path: Path, value: Any) -> Start:
+    try:
+        git = value["git"] or {"commit": None, "dirty": False}
+        return Start(
+            time=datetime.fromisoformat(value["time"]),
+            python=str(value["python"]),
+            packages=dict(value["packages"]),
+            devices=[str(device["kind"]) for device in value["devices"]],
+            commit=git["commit"],
+            changed=git["dirty"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a start of the run, got {value!r:.80}") from error
+
+
+def _read[T](path: Path, kind: type[T], what: str) -> T:
+    return read_json(path, kind, what) if path.exists() else kind()
