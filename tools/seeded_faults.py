@@ -912,14 +912,14 @@ GRAPHS = (
     ),
     Fault(
         "exported files: a result of fewer arrays than the program returns is taken",
-        "jaxgnn/_exporting/checks.py",
+        "jaxgnn/_exporting/load.py",
         "_require(count == len(arrays),",
         "_require(count <= len(arrays),",
         _tests("exporting/test_forged_files", "test_a_description_that_is_not_true_is_named"),
     ),
     Fault(
         "exported files: types of the inputs are not compared with the program",
-        "jaxgnn/_exporting/checks.py",
+        "jaxgnn/_exporting/load.py",
         '"inputs": (inputs, program.inputs),',
         '"inputs": (inputs, inputs),',
         _tests("exporting/test_forged_files", "test_a_description_that_is_not_true_is_named"),

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.export
@@ -17,12 +17,15 @@ import numpy as np
 from jaxgnn import _ffi
 from jaxgnn._arrays.arrays import in_native_order, require_kept_integers
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.checks import check_description, check_program
 from jaxgnn._exporting.file import Description, unpacked, versions_of
-from jaxgnn._exporting.program import read_program
-from jaxgnn._exporting.trees import leaves_of, rebuilt
+from jaxgnn._exporting.program import Program, read_program
+from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt
 from jaxgnn._methods import Binding
-from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
+from jaxgnn.ops._core.dispatch import Platform, current_platform, no_mosaic_gpu
+
+_LONGEST_SHAPE = 1000
+# Sizes, names of sizes, sums, products and functions of them.
+_SHAPE = re.compile(r"[\w\s+*,()-]*")
 
 
 class ExportedFunction(Binding):
@@ -118,7 +121,7 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
     """
     name, description, program = unpacked(source)
     with _naming(name, "a damaged description"):
-        inputs, outputs = check_description(description)
+        inputs, outputs = _check_description(description)
     _prepare(name, description)
     with _naming(name, "a damaged description"):
         template = _template(description, inputs, outputs)
@@ -139,7 +142,7 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
     if callbacks:
         raise ValueError(f"load_exported: {name} must call no Python, got a call of {callbacks[0]}")
     with _naming(name, "a description of another program"):
-        check_program(description, read_program(template), facts)
+        _check_program(description, read_program(template), facts)
     return ExportedFunction(name, description, exported)
 
 
@@ -181,3 +184,61 @@ def _template(
 
     function = jax.jit(same_shapes, keep_unused=True)
     return jax.export.export(function, platforms=description.platforms)(*inputs)
+
+
+# -- checks of the description, so that each element of it is true ---------------------------------
+
+
+def _check_description(description: Description) -> tuple[list[Any], list[Any]]:
+    """Checks each element by itself; returns the specs of the arguments and of the results."""
+    platforms = description.platforms
+    _require(bool(platforms) and _are_names(platforms), "names of platforms", platforms)
+    known = set(platforms) <= set(get_args(Platform)) and len(set(platforms)) == len(platforms)
+    _require(known, f"platforms among {', '.join(get_args(Platform))}", platforms)
+    _require(_are_names(description.kernels), "names of kernels", description.kernels)
+    arguments = description.arguments
+    is_tuple = type(arguments) is dict and list(arguments) == ["tuple"]
+    _require(is_tuple, "a tuple of arguments", arguments)
+    scope = jax.export.SymbolicScope()
+    found = []
+    for name, structure in (("inputs", arguments), ("outputs", description.result)):
+        arrays = getattr(description, name)
+        count = count_leaves(structure)
+        _require(count == len(arrays), f"{count} {name}, one for each array", len(arrays))
+        found.append([_read_spec(array, scope) for array in arrays])
+    kept, inputs = description.kept, range(len(description.inputs))
+    are_kept = all(type(i) is int and i in inputs for i in kept) and sorted(set(kept)) == kept
+    _require(are_kept, f"rising numbers of {len(inputs)} inputs as kept", kept)
+    return found[0], found[1]
+
+
+def _check_program(description: Description, template: Program, program: Program) -> None:
+    """Compares a description with its program; ``template`` takes and returns all its arrays."""
+    inputs = tuple(template.inputs[i] for i in description.kept)
+    pairs = {
+        "inputs": (inputs, program.inputs),
+        "outputs": (template.outputs, program.outputs),
+        "kernels": (description.kernels, program.kernels),
+        "has_symbols": (description.has_symbols, program.has_symbols),
+        "platforms": (len(description.platforms) > 1, program.has_platform),
+    }
+    for name, (said, found) in pairs.items():
+        _require(said == found, f"{name} as the program has them, {found!r:.80}", said)
+
+
+def _read_spec(array: Any, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:
+    is_pair = type(array) is list and len(array) == 2 and _are_names(array)
+    _require(is_pair, "the shape and the dtype of an array", array)
+    shape, dtype = array
+    is_shape = len(shape) <= _LONGEST_SHAPE and _SHAPE.fullmatch(shape) is not None
+    _require(is_shape, "a shape, such as 'nodes, 8'", shape)
+    return jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), jnp.dtype(dtype))
+
+
+def _are_names(values: Any) -> bool:
+    return all(type(value) is str for value in values)
+
+
+def _require(fits: bool, expected: str, got: Any) -> None:
+    if not fits:
+        raise ValueError(f"expected {expected}, got {got!r:.80}")

@@ -1,19 +1,20 @@
-"""Runs functions of a sharded graph on all devices, outside of ``shard_map``."""
+"""Functions of a sharded graph on all devices, and the exchange of rows inside of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.distributed._blocks import Layout
-from jaxgnn.distributed._placement import axis_of
+from jaxgnn.distributed._blocks import Layout, axis_of
 from jaxgnn.distributed._sharded_graph import ShardedGraph
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix
+from jaxgnn.graph import CBSR, LocalGraph
 
 _SHARDED = ShardedGraph, ShardedMatrix
 
@@ -196,3 +197,33 @@ def _check(
                 )
                 raise bad_input("sharded", f"argument {at}", expected, f"shape {array.shape}")
             _check_spread(at, array, devices)
+
+
+@overload
+def halo_exchange(graph: LocalGraph, x: Array) -> Array: ...
+@overload
+def halo_exchange(graph: LocalGraph, x: CBSR) -> CBSR: ...
+def halo_exchange(
+    graph: LocalGraph, x: Float[Array, "rows *features"] | CBSR
+) -> Float[Array, "table *features"] | CBSR:
+    """Returns the table of the rows that the edges of a device read.
+
+    Ops that take a ``LocalGraph`` call this themselves. ``graph.indices`` are places in the table.
+    The gradient is the transpose: the owner of each row sums the gradients of all devices to its
+    rows. Of compressed rows only the values have a gradient, so only values are sent back.
+
+    Args:
+      graph: the graph of the device, inside of ``sharded`` or ``jax.shard_map``.
+      x: features of the own nodes, or compressed rows.
+
+    Returns:
+      One row for each entry of the table, of the kind and dtype of ``x``.
+
+    Raises:
+      ValueError: if the graph is no ``LocalGraph``, or ``x`` has not one row for each own node.
+    """
+    if not isinstance(graph, LocalGraph):
+        expected = "a LocalGraph, as sharded functions get it"
+        got: Any = type(graph).__name__
+        raise bad_input("halo_exchange", "graph", expected, got)
+    return graph.halo.exchange(x)

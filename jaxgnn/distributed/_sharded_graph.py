@@ -13,9 +13,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgnn._errors import bad_input
-from jaxgnn.distributed._blocks import Cutter, Layout
+from jaxgnn.distributed._blocks import Cutter, Layout, axis_of, stacked
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
-from jaxgnn.distributed._placement import axis_of, stacked
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix, shard_matrix
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph, is_concrete
 from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words

@@ -10,9 +10,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn._errors import bad_input
-from jaxgnn.distributed._blocks import Layout, offsets_of, padded
+from jaxgnn.distributed._blocks import Layout, offsets_of, padded, stacked
 from jaxgnn.distributed._partition import edges_of
-from jaxgnn.distributed._placement import stacked
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph.local.local_graph import LocalMatrix

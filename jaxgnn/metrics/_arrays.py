@@ -16,12 +16,7 @@ _MOST_IN_TURN = 32
 
 
 def as_numbers(where: str, argument: str, values: Any) -> Any:
-    """Returns the values as an array of NumPy or of JAX.
-
-    Raises:
-      ValueError: if they are neither numbers nor flags, have no axis, or are a list of integers and
-        others that no dtype holds.
-    """
+    """Returns numbers or flags as an array of NumPy or of JAX of at least one axis, unrounded."""
     array = in_native_order(
         values if hasattr(values, "dtype") else _of_list(where, argument, values)
     )
@@ -45,11 +40,7 @@ def as_classes(labels: Any) -> Num[Array, "*shape"]:
 
 
 def as_mask(where: str, argument: str, mask: Any, shape: tuple[int, ...]) -> Bool[Array, "*shape"]:
-    """The mask as an array of this shape; None selects all.
-
-    Raises:
-      ValueError: if it is not of dtype bool, or does not broadcast to the shape.
-    """
+    """The mask, checked and broadcast to the shape; None selects all."""
     if mask is None:
         return jnp.ones(shape, bool)
     mask = mask if hasattr(mask, "dtype") else np.asarray(mask)

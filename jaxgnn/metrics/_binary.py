@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +59,7 @@ def roc_auc(
       >>> float(roc_auc(scores, labels))
       0.75
     """
-    return _roc_auc(*_checked("metrics.roc_auc", scores, labels, mask))
+    return _score(*_checked("metrics.roc_auc", scores, labels, mask), _shares_beaten)
 
 
 def average_precision(
@@ -73,42 +75,30 @@ def average_precision(
     For several tasks the Open Graph Benchmark takes the mean over those with both classes.
 
     Args:
-      scores: larger means more likely positive, [*batch, n]; only their order counts. Arrays of
-        NumPy, and lists, keep it in all 64 bits of int64, uint64 and float64.
-      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
-        below zero has none and is left out.
-      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
-        all.
+      scores: as for ``roc_auc``, [*batch, n].
+      labels: as for ``roc_auc``, [*batch, n].
+      mask: as for ``roc_auc``.
 
     Returns:
-      A number in [0, 1] for each list of the batch, float32 (float64 for scores of float64). NaN
-      if the selected examples have no positive (scikit-learn warns and returns 0), a score that is
-      not finite, or a label that is neither 0 nor 1.
+      A number in [0, 1] for each list of the batch, of the dtype of ``roc_auc``. NaN if the
+      selected examples have no positive (scikit-learn warns and returns 0), a score that is not
+      finite, or a label that is neither 0 nor 1.
 
     Raises:
-      ValueError: if scores and labels differ in shape or have no example, the mask does not fit, or
-        the arguments seem to be in scikit-learn's order: known labels are other floats, and the
-        scores integers.
+      ValueError: as for ``roc_auc``.
 
     Example:
       >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
       >>> round(float(average_precision(scores, labels)), 4)
       0.8333
     """
-    return _average_precision(*_checked("metrics.average_precision", scores, labels, mask))
+    return _score(*_checked("metrics.average_precision", scores, labels, mask), _precisions)
 
 
 class _Ranking(NamedTuple):
-    """Examples in ascending order of scores, with ignored ones at the end.
+    """Selected examples in ascending order of scores, with ignored ones at the end.
 
-    Attributes:
-      positive: whether each is a selected positive.
-      below: number of selected examples with lower scores than each.
-      positives_below: number of positives among these.
-      through: number of selected examples with at most the score of each.
-      positives_through: number of positives among these.
-      num_counted: number of selected examples, [*batch, 1].
-      num_positives: number of positives among these, [*batch, 1].
+    ``below`` counts those with a lower score than each, ``through`` those with at most its score.
     """
 
     positive: Bool[Array, "*batch n"]
@@ -147,36 +137,31 @@ def _ranking(scores: Array, labels: Array, counted: Array) -> _Ranking:
     )
 
 
-@jax.jit
-def _roc_auc(scores: Array, labels: Array, mask: Array) -> Array:
+@functools.partial(jax.jit, static_argnums=3)
+def _score(
+    scores: Array, labels: Array, mask: Array, of_examples: Callable[[_Ranking, Any], Array]
+) -> Array:
+    """The mean over the positives of a function of the ranking, which is NaN if it has none."""
     counted = mask & (labels >= 0)  # false for NaN
-    ranking, dtype = _ranking(scores, labels, counted), result_dtype(scores)
+    ranking = _ranking(scores, labels, counted)
+    mean = mean_where(of_examples(ranking, result_dtype(scores)), ranking.positive)
+    are_classes = jnp.all((labels == 0) | (labels == 1) | ~counted, -1)
+    return jnp.where(all_finite(scores, counted) & are_classes, mean, jnp.nan)
+
+
+def _shares_beaten(ranking: _Ranking, dtype: Any) -> Array:
+    """Share of the negatives below each example, half of the equal ones; NaN without negatives."""
     negatives_below = ranking.below - ranking.positives_below
     negatives_through = ranking.through - ranking.positives_through
     num_negatives = ranking.num_counted - ranking.num_positives
-    beaten = (negatives_below + negatives_through).astype(dtype) / (2 * num_negatives).astype(dtype)
-    area = mean_where(beaten, ranking.positive)
-    return jnp.where(
-        _are_valid(scores, labels, counted) & (num_negatives[..., 0] > 0), area, jnp.nan
-    )
+    return (negatives_below + negatives_through).astype(dtype) / (2 * num_negatives).astype(dtype)
 
 
-@jax.jit
-def _average_precision(scores: Array, labels: Array, mask: Array) -> Array:
-    counted = mask & (labels >= 0)  # false for NaN
-    ranking, dtype = _ranking(scores, labels, counted), result_dtype(scores)
+def _precisions(ranking: _Ranking, dtype: Any) -> Array:
+    """Precision where each example is the last that counts as positive."""
     found = ranking.num_counted - ranking.below
     hits = ranking.num_positives - ranking.positives_below
-    precision = hits.astype(dtype) / found.astype(dtype)
-    return jnp.where(
-        _are_valid(scores, labels, counted), mean_where(precision, ranking.positive), jnp.nan
-    )
-
-
-def _are_valid(scores: Array, labels: Array, counted: Array) -> Bool[Array, "*batch"]:
-    """Whether all selected scores are finite, and all their labels zeros and ones."""
-    are_classes = jnp.all((labels == 0) | (labels == 1) | ~counted, -1)
-    return all_finite(scores, counted) & are_classes
+    return hits.astype(dtype) / found.astype(dtype)
 
 
 def _checked(where: str, scores: Any, labels: Any, mask: Any) -> tuple[Array, Array, Array]:
@@ -186,18 +171,12 @@ def _checked(where: str, scores: Any, labels: Any, mask: Any) -> tuple[Array, Ar
         raise bad_input(where, "scores", "of at least one example", f"shape {scores.shape}")
     if labels.shape != scores.shape:
         raise bad_input(where, "labels", f"of the scores' shape {scores.shape}", labels.shape)
-    _check_order(where, scores, labels)
+    are_floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (scores, labels)]
+    if are_floats == [False, True] and is_concrete(labels):
+        numbers = np.asarray(labels)
+        unlike = numbers[(numbers >= 0) & (numbers != 0) & (numbers != 1)]
+        if unlike.size:
+            expected = "0 or 1, below zero or NaN, and behind the scores, unlike in scikit-learn"
+            raise bad_input(where, "labels", expected, unlike[0])
     (scores,) = comparable(where, scores=scores)
     return scores, as_classes(labels), as_mask(where, "mask", mask, scores.shape)
-
-
-def _check_order(where: str, scores: Any, labels: Any) -> None:
-    """Raises ValueError if scores and labels, as far as known, look like each other."""
-    are_floats = [jnp.issubdtype(array.dtype, jnp.floating) for array in (scores, labels)]
-    if are_floats != [False, True] or not is_concrete(labels):
-        return
-    numbers = np.asarray(labels)
-    unlike = numbers[(numbers >= 0) & (numbers != 0) & (numbers != 1)]
-    if unlike.size:
-        expected = "0 or 1, below zero or NaN, and behind the scores, unlike in scikit-learn"
-        raise bad_input(where, "labels", expected, unlike[0])

@@ -26,11 +26,8 @@ def comparable(where: str, **scores: Any) -> list[Array]:
     """Returns scores that are compared with each other as arrays of one dtype of the device.
 
     The order is that of the given numbers, and so is which of them are equal. Scores that are
-    traced with others can not be ranked: floats are then rounded to the common dtype.
-
-    Args:
-      where: the public function, for errors.
-      **scores: the arrays, each under the name of the argument.
+    traced with others can not be ranked: floats are then rounded to the common dtype. Errors name
+    ``where`` and the argument.
 
     Raises:
       ValueError: if integers exceed the common dtype and some of the scores are traced.

@@ -84,25 +84,18 @@ def hits_at_k(
     ``ties="mean"`` it equals the Hits@1, 3 and 10 reported with its mean reciprocal rank.
 
     Args:
-      positives: score of the right candidate of each query, [*batch, queries]. Arrays of NumPy,
-        and lists, are compared with the negatives in all bits of both; where one of the two is
-        traced, they are rounded to one dtype of the device.
-      negatives: scores of the other candidates, [*batch, queries, candidates]; or
-        [*batch, candidates], with one axis less, if all queries have the same ones.
+      positives: as for ``mrr``, [*batch, queries].
+      negatives: as for ``mrr``, [*batch, queries, candidates] or [*batch, candidates].
       k: the largest rank that is a hit, at least 1.
-      mask: False for queries to ignore, such as padding; None selects all.
-      negative_mask: False for candidates to ignore, broadcast to the negatives; None selects all.
-        A query without any candidate is ignored.
-      ties: rank of a positive among negatives of equal score.
+      mask: as for ``mrr``.
+      negative_mask: as for ``mrr``.
+      ties: as for ``mrr``, with another default.
 
     Returns:
-      A number in [0, 1] for each list of queries, float32 (float64 for scores of float64). NaN
-      if no query is selected, or a selected score is not finite.
+      A number in [0, 1] for each list of queries, and NaN, as for ``mrr``.
 
     Raises:
-      ValueError: if there are no queries or no candidates, shapes do not fit, ``k`` is no positive
-        integer, or ``ties`` has no such name; or if one of the two is traced, both are integers,
-        and the other one exceeds the dtype that JAX has for both.
+      ValueError: as for ``mrr``, or if ``k`` is no positive integer.
 
     Example:
       >>> positives, negatives = jnp.array([0.9, 0.4, 0.2]), jnp.array([0.1, 0.6, 0.3])
@@ -187,15 +180,11 @@ def _checked(
             str((*shape, "candidates")).replace("'", "") for shape in (own, shared)
         )
         raise bad_input(where, "negatives", f"of shape {shapes}", f"shape {negatives.shape}")
-    for name, array, what in (
-        ("positives", positives, "query"),
-        ("negatives", negatives, "candidate"),
-    ):
+    pairs = ("positives", positives, "query"), ("negatives", negatives, "candidate")
+    for name, array, what in pairs:
         if array.shape[-1] == 0:
             raise bad_input(where, name, f"of at least one {what}", f"shape {array.shape}")
-    masks = (
-        as_mask(where, "mask", mask, positives.shape),
-        as_mask(where, "negative_mask", negative_mask, negatives.shape),
-    )
-    scores = comparable(where, positives=positives, negatives=negatives)
-    return scores[0], scores[1], *masks
+    mask = as_mask(where, "mask", mask, positives.shape)
+    negative_mask = as_mask(where, "negative_mask", negative_mask, negatives.shape)
+    positives, negatives = comparable(where, positives=positives, negatives=negatives)
+    return positives, negatives, mask, negative_mask
