@@ -1304,8 +1304,8 @@ TRAINING = (
     Fault(
         "training loop: the best is the smallest where the largest was asked for",
         "jaxgnn/training/_loop.py",
-        'sign = 1 if self.config.select_mode == "max" else -1',
-        'sign = -1 if self.config.select_mode == "max" else 1',
+        'sign = 1 if config.select_mode == "max" else -1',
+        'sign = -1 if config.select_mode == "max" else 1',
         _tests("training/test_fit", "test_best_model_is_that_of_the_best_evaluation"),
     ),
     Fault(

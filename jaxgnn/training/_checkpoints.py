@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 import jax
@@ -61,17 +60,7 @@ class Checkpoints:
     def save(
         self, step: int, state: TrainState, best: ModelState | None, info: dict[str, Any]
     ) -> None:
-        """Writes a checkpoint and removes the oldest ones beyond ``keep``.
-
-        Args:
-          step: Step number of the checkpoint.
-          state: Arrays of the training state.
-          best: Arrays of the best model so far.
-          info: Any value that JSON supports.
-
-        Raises:
-          RuntimeError: The checkpoint was not written.
-        """
+        """Writes a checkpoint with ``info``, for JSON, and removes the oldest beyond ``keep``."""
         trees = _items(state, best)
         items: dict[str, ocp.args.CheckpointArgs] = {
             item: ocp.args.StandardSave(named(tree)) for item, tree in trees.items()
@@ -83,15 +72,11 @@ class Checkpoints:
             raise RuntimeError(f"checkpoint {self.folder / str(step)} was not written")
 
     def restore(self, like: TrainState) -> Restored:
-        """Reads the newest checkpoint.
-
-        Args:
-          like: A state with the structure, shapes, dtypes and placement to restore to, before its
-            first step.
+        """Reads the newest checkpoint to the structure, dtypes and placement of ``like``.
 
         Raises:
-          ValueError: There is none, it cannot be read, or its arrays do not match ``like``; the
-            message names the folder and the first field.
+          ValueError: There is none, it cannot be read, or its arrays do not match ``like``, a state
+            before its first step; the message names the folder and the first field.
         """
         step, saved, info = self._read_info(None)
         best_like = like.model if _BEST in saved else None
@@ -122,20 +107,11 @@ class Checkpoints:
         params, other = self._read_arrays(step, {item: average}, saved)[item]
         return ModelState(rounded(params, like.params), other)
 
-    def close(self) -> None:
-        """Closes the folder and the threads of orbax."""
-        self._manager.close()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        self._manager.close()
 
     def _read_info(self, step: int | None) -> tuple[int, dict[str, dict[str, str]], dict[str, Any]]:
         steps = self._manager.all_steps()

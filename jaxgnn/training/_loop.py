@@ -74,28 +74,20 @@ class LoopConfig:
     examples: str = "examples"
 
     def __post_init__(self):
-        lowest = {
-            "steps": 1,
-            "eval_every": 0,
-            "checkpoint_every": 0,
-            "log_every": 1,
-            "keep_checkpoints": 1,
-        }
-        for name, bound in lowest.items():
-            if getattr(self, name) < bound:
-                raise ValueError(
-                    f"LoopConfig.{name}: expected at least {bound}, got {getattr(self, name)}"
-                )
-        if not self.longest_wait_s > 0:
-            raise ValueError(
-                f"LoopConfig.longest_wait_s: expected above 0, got {self.longest_wait_s}"
-            )
-        if self.select_mode not in ("max", "min"):
-            raise ValueError(
-                f"LoopConfig.select_mode: expected 'max' or 'min', got {self.select_mode!r}"
-            )
-        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise ValueError(f"LoopConfig.ema_decay: expected in (0, 1), got {self.ema_decay}")
+        checks = (
+            ("steps", self.steps >= 1, "at least 1"),
+            ("eval_every", self.eval_every >= 0, "at least 0"),
+            ("checkpoint_every", self.checkpoint_every >= 0, "at least 0"),
+            ("log_every", self.log_every >= 1, "at least 1"),
+            ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),
+            ("longest_wait_s", self.longest_wait_s > 0, "above 0"),
+            ("select_mode", self.select_mode in ("max", "min"), "'max' or 'min'"),
+            ("ema_decay", self.ema_decay is None or 0.0 < self.ema_decay < 1.0, "in (0, 1)"),
+        )
+        for name, fits, expected in checks:
+            if not fits:
+                got = getattr(self, name)
+                raise ValueError(f"LoopConfig.{name}: expected {expected}, got {got!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +96,24 @@ class Best:
 
     step: int
     metrics: dict[str, float]
+
+
+def is_better(
+    where: str, config: LoopConfig, metrics: Mapping[str, float], best: Best | None, source: str
+) -> bool:
+    """Whether an evaluation is better than the best so far by ``config.select``.
+
+    Raises:
+      ValueError: The metric is missing; the message names the source of the others.
+    """
+    name = config.select
+    if name is None:
+        return False
+    if name not in metrics:
+        raise ValueError(f"{where}: config.select is {name!r}, {source} {list(metrics)}")
+    sign = 1 if config.select_mode == "max" else -1
+    better = best is None or sign * metrics[name] > sign * best.metrics[name]
+    return better and math.isfinite(metrics[name])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +200,6 @@ def fit[M: nnx.Module](
         state are means over the devices; they equal those of the whole batch if they are means
         over the examples. Each part draws its own random numbers. A run may be resumed with
         another mesh. ``evaluate`` and the result have the model on one device.
-        ``evaluate`` and the result have the model on one device.
 
     Returns:
       The trained model, the best model, and the history.
@@ -220,8 +229,8 @@ def fit[M: nnx.Module](
     with ExitStack() as stack:
         checkpoints = None
         if run is not None:
-            checkpoints = Checkpoints(run.checkpoints_path, config.keep_checkpoints)
-            stack.callback(checkpoints.close)
+            opened = Checkpoints(run.checkpoints_path, config.keep_checkpoints)
+            checkpoints = stack.enter_context(opened)
         places = None if run is None else run.processes_path
         watch = stack.enter_context(Watch(places, config.longest_wait_s))
         session = _Session(
@@ -247,15 +256,8 @@ def fit[M: nnx.Module](
         if done:
             what = "resuming from" if done < config.steps else "complete at"
             say(f"{what} step {done}", progress=progress)
-        bar = stack.enter_context(
-            Progress(
-                done,
-                config.steps,
-                config.examples_per_step,
-                examples=config.examples,
-                enabled=progress,
-            )
-        )
+        examples = config.examples_per_step, config.examples
+        bar = stack.enter_context(Progress(done, config.steps, *examples, enabled=progress))
         for step in range(done + 1, config.steps + 1):
             session.advance(step, bar)
             if session.stopped:
@@ -328,9 +330,9 @@ class _Session:
         """Does one step, and the actions that are due after it."""
         static = () if self.static is None else (self.static(step),)
         compiling = static not in self.compiled
-        if compiling and self.pending:
-            self.write(self.collect())
         if compiling:
+            if self.pending:
+                self.write(self.collect())
             bar.begin("compiling")
         if not self.pending:
             self.started = time.perf_counter()
@@ -396,21 +398,18 @@ class _Session:
             self.timed_steps += len(steps)
             timing = {"ms_per_step": 1e3 * seconds / len(steps)}
         self.timing.append([{"step": steps[-1], **timing}])
+        # The names in a row are in alphabetical order, as jit returns them; the loss comes first.
         rows = [
-            {"step": step, **{name: float(row[name]) for name in sorted(row, key=_loss_first)}}
+            {"step": step, "loss": float(row.pop("loss")), **{n: float(v) for n, v in row.items()}}
             for step, row in zip(steps, values, strict=True)
         ]
-        self.check_losses(rows)
-        return rows
-
-    def check_losses(self, rows: list[Row]) -> None:
-        """Raises at the first non-finite loss, after logging the rows before it."""
         for index, row in enumerate(rows):
             if not math.isfinite(row["loss"]):
                 self.write(rows[:index])
                 raise FloatingPointError(
                     f"fit: the loss is {row['loss']} at step {row['step']}; {self.last_checkpoint}"
                 )
+        return rows
 
     def add_evaluation(self, row: Row, static: tuple[Hashable, ...]) -> None:
         """Evaluates the model into ``row``, and keeps it if it is the best so far."""
@@ -424,24 +423,11 @@ class _Session:
         if clash:
             raise ValueError(f"fit: evaluate and loss_fn both return {sorted(clash)}")
         row |= metrics
-        if self.config.select is not None and self.is_best(metrics):
+        if is_better("fit", self.config, metrics, self.best, "evaluate returned"):
             step, arrays = int(row["step"]), self.state.averaged_model
             # A metric may be finite where the model is not: the largest of NaNs is the first.
             self.check_parameters(step, arrays.params)
             self.best, self.best_arrays = Best(step, metrics), copy_arrays(arrays)
-
-    def is_best(self, metrics: Row) -> bool:
-        """Whether an evaluation is the best so far by ``config.select``."""
-        name = self.config.select
-        assert name is not None
-        if name not in metrics:
-            raise ValueError(f"fit: config.select is {name!r}, evaluate returned {list(metrics)}")
-        if not math.isfinite(metrics[name]):
-            return False
-        if self.best is None:
-            return True
-        sign = 1 if self.config.select_mode == "max" else -1
-        return sign * metrics[name] > sign * self.best.metrics[name]
 
     def save(self, step: int) -> None:
         """Writes a checkpoint, unless the parameters are broken."""
@@ -454,7 +440,7 @@ class _Session:
         self.summarize()
 
     def summarize(self) -> None:
-        """Writes the summary of the run for reports, besides its rows."""
+        """Writes the summary of the run."""
         if self.run is None:
             return
         best = None
@@ -503,8 +489,3 @@ class _Session:
             ms_per_step=self.ms_per_step,
             finished=len(self.log.rows) == self.config.steps,
         )
-
-
-def _loss_first(name: str) -> tuple[bool, str]:
-    """Sort key for the names in a row, which jit returns in alphabetical order."""
-    return name != "loss", name

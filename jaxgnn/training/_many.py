@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from ._loop import Best, LoopConfig
+from ._loop import Best, LoopConfig, is_better
 from ._progress import Progress
 from ._step import (
     LossFn,
@@ -114,7 +114,7 @@ def fit_many(
             last = number == config.steps
             due = last or (config.eval_every > 0 and number % config.eval_every == 0)
             predictions = evaluate(state.model, shared) if due else None
-            records.add(number, values, predictions)
+            records.pending.append((number, values, predictions))
             if last or number == 1 or number % config.log_every == 0:
                 records.read()
                 bar.update(number, records.mean_row(), records.ms_per_step)
@@ -157,19 +157,15 @@ class _Records:
         self._config, self._seeds, self._score = config, seeds, score
         self._histories: list[list[Row]] = [[] for _ in seeds]
         self._best: list[Best | None] = [None] * len(seeds)
-        # Steps whose values are still on the device.
-        self._pending: list[tuple[int, dict[str, jax.Array], jax.Array | None]] = []
+        # Steps whose values, and predictions if they are evaluated, are still on the device.
+        self.pending: list[tuple[int, dict[str, jax.Array], jax.Array | None]] = []
         self._first: float | None = None
         self._seconds = 0.0
         self._timed = 0
 
-    def add(self, step: int, values: dict[str, jax.Array], predictions: jax.Array | None) -> None:
-        """Stores the result of a step, without waiting for it."""
-        self._pending.append((step, values, predictions))
-
     def read(self) -> None:
-        """Waits for the added steps, and computes their rows."""
-        for step, values, predictions in self._pending:
+        """Waits for the pending steps, and computes their rows."""
+        for step, values, predictions in self.pending:
             values, predictions = jax.device_get((values, predictions))
             for run, history in enumerate(self._histories):
                 row = {"step": step, **{name: float(v[run]) for name, v in values.items()}}
@@ -186,21 +182,13 @@ class _Records:
             self._first = now
         else:
             self._seconds = now - self._first
-            self._timed += len(self._pending)
-        self._pending.clear()
+            self._timed += len(self.pending)
+        self.pending.clear()
 
     def _evaluate(self, run: int, row: Row, predictions: np.ndarray) -> None:
         metrics = {name: float(value) for name, value in self._score(run, predictions).items()}
         row |= metrics
-        select = self._config.select
-        if select is None:
-            return
-        if select not in metrics:
-            raise ValueError(f"fit_many: config.select is {select!r}, score gave {list(metrics)}")
-        sign = 1 if self._config.select_mode == "max" else -1
-        best = self._best[run]
-        better = best is None or sign * metrics[select] > sign * best.metrics[select]
-        if math.isfinite(metrics[select]) and better:
+        if is_better("fit_many", self._config, metrics, self._best[run], "score gave"):
             self._best[run] = Best(int(row["step"]), metrics)
 
     @property
@@ -216,7 +204,6 @@ class _Records:
         return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
     def results(self) -> list[ManyResult]:
-        """The result of each run."""
         return [
             ManyResult(history, best, self.ms_per_step)
             for history, best in zip(self._histories, self._best, strict=True)

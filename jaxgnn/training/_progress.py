@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from tqdm import tqdm
@@ -62,8 +61,8 @@ class Progress:
         done: int,
         total: int,
         examples_per_step: int | None = None,
-        *,
         examples: str = "examples",
+        *,
         enabled: bool,
     ):
         on_terminal = enabled and sys.stderr.isatty()
@@ -104,10 +103,5 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.close()
