@@ -37,9 +37,9 @@ def wait_for_devices(values: Any, where: str) -> None:
       where: description of the program.
 
     Raises:
-      RuntimeError: naming the device and its error, as soon as one fails. The others may still
-        wait then, and JAX would wait for them at the interpreter's exit. So the interpreter exits
-        without waiting, with status 1.
+      RuntimeError: One device fails; the message names it. The others may still wait, and JAX would
+        wait for them at the interpreter's exit. So the interpreter exits without waiting, with
+        status 1.
     """
     shards = _shards(values)
     if not shards or not _others_may_wait(shards):
@@ -47,12 +47,12 @@ def wait_for_devices(values: Any, where: str) -> None:
     done: queue.SimpleQueue[tuple[jax.Device, Exception | None]] = queue.SimpleQueue()
 
     def wait(shard: Any) -> None:
+        failed = None
         try:
             shard.data.block_until_ready()
         except Exception as error:
-            done.put((shard.device, error))
-        else:
-            done.put((shard.device, None))
+            failed = error
+        done.put((shard.device, failed))
 
     for shard in shards:
         threading.Thread(target=wait, args=(shard,), daemon=True).start()
@@ -65,14 +65,10 @@ def wait_for_devices(values: Any, where: str) -> None:
 
 @contextlib.contextmanager
 def launching(arrays: Any, what: str) -> Iterator[None]:
-    """Launches a program on the devices of a pytree of arrays.
-
-    Args:
-      arrays: arguments of the program.
-      what: description of the program.
+    """Launches the program ``what`` on the devices of a pytree of arrays, its arguments.
 
     Raises:
-      RuntimeError: if the launch fails on a device for which others may wait; it lists the free
+      RuntimeError: The launch fails on a device for which others may wait; the message has the free
         memory of each device of this process. The interpreter then exits without waiting for
         them, as for ``wait_for_devices``.
     """
@@ -89,19 +85,12 @@ def launching(arrays: Any, what: str) -> Iterator[None]:
 
 
 class _Launch(NamedTuple):
-    """A launch in progress.
-
-    Attributes:
-      what: description of the program.
-      since: start time, by ``time.monotonic``.
-      thread: the thread that launches.
-      frame: ``id`` of its launching frame. The frame itself would keep its arrays alive.
-    """
+    """A launch in progress of the program ``what``, by a thread since a time."""
 
     what: str
     since: float
     thread: int
-    frame: int
+    frame: int  # ``id`` of the launching frame, which itself would keep its arrays alive
 
 
 class LaunchWatch:
@@ -167,7 +156,10 @@ class LaunchWatch:
                 told = launch
                 say(f"fit: {self._fault(launch, seconds, compiled)}")
             if seconds > self._limit(compiled):
-                self._end(launch, seconds, compiled)
+                fault = self._fault(launch, seconds, compiled)
+                if self._launch is launch:
+                    say(f"error: fit: {fault}")
+                    _leave()
 
     def _limit(self, compiled: bool) -> float:
         """Longest time of a launch, in seconds."""
@@ -178,20 +170,11 @@ class LaunchWatch:
 
     def _fault(self, launch: _Launch, seconds: float, compiled: bool) -> str:
         names, free = ", ".join(map(str, self.devices)), _free_memory(self.devices)
-        failed = "one of them has failed and the others wait for it"
-        if compiled:
-            why = f"earlier steps take long, or {failed}"
-        else:
-            why = f"it is still compiled, or {failed}"
-        late = f"{launch.what} has not been launched on the devices {names} after {seconds:.0f} s"
-        return f"{late}: {why}{free}"
-
-    def _end(self, launch: _Launch, seconds: float, compiled: bool) -> None:
-        """Ends the process if the launch is still in progress."""
-        fault = self._fault(launch, seconds, compiled)
-        if self._launch is launch:
-            say(f"error: fit: {fault}")
-            _leave()
+        why = "earlier steps take long" if compiled else "it is still compiled"
+        return (
+            f"{launch.what} has not been launched on the devices {names} after {seconds:.0f} s: "
+            f"{why}, or one of them has failed and the others wait for it{free}"
+        )
 
 
 def _others_may_wait(places: list[Any]) -> bool:
@@ -201,10 +184,9 @@ def _others_may_wait(places: list[Any]) -> bool:
 
 def _free_memory(devices: list[jax.Device]) -> str:
     """Text in brackets with the free memory of each device; empty if no device reports it."""
-    counted = {device: _stats(device) for device in devices}
     free = [
         f"{device} {(stats['bytes_limit'] - stats['bytes_in_use']) / 2**30:.2f} GiB"
-        for device, stats in counted.items()
+        for device, stats in zip(devices, map(_stats, devices), strict=True)
         if {"bytes_limit", "bytes_in_use"} <= stats.keys()
     ]
     return f" (free memory: {', '.join(free)})" if free else ""
@@ -217,8 +199,7 @@ def _stats(device: jax.Device) -> dict[str, int]:
 
 def _shards(values: Any) -> list[Any]:
     """This process's parts of the first array of a pytree."""
-    arrays = _arrays(values)
-    return list(arrays[0].addressable_shards) if arrays else []
+    return [shard for array in _arrays(values)[:1] for shard in array.addressable_shards]
 
 
 def _devices(values: Any) -> list[jax.Device]:
@@ -227,8 +208,7 @@ def _devices(values: Any) -> list[jax.Device]:
     It does not ask for the array's parts: for one that ``jax.device_put`` has put on devices of
     several processes, JAX can not list them before a program has run.
     """
-    arrays = _arrays(values)
-    devices = arrays[0].sharding.addressable_devices if arrays else ()
+    devices = [d for array in _arrays(values)[:1] for d in array.sharding.addressable_devices]
     return sorted(devices, key=lambda device: device.id)
 
 

@@ -45,16 +45,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
-    """Parses ``text`` as JSON.
-
-    Args:
-      text: The JSON text.
-      where: The file, and the line if it has several values, for the error.
-      kind: The type that the value must have.
-      what: Description of the expected type, for the error.
+    """Parses ``text`` as JSON; ``what`` describes the type, ``where`` names the file for errors.
 
     Raises:
-      ValueError: The text is not JSON, or its value is of another type.
+      ValueError: The text is not JSON, or its value is not of type ``kind``.
     """
     try:
         value = json.loads(text)
@@ -68,6 +62,11 @@ def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
 def read_json[T](path: Path, kind: type[T], what: str) -> T:
     """Reads the JSON file at ``path``; raises ValueError unless its value is of type ``kind``."""
     return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path), kind, what)
+
+
+def read_if_there[T](path: Path, kind: type[T], what: str) -> T:
+    """Reads the JSON file at ``path`` like ``read_json``; an empty value if there is no file."""
+    return read_json(path, kind, what) if path.exists() else kind()
 
 
 def _start(text: str) -> str:
@@ -92,7 +91,11 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         return []
     # The text after the last newline is empty, or an incomplete line.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+    rows = [
+        parse_json(line, f"{path}, line {number}", dict, "an object")
+        for number, line in enumerate(lines, start=1)
+    ]
+    return [{n: math.nan if value is None else value for n, value in row.items()} for row in rows]
 
 
 def read_steps(path: str | os.PathLike[str]) -> list[Row]:
@@ -103,7 +106,13 @@ def read_steps(path: str | os.PathLike[str]) -> list[Row]:
     """
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
-        _check(Path(path), number, row)
+        where = f"{path}, line {number}: expected"
+        for name, value in row.items():
+            if not isinstance(value, int | float):
+                raise ValueError(f"{where} a number for {name!r}, got {value!r:.80}")
+        step = row.get("step")
+        if not isinstance(step, int) or step < 1:
+            raise ValueError(f"{where} a 'step' of at least 1, got {step!r:.80}")
     return rows
 
 
@@ -152,19 +161,3 @@ def _number(value: float) -> str:
     if math.isinf(value):
         return "1e999" if value > 0 else "-1e999"
     return json.dumps(value)
-
-
-def _parse(path: Path, number: int, line: str) -> Row:
-    row = parse_json(line, f"{path}, line {number}", dict, "an object")
-    return {name: math.nan if value is None else value for name, value in row.items()}
-
-
-def _check(path: Path, number: int, row: Mapping[str, object]) -> None:
-    """Raises unless a row has only numbers, and a step among them."""
-    where = f"{path}, line {number}: expected"
-    for name, value in row.items():
-        if not isinstance(value, int | float):
-            raise ValueError(f"{where} a number for {name!r}, got {value!r:.80}")
-    step = row.get("step")
-    if not isinstance(step, int) or step < 1:
-        raise ValueError(f"{where} a 'step' of at least 1, got {step!r:.80}")

@@ -10,8 +10,7 @@ import warnings
 import weakref
 from datetime import UTC, datetime
 from pathlib import Path
-
-_NAME = ".lock"
+from typing import Any
 
 # Locks held by this process, by the path of their files. If a process opens a folder several times,
 # all share a lock, which is released with the last of them.
@@ -27,24 +26,17 @@ class FolderLock:
 
     It is a lock of the operating system (flock) on an open file, so that a kill at any moment
     releases it. Use ``lock_folder`` to create one.
-
-    Args:
-      file: The file to lock, created if missing.
-
-    Raises:
-      ValueError: Another process has the lock; the message names it.
     """
 
     def __init__(self, file: Path):
-        self.file = file
         descriptor = _locked(file)
         self._close = weakref.finalize(self, os.close, descriptor)
-        self._identity = _identity(os.fstat(descriptor))
+        self._status = os.fstat(descriptor)
 
     def is_of(self, file: Path) -> bool:
         """Whether this locks ``file``: the lock is not released, and the file was not replaced."""
         try:
-            return self._close.alive and _identity(file.stat()) == self._identity
+            return self._close.alive and os.path.samestat(file.stat(), self._status)
         except FileNotFoundError:
             return False
 
@@ -57,9 +49,9 @@ def lock_folder(folder: Path) -> FolderLock:
     """Locks an existing folder for this process.
 
     Raises:
-      ValueError: Another process has it.
+      ValueError: Another process has it; the message names it.
     """
-    file = folder.resolve() / _NAME
+    file = folder.resolve() / ".lock"
     with _guard:
         held = _held.get(file)
         if held is None or not held.is_of(file):
@@ -75,15 +67,19 @@ def _locked(file: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous holder may have removed the folder, and the file, in the meantime.
-            if file.exists() and _identity(file.stat()) == _identity(os.fstat(descriptor)):
+            if file.exists() and os.path.samestat(file.stat(), os.fstat(descriptor)):
                 break
         except BlockingIOError as error:
-            holder = os.pread(descriptor, 4096, 0)
+            holder = _holder(os.pread(descriptor, 4096, 0))
             os.close(descriptor)
             if _is_gone(holder) and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
-            raise ValueError(f"{file.parent} is in use by {_described(holder)}") from error
+            who = "process {process} on {host} since {since}" if holder else "another process"
+            raise ValueError(
+                f"{file.parent} is in use by {who.format_map(holder)}: a run is for one process at "
+                "a time"
+            ) from error
         except OSError as error:
             warnings.warn(
                 f"{file.parent} can not be locked against other processes ({error}): see to it "
@@ -92,43 +88,33 @@ def _locked(file: Path) -> int:
             )
             break
         os.close(descriptor)
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    holder = {"process": os.getpid(), "host": platform.node(), "since": since}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(_myself()).encode(), 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     return descriptor
 
 
-def _myself() -> dict[str, str | int]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"process": os.getpid(), "host": platform.node(), "since": now}
-
-
-def _is_gone(holder: bytes) -> bool:
-    """Whether the process that wrote the holder's line ran on this machine and has ended."""
+def _holder(line: bytes) -> dict[str, Any]:
+    """The holder's line in the file; empty if it has the lock, but has not yet written it."""
     try:
-        who = json.loads(holder)
-        if who["host"] != platform.node():
-            return False
-        os.kill(int(who["process"]), 0)
+        holder = json.loads(line)
+        return {name: holder[name] for name in ("process", "host", "since")}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _is_gone(holder: dict[str, Any]) -> bool:
+    """Whether the holder ran on this machine and has ended."""
+    if holder.get("host") != platform.node():
+        return False
+    try:
+        os.kill(int(holder["process"]), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, KeyError, TypeError, OSError):  # unknown, or another user's process
+    except (ValueError, TypeError, OSError):  # unknown, or another user's process
         return False
     return False
-
-
-def _described(holder: bytes) -> str:
-    try:
-        who = json.loads(holder)
-        return (
-            f"process {who['process']} on {who['host']} since {who['since']}: a run is for one "
-            "process at a time"
-        )
-    except (ValueError, KeyError, TypeError):  # it has the lock, but has not yet written its line
-        return "another process: a run is for one process at a time"
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
 
 
 def _let_go_in_child() -> None:

@@ -39,26 +39,20 @@ def as_first(flag: bool) -> bool:
 
 
 class Place(NamedTuple):
-    """Position of a process in the training.
+    """Position of a process in the training; all processes pass the same places in order."""
 
-    Attributes:
-      number: number of previous places; all processes pass the same places in the same order.
-      name: name of the work there.
-      takes_long: whether it may take long, such as a compilation.
-    """
-
-    number: int
+    number: int  # of previous places
     name: str
-    takes_long: bool
+    takes_long: bool  # such as a compilation
 
 
 class Watch:
     """Publishes this process's place to the others, and ends it if another process is stuck.
 
-    All processes pass the same places in the same order. A process that waits for others at a
-    collective operation can not continue, and can not raise an error either. So a thread checks
-    whether another process is behind and has not moved. It prints which one and where, and exits
-    with status 1; JAX then ends the others. With a single process it does nothing.
+    A process that waits for others at a collective operation can not continue, and can not raise
+    an error either. So a thread checks whether another process is behind and has not moved. It
+    prints which one and where, and exits with status 1; JAX then ends the others. With a single
+    process it does nothing.
 
     Args:
       folder: a folder that all processes share, in which each writes its place; None if there is
@@ -120,12 +114,7 @@ class Watch:
                 _end(fault)
 
     def fault(self, place: Place, seconds: float) -> str | None:
-        """Describes the fault if this process has waited too long at a place; else None.
-
-        Args:
-          place: place of this process.
-          seconds: seconds since it reached the place.
-        """
+        """Describes the fault if this process has waited too long at its place; else None."""
         here = f"process {jax.process_index()} has waited {seconds:.0f} s at {place.name}"
         for process in range(jax.process_count() if self.folder is not None else 0):
             other, still = self._observed(process)
@@ -139,7 +128,11 @@ class Watch:
 
     def _observed(self, process: int) -> tuple[Place | None, float]:
         """The place of a process, and for how many seconds it has been seen there."""
-        now, place = time.monotonic(), _read(self._file(process))
+        now, place = time.monotonic(), None
+        with contextlib.suppress(
+            OSError, ValueError, TypeError
+        ):  # the file is missing or unreadable
+            place = Place(*json.loads(self._file(process).read_text(encoding="utf-8")))
         before, since = self._seen.get(process, (None, now))
         if place is None or place != before:
             before, since = place or before, now
@@ -155,15 +148,6 @@ class Watch:
         part = path.with_suffix(".part")
         part.write_text(json.dumps(place), encoding="utf-8")
         part.replace(path)
-
-
-def _read(path: Path) -> Place | None:
-    """The place that a process has written; None if it is missing or unreadable."""
-    try:
-        number, name, takes_long = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return Place(number, name, takes_long)
 
 
 def _end(fault: str) -> None:

@@ -82,7 +82,9 @@ class RunFolder:
         self.timing_path = self.path / "timing.jsonl"
         self.checkpoints_path = self.path / "checkpoints"
         self.processes_path = self.path / "processes"  # the place of each of several processes
-        values = _config_to_json(config)
+        if not dataclasses.is_dataclass(config) or isinstance(config, type):
+            raise TypeError(f"config: expected a dataclass instance, got {type(config).__name__}")
+        values = _to_json(config, "config")
         self.writes = writes_files()
         self._lock: FolderLock | None = None
         if self.writes:
@@ -90,7 +92,8 @@ class RunFolder:
             self._lock = lock_folder(self.path)
             self._check_config(values, tuple(may_change))
             self.write_json("config.json", values)
-            self._record_start()
+            starts = read_if_there(self.path / "versions.json", list, "a list, of the run's starts")
+            self.write_json("versions.json", [*starts, _describe_start()])
         wait_for_all("the run's folder")
 
     def write_json(self, name: str, value: Any) -> None:
@@ -105,9 +108,12 @@ class RunFolder:
         """Writes ``summary.json``: the values, and the peak memory of all starts so far."""
         if not self.writes:
             return
-        file = self.path / "summary.json"
-        before = read_json(file, dict, "an object, the summary") if file.exists() else {}
-        self.write_json(file.name, {**values, **largest(before, peak_memory())})
+        before = read_if_there(self.path / "summary.json", dict, "an object, the summary")
+        peaks = {
+            name: max((n for n in (before.get(name), peak) if isinstance(n, int)), default=None)
+            for name, peak in _peak_memory().items()
+        }
+        self.write_json("summary.json", {**values, **peaks})
 
     def read_metrics(self) -> list[Row]:
         """The rows of ``metrics.jsonl`` so far.
@@ -140,17 +146,6 @@ class RunFolder:
                 f"{self.path} was started with another configuration ({'; '.join(differing)}); "
                 "use another folder, or the same configuration to resume"
             )
-
-    def _record_start(self) -> None:
-        file = self.path / "versions.json"
-        starts = read_json(file, list, "a list, of the run's starts") if file.exists() else []
-        self.write_json("versions.json", [*starts, _describe_start()])
-
-
-def _config_to_json(config: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise TypeError(f"config: expected a dataclass instance, got {type(config).__name__}")
-    return _to_json(config, "config")
 
 
 def _to_json(value: Any, name: str) -> Any:
@@ -193,6 +188,10 @@ def _is_below(name: str, parents: tuple[str, ...]) -> bool:
 
 
 def _describe_start() -> dict[str, Any]:
+    commit = _git("rev-parse", "HEAD")  # None outside of a checkout
+    git = (
+        None if commit is None else {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+    )
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -200,7 +199,7 @@ def _describe_start() -> dict[str, Any]:
         "devices": [
             {"platform": device.platform, "kind": device.device_kind} for device in jax.devices()
         ],
-        "git": _git_state(),
+        "git": git,
     }
 
 
@@ -212,14 +211,6 @@ def _package_version(name: str) -> str | None:
         return None
 
 
-def _git_state() -> dict[str, Any] | None:
-    """Commit and cleanliness of the checkout of the working directory; None outside of one."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
-
-
 def _git(*arguments: str) -> str | None:
     if shutil.which("git") is None:
         return None
@@ -229,13 +220,10 @@ def _git(*arguments: str) -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def peak_memory() -> dict[str, int | None]:
-    """The peak of this process so far, in bytes.
+def _peak_memory() -> dict[str, int | None]:
+    """The peaks of this process so far in bytes: its resident set, and allocations on one device.
 
-    Returns:
-      ``peak_host_bytes``: the largest resident set, including everything besides training.
-      ``peak_device_bytes``: the peak allocation on one device; None if the devices do not report
-      it, such as CPUs.
+    The latter is None if the devices do not report it, such as CPUs.
     """
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     counted = [device.memory_stats() or {} for device in jax.local_devices()]
@@ -247,57 +235,29 @@ def peak_memory() -> dict[str, int | None]:
     }
 
 
-def largest(before: Mapping[str, Any], now: Mapping[str, int | None]) -> dict[str, int | None]:
-    """The larger of each pair of peaks, of which either may be unknown."""
-    pairs = {name: (before.get(name), value) for name, value in now.items()}
-    return {
-        name: max((value for value in pair if isinstance(value, int)), default=None)
-        for name, pair in pairs.items()
-    }
-
-
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One start of a run, from ``versions.json``.
-
-    Attributes:
-      time: Date and time of the start.
-      python: Version of Python.
-      packages: Name -> version; None if a package is used from a checkout.
-      devices: The kind of each device.
-      commit: Commit of the checkout it was started in; None outside of one.
-      changed: Whether the checkout had changes.
-    """
+    """One start of a run, from ``versions.json``."""
 
     time: datetime
     python: str
-    packages: dict[str, str | None]
-    devices: list[str]
-    commit: str | None
-    changed: bool
+    packages: dict[str, str | None]  # versions; None if a package is used from a checkout
+    devices: list[str]  # the kind of each
+    commit: str | None  # of the checkout it was started in; None outside of one
+    changed: bool  # whether the checkout had changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """The files of a run; missing files are empty.
-
-    Attributes:
-      folder: The folder.
-      config: Dotted names of ``config.json`` and their values.
-      starts: Each start of the run, from ``versions.json``.
-      rows: Rows of ``metrics.jsonl``.
-      timing: Rows of ``timing.jsonl``.
-      summary: Content of ``summary.json``.
-      result: Content of ``result.json``, which experiments write.
-    """
+    """The files of a run; missing files are empty."""
 
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, Any]  # by dotted names
     starts: list[Start]
     rows: list[Row]
     timing: list[Row]
     summary: dict[str, Any]
-    result: dict[str, Any]
+    result: dict[str, Any]  # content of ``result.json``, which experiments write
 
     @property
     def best_step(self) -> int | None:
@@ -336,19 +296,20 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     versions = folder / "versions.json"
-    config = _read(folder / "config.json", dict, "an object, the configuration of the run")
-    summary = _read(folder / "summary.json", dict, "an object, the summary of the run")
+    config = read_if_there(folder / "config.json", dict, "an object, the configuration of the run")
+    summary = read_if_there(folder / "summary.json", dict, "an object, the summary of the run")
+    starts = read_if_there(versions, list, "a list, of the run's starts")
     best = summary.get("best")
     if best is not None and not (isinstance(best, dict) and isinstance(best.get("step"), int)):
         raise ValueError(f"{folder / 'summary.json'}: expected a best evaluation with a step")
     return Record(
         folder=folder,
         config=flatten(config) if config else {},
-        starts=[_start(versions, v) for v in _read(versions, list, "a list, of the run's starts")],
+        starts=[_start(versions, start) for start in starts],
         rows=read_steps(folder / "metrics.jsonl"),
         timing=read_steps(folder / "timing.jsonl"),
         summary=summary,
-        result=_read(folder / "result.json", dict, "an object, the results of the run"),
+        result=read_if_there(folder / "result.json", dict, "an object, the results of the run"),
     )
 
 
@@ -365,7 +326,3 @@ def _start(path: Path, value: Any) -> Start:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: expected a start of the run, got {value!r:.80}") from error
-
-
-def _read[T](path: Path, kind: type[T], what: str) -> T:
-    return read_json(path, kind, what) if path.exists() else kind()
