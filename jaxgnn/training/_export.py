@@ -1,6 +1,11 @@
-"""Exports rows of a run for other programs: as CSV, and as event files of TensorBoard."""
+"""Exports rows of a run for other programs: as CSV, and as event files of TensorBoard.
+
+The event format is written here, because the lightest maintained writer, tensorboardX, changes
+names of metrics and names its files by time, so that an export could not replace an earlier one.
+"""
 
 import csv
+import functools
 import io
 import math
 import os
@@ -8,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from .files import Row, printable, write_bytes, write_text
+from .files import printable, write_bytes, write_text
 from .run import Record, read_record
 
 # A fixed name, so that a later export replaces an earlier one; TensorBoard would show the rows of
@@ -73,33 +78,24 @@ def _record_with_rows(where: str, run: str | os.PathLike[str]) -> Record:
 
 
 def _events(record: Record) -> Iterator[bytes]:
-    """The messages of the file: its version, then one for each row."""
-    # Seconds since 1970, if recorded.
+    """The messages of the file: its version, then one for each row.
+
+    They are Event and Summary of TensorFlow's event.proto and summary.proto, in the wire format of
+    protobuf: each field is a key, made of its number and its wire type, and then its value.
+    """
+    # Field 1 of Event is its time as a double, in seconds since 1970; field 2 is the step.
     time = record.starts[0].time.timestamp() if record.starts else 0.0
-    yield _event(time, 0, _bytes_field(3, b"brain.Event:2"))
+    start = b"\x09" + struct.pack("<d", time) + b"\x10"
+    yield start + _varint(0) + _bytes_field(3, b"brain.Event:2")
     for row in record.rows:
-        yield _event(time, int(row["step"]), _bytes_field(5, _summary(row)))
-
-
-# The messages of TensorFlow's event.proto and summary.proto, in the wire format of protobuf:
-# each field is a key, made of its number and its wire type, and then its value.
-
-
-def _event(time: float, step: int, content: bytes) -> bytes:
-    """Event: wall_time is field 1, a double; step is field 2, a varint; then its content."""
-    return b"\x09" + struct.pack("<d", time) + b"\x10" + _varint(step) + content
-
-
-def _summary(row: Row) -> bytes:
-    """Summary: field 1 is repeated, a Value for each metric."""
-    return b"".join(
-        _bytes_field(1, _value(_tag(name), value)) for name, value in row.items() if name != "step"
-    )
-
-
-def _value(tag: str, value: float) -> bytes:
-    """Summary.Value: tag is field 1, simple_value is field 2, a float."""
-    return _bytes_field(1, printable(tag).encode()) + b"\x15" + _float32(value)
+        values = [
+            # A Value has a tag, field 1, and a number, field 2 as a float.
+            _bytes_field(1, printable(_tag(name)).encode()) + b"\x15" + _float32(value)
+            for name, value in row.items()
+            if name != "step"
+        ]
+        summary = b"".join(_bytes_field(1, value) for value in values)
+        yield start + _varint(int(row["step"])) + _bytes_field(5, summary)
 
 
 def _float32(value: float) -> bytes:
@@ -138,21 +134,15 @@ def _checksum(data: bytes) -> bytes:
     """CRC-32C, rotated and shifted by a constant, as TFRecord files require."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+        crc = _effect_on_crc((crc ^ byte) & 0xFF) ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
     return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _crc_table() -> list[int]:
-    """Table of each byte's effect on a CRC of the Castagnoli polynomial, lowest bit first."""
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        table.append(crc)
-    return table
-
-
-_CRC_TABLE = _crc_table()
+@functools.cache
+def _effect_on_crc(byte: int) -> int:
+    """Effect of a byte on a CRC of the Castagnoli polynomial, lowest bit first."""
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte

@@ -52,12 +52,7 @@ img { display: block; max-width: 100%; min-width: 36rem; height: auto; backgroun
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Builds a whole page.
-
-    Args:
-      title: Its title, as text.
-      parts: Its content below the title, as HTML.
-    """
+    """Builds a whole page from its title, as text, and its content in HTML."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -131,12 +126,10 @@ def confusion(content: Confusion) -> str:
 
 
 def _shaded(index: int, row: np.ndarray) -> str:
-    """The cells of a row: right predictions in one colour, wrong ones in another.
-
-    The shade is the square root of the cell's share of the row, so that small counts are visible.
-    """
+    """The cells of a row: right predictions in one colour, wrong ones in another."""
     cells = []
     for place, count in enumerate(row.tolist()):
+        # The square root of the share of the row keeps small counts visible.
         part = 0.55 * (count / max(int(row.sum()), 1)) ** 0.5
         kind = "shade" if place == index else "wrong"
         shade = f'style="background: rgba(var(--{kind}), {part:.3f})"'
@@ -146,30 +139,23 @@ def _shaded(index: int, row: np.ndarray) -> str:
 
 def _most_confused(names: list[str], matrix: np.ndarray) -> Table:
     wrong = matrix - np.diag(np.diag(matrix))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]
-    pairs_of = [divmod(int(place), len(names)) for place in order if wrong.flat[place] > 0]
+    rows = []
+    for place in np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]:
+        true, predicted = divmod(int(place), len(names))
+        count = int(wrong[true, predicted])
+        if count > 0:
+            share = f"{100 * count / matrix[true].sum():.1f}"
+            rows.append((names[true], names[predicted], count, share))
     return Table(
         title="What is confused most",
         columns=("class", "taken for", "examples", "% of the class"),
-        rows=tuple(
-            (
-                names[true],
-                names[predicted],
-                int(wrong[true, predicted]),
-                f"{100 * wrong[true, predicted] / matrix[true].sum():.1f}",
-            )
-            for true, predicted in pairs_of
-        ),
-        note="" if pairs_of else "Nothing: every prediction is right.",
+        rows=tuple(rows),
+        note="" if rows else "Nothing: every prediction is right.",
     )
 
 
 def picture(path: Path) -> str:
-    """A picture, embedded in the page.
-
-    Raises:
-      ValueError: There is no such file, or it is not a picture that browsers support.
-    """
+    """A picture, embedded in the page; ValueError unless browsers support it."""
     kind, _ = mimetypes.guess_type(path.name)
     if kind not in ("image/png", "image/jpeg", "image/gif", "image/svg+xml", "image/webp"):
         raise bad_input("write_report", "pictures", "PNG, JPEG, GIF, SVG or WebP files", path)

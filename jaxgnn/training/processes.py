@@ -129,9 +129,8 @@ class Watch:
     def _observed(self, process: int) -> tuple[Place | None, float]:
         """The place of a process, and for how many seconds it has been seen there."""
         now, place = time.monotonic(), None
-        with contextlib.suppress(
-            OSError, ValueError, TypeError
-        ):  # the file is missing or unreadable
+        # The file may be missing or unreadable.
+        with contextlib.suppress(OSError, ValueError, TypeError):
             place = Place(*json.loads(self._file(process).read_text(encoding="utf-8")))
         before, since = self._seen.get(process, (None, now))
         if place is None or place != before:

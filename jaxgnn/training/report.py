@@ -4,6 +4,7 @@ import json
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
@@ -62,7 +63,7 @@ def write_report(
         page.section("Results", map(page.table, tables)),
         page.section("Curves", map(page.picture, drawn)),
         page.section("Classes", [] if confusion is None else [page.confusion(confusion)]),
-        page.section("Metrics", [page.table(metrics_table(record))] if record.rows else []),
+        page.section("Metrics", [page.table(_metrics_table(record))] if record.rows else []),
         page.section("Time and memory", [page.pairs(costs(record))]),
         page.section("Configuration", configuration(record.config)),
         page.section("Versions", [page.table(_starts_table(record))] if record.starts else []),
@@ -97,7 +98,7 @@ def _time(start: Start) -> str:
 
 def _devices(start: Start) -> str:
     """Kinds of devices with their numbers: "2 × NVIDIA H100"."""
-    counts = {kind: start.devices.count(kind) for kind in start.devices}
+    counts = Counter(start.devices)
     return ", ".join(kind if n == 1 else f"{n} × {kind}" for kind, n in counts.items()) or "–"
 
 
@@ -128,10 +129,7 @@ def configuration(config: Mapping[str, Any]) -> list[str]:
 
 
 def option_text(value: Any) -> str:
-    """Text of an option's value: text without quotes, a list without brackets.
-
-    None and empty values are a dash.
-    """
+    """Text of an option's value, without quotes or brackets; a dash for None and empty lists."""
     if isinstance(value, list):
         return " ".join(map(option_text, value)) or "–"
     if value is None:
@@ -139,21 +137,20 @@ def option_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def metrics_table(record: Record) -> Table:
+def _metrics_table(record: Record) -> Table:
     """The metrics of the last step and, if the run has one, of the best evaluation."""
-    last = record.rows[-1] if record.rows else {}
-    by_step = {int(row["step"]): row for row in record.rows}
-    best = by_step.get(record.best_step or 0)
-    columns = ["metric", *([] if best is None else [f"best, step {record.best_step}"])]
-    columns.append(f"last, step {int(last.get('step', 0))}")
-    shown = [best or {}, last] if best is not None else [last]
-    names = {name: None for row in shown for name in row if name != "step"}
-    select = record.summary.get("select")
+    shown = {f"last, step {int(record.rows[-1]['step'])}": record.rows[-1]}
+    note = ""
+    best = {int(row["step"]): row for row in record.rows}.get(record.best_step or 0)
+    if best is not None:
+        shown = {f"best, step {record.best_step}": best} | shown
+        note = f"The best step is that of the best {record.summary.get('select')}."
+    names = {name: None for row in shown.values() for name in row if name != "step"}
     return Table(
         title="",
-        columns=tuple(columns),
-        rows=tuple((name, *(row.get(name, math.nan) for row in shown)) for name in names),
-        note="" if best is None else f"The best step is that of the best {select}.",
+        columns=("metric", *shown),
+        rows=tuple((name, *(row.get(name, math.nan) for row in shown.values())) for name in names),
+        note=note,
     )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 
-from .files import Row, printable, read_json, read_steps, write_json
+from .files import Row, printable, read_if_there, read_json, read_steps, write_json
 from .lock import FolderLock, lock_folder
 from .processes import wait_for_all, writes_files
 
@@ -188,10 +188,9 @@ def _is_below(name: str, parents: tuple[str, ...]) -> bool:
 
 
 def _describe_start() -> dict[str, Any]:
-    commit = _git("rev-parse", "HEAD")  # None outside of a checkout
-    git = (
-        None if commit is None else {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
-    )
+    git, commit = None, _git("rev-parse", "HEAD")
+    if commit is not None:  # else the working directory is outside of a checkout
+        git = {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
