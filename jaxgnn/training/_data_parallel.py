@@ -20,14 +20,7 @@ _EVERYWHERE = PartitionSpec()
 
 @dataclasses.dataclass(frozen=True)
 class DataParallel:
-    """Devices that share the examples of a batch.
-
-    Attributes:
-      mesh: The devices, a mesh of one axis.
-
-    Raises:
-      ValueError: The argument is not a mesh, or has several axes.
-    """
+    """Devices, a mesh of one axis, that share the examples of a batch."""
 
     mesh: Mesh
 
@@ -42,11 +35,6 @@ class DataParallel:
         """Name of the axis."""
         return self.mesh.axis_names[0]
 
-    @property
-    def devices(self) -> int:
-        """Number of devices that a batch is divided over."""
-        return self.mesh.size
-
     def replicate[Tree](self, tree: Tree) -> Tree:
         """Puts arrays on every device."""
         return jax.device_put(tree, NamedSharding(self.mesh, _EVERYWHERE))
@@ -58,45 +46,41 @@ class DataParallel:
           ValueError: The examples of an array cannot be divided; the message names it.
         """
         for name, leaf in named(batch).items():
-            if np.ndim(leaf) and np.shape(leaf)[0] % self.devices:
-                expected = f"of a leading axis divisible by the {self.devices} devices of the mesh"
+            if np.ndim(leaf) and np.shape(leaf)[0] % self.mesh.size:
+                expected = (
+                    f"of a leading axis divisible by the {self.mesh.size} devices of the mesh"
+                )
                 array = f"batch{'.' * bool(name)}{name}"
                 raise bad_input("fit", array, expected, f"shape {np.shape(leaf)}")
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(batch))
         return jax.device_put(batch, shardings)
 
     def on_each(
-        self, gradient_of: Callable[..., Any], params: PyTree, other: PyTree, *of_batch: PyTree
+        self,
+        gradient_of: Callable[..., Any],
+        params: PyTree,
+        other: PyTree,
+        batch: PyTree,
+        key: jax.Array,
     ) -> Any:
-        """Gradient and values of a whole batch, from those of each device's part.
+        """Returns ``gradient_of(params, other, batch, key)``, from each device's part of the batch.
 
-        All parts have the same number of examples, so that the mean over parts is the mean over
-        examples.
-
-        Args:
-          gradient_of: Maps parameters, other state, a batch and a key to
-            ``((loss, (values, other)), gradients)``, as ``jax.value_and_grad`` returns it.
-          params: Parameters, the same on all devices.
-          other: The rest of the model's state.
-          *of_batch: The batch, and the random key of the step.
-
-        Returns:
-          The result of ``gradient_of`` for the whole batch. State that differs between the devices,
-          such as batch statistics, is averaged.
+        It is ``((loss, (values, other)), gradients)``, as ``jax.value_and_grad`` returns it. All
+        parts have the same number of examples, so that means over parts are means over examples.
+        State that differs between the devices, such as batch statistics, is averaged.
         """
 
         def of_part(params: PyTree, other: PyTree, batch: PyTree, key: jax.Array) -> Any:
-            if self.devices > 1:
+            if self.mesh.size > 1:
                 # Each part draws its own dropout.
                 key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))
             # The gradient is that of the part; its mean is taken once, at the end.
             params = jax.lax.pcast(params, self.axis, to="varying")
             return jax.tree.map(self._mean, gradient_of(params, other, batch, key))
 
-        batch, _ = of_batch
         specs = (_EVERYWHERE, _EVERYWHERE, self._specs(batch), _EVERYWHERE)
         mapped = jax.shard_map(of_part, mesh=self.mesh, in_specs=specs, out_specs=_EVERYWHERE)
-        return mapped(params, other, *of_batch)
+        return mapped(params, other, batch, key)
 
     def _specs(self, batch: PyTree) -> PyTree:
         divided = PartitionSpec(self.axis)

@@ -46,7 +46,7 @@ def say(text: str, *, progress: bool = True) -> None:
 
 
 class Progress:
-    """Shows steps, loss, metrics and milliseconds a step; a context manager.
+    """Shows steps, loss, metrics and the time of a step; a context manager.
 
     Args:
       done: Steps done before this start.
@@ -74,14 +74,20 @@ class Progress:
         self._last_line = 0.0
 
     def begin(self, what: str) -> None:
-        """Shows work that begins now and may take long, in the bar or in a line."""
+        """Shows work that begins now and may take long."""
         if not self._bar.disable:
             self._bar.set_postfix_str(what)
         say(f"{what} …", progress=self._lines)
 
     def update(self, step: int, row: Row, ms_per_step: float | None) -> None:
         """Reports that ``step`` is done, with its row of metrics."""
-        text = self._format(row, ms_per_step)
+        parts = [f"{name} {value:.4g}" for name, value in row.items() if name != "step"]
+        if ms_per_step is not None and self._examples_per_step is not None:
+            pace = 1e3 * self._examples_per_step / ms_per_step
+            parts.append(f"{pace:,.0f} {self._examples}/s")
+        elif ms_per_step is not None:
+            parts.append(f"{ms_per_step:.3g} ms/step")
+        text = ", ".join(parts)
         if not self._bar.disable:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
@@ -90,15 +96,6 @@ class Progress:
         if self._lines and not quiet:
             print(f"step {step}/{self._total}: {text}", file=sys.stderr, flush=True)
             self._last_line = now
-
-    def _format(self, row: Row, ms_per_step: float | None) -> str:
-        parts = [f"{name} {value:.4g}" for name, value in row.items() if name != "step"]
-        if ms_per_step is not None and self._examples_per_step is not None:
-            pace = 1e3 * self._examples_per_step / ms_per_step
-            parts.append(f"{pace:,.0f} {self._examples}/s")
-        elif ms_per_step is not None:
-            parts.append(f"{ms_per_step:.3g} ms/step")
-        return ", ".join(parts)
 
     def __enter__(self) -> Self:
         return self

@@ -54,7 +54,7 @@ class TrainState(NamedTuple):
 
 
 def split_model[M: nnx.Module](model: M) -> tuple[nnx.GraphDef[M], ModelState]:
-    """Splits a model into its static structure and its arrays; ``merge_model`` is the inverse."""
+    """Splits a model into its static structure and its arrays."""
     graphdef, params, other = nnx.split(model, nnx.Param, ...)
     return graphdef, ModelState(nnx.to_pure_dict(params), nnx.to_pure_dict(other))
 
@@ -68,9 +68,15 @@ def start_state(
     model: ModelState, optimizer: optax.GradientTransformation, *, averaged: bool = False
 ) -> TrainState:
     """The state before the first step, on copies of the arrays, as steps donate their input."""
-    model = jax.tree.map(_strong_copy, owned(model))
+
+    def copied(tree):
+        # Weakly typed parameters (``jnp.full((3,), 0.5)``) become strong in the first update, and
+        # the second step would be traced again.
+        return jax.tree.map(lambda array: jnp.copy(strong(jnp.asarray(array))), owned(tree))
+
+    model = copied(model)
     # Some optimizers keep the initial parameters, and an array may not be donated twice.
-    optimizer_state = jax.tree.map(_strong_copy, owned(optimizer.init(model.params)))
+    optimizer_state = copied(optimizer.init(model.params))
     average = jax.tree.map(jnp.copy, averages(model.params)) if averaged else None
     remainder = jax.tree.map(jnp.zeros_like, average)
     step = jnp.zeros((), jnp.int32)
@@ -115,8 +121,6 @@ def make_step(
 
     ``static`` is a tuple of hashable values, passed to ``loss_fn``; each new one retraces.
     ``values`` are the loss and the metrics of ``loss_fn``, computed before the update.
-    ``ema_decay`` is the decay of the state's average, if it has one; ``parallel`` has the devices
-    that share the batch.
     """
     update = make_update(graphdef, optimizer, loss_fn, ema_decay, parallel)
 
@@ -146,17 +150,14 @@ def make_update(
         number = state.step + 1
         key = jax.random.fold_in(key, number)
 
-        def loss_of(
-            params: PyTree, other: PyTree, batch: PyTree, key: jax.Array
-        ) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
+        def loss_of(params: PyTree, other: PyTree, batch: PyTree, key: jax.Array):
             model = merge_model(graphdef, ModelState(params, other))
             returned = loss_fn(model, batch, nnx.Rngs(key), *static)
             if not isinstance(returned, tuple) or len(returned) != 2:
                 got = type(returned).__name__
                 raise ValueError(f"fit: loss_fn: expected to return (loss, metrics), got {got}")
-            loss, metrics = returned
-            values = _named_scalars(loss, metrics)
-            return loss, (values, split_model(model)[1].other)
+            values = _named_scalars(*returned)
+            return returned[0], (values, split_model(model)[1].other)
 
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
         if parallel is not None:
@@ -238,14 +239,8 @@ def _moved_average(
     return total, jax.tree.map(not_added, average, added, total)
 
 
-def _strong_copy(array: jax.Array) -> jax.Array:
-    # Weakly typed parameters (``jnp.full((3,), 0.5)``) become strong in the first update, and the
-    # second step would be traced again.
-    return jnp.copy(strong(jnp.asarray(array)))
-
-
 def _like(new: TrainState, old: TrainState) -> TrainState:
-    """Returns ``new``, after checking that it has the structure, shapes and dtypes of ``old``."""
+    """Checks that ``new`` has the structure, shapes and dtypes of ``old``, and returns it."""
     difference = first_difference(types(new), types(old))
     if difference:
         name, found, expected = difference

@@ -41,12 +41,9 @@ class Table:
     def __post_init__(self):
         for number, row in enumerate(self.rows, start=1):
             if len(row) != len(self.columns):
-                raise bad_input(
-                    "Table",
-                    f"row {number} of {self.title!r}",
-                    f"{len(self.columns)} cells, one for each column",
-                    f"{len(row)}: {row}",
-                )
+                place = f"row {number} of {self.title!r}"
+                expected = f"{len(self.columns)} cells, one for each column"
+                raise bad_input("Table", place, expected, f"{len(row)}: {row}")
 
     def cells(self) -> list[list[str]]:
         """The rows, each cell as the text that is shown."""
@@ -58,7 +55,11 @@ class Table:
         Texts of the first column are names, such as names of classes, and never numbers.
         """
         return [
-            bool(self.rows) and all(_is_numeric(row[place], named=place == 0) for row in self.rows)
+            bool(self.rows)
+            and all(
+                _NUMERIC.match(row[place]) and place > 0 if isinstance(row[place], str) else True
+                for row in self.rows
+            )
             for place in range(len(self.columns))
         ]
 
@@ -101,12 +102,8 @@ class Confusion:
         labels = _classes("labels", self.labels)
         predictions = _classes("predictions", self.predictions)
         if labels.shape != predictions.shape:
-            raise bad_input(
-                "Confusion",
-                "predictions",
-                f"of the labels' shape {labels.shape}",
-                predictions.shape,
-            )
+            expected = f"of the labels' shape {labels.shape}"
+            raise bad_input("Confusion", "predictions", expected, predictions.shape)
         counted = labels >= 0
         if not counted.any():
             raise bad_input("Confusion", "labels", "the class of at least one example", "none")
@@ -178,12 +175,6 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 def _percent(value: float) -> str:
     return "–" if np.isnan(value) else f"{value:.1f}"
-
-
-def _is_numeric(cell: Cell, *, named: bool) -> bool:
-    if isinstance(cell, str):
-        return not named and _NUMERIC.match(cell) is not None
-    return True
 
 
 def _text(cell: Cell) -> str:

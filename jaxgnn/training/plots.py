@@ -32,6 +32,8 @@ _LETTERS_OF_A_COLUMN = 28
 _LETTERS_OF_A_PANEL, _LETTERS_OF_A_KEY = 60, 8
 # A curve with fewer points shows them: a single point has no line.
 _FEW_POINTS = 20
+# Look of the dots at the best evaluations.
+_DOT = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "linestyle": "none"}
 
 # Ten colours that differ in lightness as well as in hue, dark enough to read on white.
 PALETTE = (
@@ -120,8 +122,8 @@ def plot_curves(
         _draw_panel(axes, inside, dots)
         axes.set_ylabel(printable(names[word]))
         axes.set_xlabel(printable(names["step"]))
-        entries = _of_several_labels(inside) if len(seeds) > 1 else _of_one_label(inside)
-        _add_legend(axes, [*entries, *_of_dots(inside, dots, names["step"])])
+        entries = _entries(inside, len(seeds))
+        _add_legend(axes, [*entries, *_entry_of_dots(inside, dots, names["step"])])
     for axes in grid[len(panels) :]:
         axes.remove()
     if title is not None:
@@ -131,35 +133,18 @@ def plot_curves(
     figure.savefig(os.fspath(path), format="png")
 
 
-@dataclass(frozen=True)
-class _Look:
-    """A line's colour as ``#rrggbb``, its style in matplotlib's notation, its width in points."""
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """The values of one field for a label, and the look of its line in matplotlib's notation."""
 
+    label: str
+    field: str  # its last word is its panel
     colour: str
     style: _Style
     width: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Curve:
-    """The values of one field for a label.
-
-    Attributes:
-      label: Label of its histories.
-      field: Its name, whose last word is its panel.
-      look: Look of the line.
-      steps: [points] int64, where any of the seeds has the field.
-      values: [seeds, points] float64; NaN where a seed has none.
-      gaps: Text with the number of values that can not be drawn, to distinguish them from missing
-        ones; empty if all can.
-    """
-
-    label: str
-    field: str
-    look: _Look
-    steps: np.ndarray
-    values: np.ndarray
-    gaps: str
+    steps: np.ndarray  # [points] int64, where any of the seeds has the field
+    values: np.ndarray  # [seeds, points] float64; NaN where a seed has none
+    gaps: str  # number of values that can not be drawn, to distinguish them from missing ones
 
     def mean_and_deviation(self) -> tuple[np.ndarray, np.ndarray]:
         """[points] each, over the seeds that have a value; the deviation of a single seed is 0."""
@@ -223,40 +208,30 @@ def _best_steps(
 
 
 def _curves(seeds: Mapping[str, Sequence[History]], fields: Sequence[str]) -> list[_Curve]:
-    """The curves of a panel: for each label, those of the fields that it has."""
-    return [
-        _curve(label, field, look, seeds[label])
-        for (label, field), look in _looks(list(seeds), fields).items()
-        if any(field in row for rows in seeds[label] for row in rows)
-    ]
+    """The curves of a panel: for each label, those of the fields that it has.
+
+    Labels have colours and widths, fields have styles. With a single label, fields have colours.
+    """
+    shades, widths = colours(seeds), np.linspace(_WIDEST, _THINNEST, len(seeds))
+    curves = []
+    for (label, histories), width in zip(seeds.items(), widths, strict=True):
+        looks = zip(fields, itertools.cycle(_LINE_STYLES), itertools.cycle(PALETTE), strict=False)
+        for field, style, shade in looks:
+            look = (shade, "-", 1.4) if len(seeds) == 1 else (shades[label], style, float(width))
+            if any(field in row for rows in histories for row in rows):
+                curves.append(_Curve(label, field, *look, *_points(field, histories)))
+    return curves
 
 
-def _looks(labels: Sequence[str], fields: Sequence[str]) -> dict[tuple[str, str], _Look]:
-    """Looks by label and field: labels have colours and widths, fields styles, or else colours."""
-    if len(labels) == 1:
-        shades = itertools.cycle(PALETTE)
-        return {(labels[0], field): _Look(next(shades), "-", 1.4) for field in fields}
-    shades, widths = colours(labels), np.linspace(_WIDEST, _THINNEST, len(labels))
-    return {
-        (label, field): _Look(shades[label], style, float(width))
-        for label, width in zip(labels, widths, strict=True)
-        for field, style in zip(fields, itertools.cycle(_LINE_STYLES), strict=False)
-    }
-
-
-def _curve(label: str, field: str, look: _Look, histories: Sequence[History]) -> _Curve:
+def _points(field: str, histories: Sequence[History]) -> tuple[np.ndarray, np.ndarray, str]:
+    """Steps, values and gaps of a curve."""
     points = [{int(row["step"]): row[field] for row in rows if field in row} for rows in histories]
     steps = sorted(set().union(*points))
     recorded = [value for seed in points for value in seed.values()]
     missing = sum(not math.isfinite(value) for value in recorded)
-    return _Curve(
-        label,
-        field,
-        look,
-        np.array(steps),
-        np.array([[seed.get(step, math.nan) for step in steps] for seed in points]),
-        f" ({missing} of {len(recorded)} not finite)" if missing else "",
-    )
+    values = [[seed.get(step, math.nan) for step in steps] for seed in points]
+    gaps = f" ({missing} of {len(recorded)} not finite)" if missing else ""
+    return np.array(steps), np.array(values), gaps
 
 
 def _is_logarithmic(field: str, finite: np.ndarray) -> bool:
@@ -270,41 +245,28 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
     finite = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
     if _is_logarithmic(curves[0].field, finite):
         axes.set_yscale("log")
-    # Zero and below have no logarithm: the band ends at the smallest value of the panel.
+    # Zero and below have no logarithm: bands end at the smallest value of the panel.
     lowest = finite.min() if axes.get_yscale() == "log" else -math.inf
     for curve in curves:
-        _draw_curve(axes, curve, dots.get(curve.label, ()), lowest)
+        mean, deviation = curve.mean_and_deviation()
+        axes.plot(
+            curve.steps,
+            mean,
+            color=curve.colour,
+            linestyle=curve.style,
+            linewidth=curve.width,
+            marker="o" if len(mean) < _FEW_POINTS else None,
+            markersize=3,
+        )
+        if len(curve.values) > 1:
+            low, high = np.maximum(mean - deviation, lowest), mean + deviation
+            axes.fill_between(curve.steps, low, high, color=curve.colour, alpha=0.18, linewidth=0)
+        places = np.isin(curve.steps, dots.get(curve.label, ()))
+        if places.any():
+            look = {"color": curve.colour, "zorder": 5, **_DOT}
+            axes.plot(curve.steps[places], mean[places], **look)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_curve(axes: "Axes", curve: _Curve, dots: Sequence[int], lowest: float) -> None:
-    """Draws the line of the mean, its dots, and the band around it, which ends at ``lowest``."""
-    shade, (mean, deviation) = curve.look.colour, curve.mean_and_deviation()
-    axes.plot(
-        curve.steps,
-        mean,
-        color=shade,
-        linestyle=curve.look.style,
-        linewidth=curve.look.width,
-        marker="o" if len(mean) < _FEW_POINTS else None,
-        markersize=3,
-    )
-    if len(curve.values) > 1:
-        low, high = np.maximum(mean - deviation, lowest), mean + deviation
-        axes.fill_between(curve.steps, low, high, color=shade, alpha=0.18, linewidth=0)
-    places = np.isin(curve.steps, dots)
-    if places.any():
-        axes.plot(
-            curve.steps[places],
-            mean[places],
-            linestyle="none",
-            marker="o",
-            markersize=6,
-            markerfacecolor=shade,
-            markeredgecolor="white",
-            zorder=5,
-        )
 
 
 def _add_legend(axes: "Axes", entries: Sequence["Line2D"]) -> None:
@@ -321,27 +283,20 @@ def _add_legend(axes: "Axes", entries: Sequence["Line2D"]) -> None:
         )
 
 
-def _of_one_label(curves: Sequence[_Curve]) -> list["Line2D"]:
-    """Legend entries of the fields, each with its colour."""
-    return [
-        _key(_of_seeds(c.field, len(c.values)) + c.gaps, c.look.colour, c.look.style)
-        for c in curves
-    ]
+def _entries(curves: Sequence[_Curve], labels: int) -> list["Line2D"]:
+    """Legend entries of a panel: fields with their colours, or of several labels with styles.
 
-
-def _of_several_labels(curves: Sequence[_Curve]) -> list["Line2D"]:
-    """Legend entries of the line styles, in grey; the picture's legend explains the colours."""
-    styles = {curve.field: curve.look.style for curve in curves}
+    The styles are grey, as the picture's legend explains the colours. Gaps name their label.
+    """
+    if labels == 1:
+        return [_key(_named(c.field, len(c.values)) + c.gaps, c.colour, c.style) for c in curves]
+    styles = {curve.field: curve.style for curve in curves}
     fields = [_key(field, "0.4", style) for field, style in styles.items()]
-    gaps = [
-        _key(f"{curve.label}: {curve.field}{curve.gaps}", curve.look.colour, curve.look.style)
-        for curve in curves
-        if curve.gaps
-    ]
+    gaps = [_key(f"{c.label}: {c.field}{c.gaps}", c.colour, c.style) for c in curves if c.gaps]
     return (fields if len(fields) > 1 else []) + gaps
 
 
-def _of_dots(
+def _entry_of_dots(
     curves: Sequence[_Curve], dots: Mapping[str, Sequence[int]], step: str
 ) -> list["Line2D"]:
     """Legend entry of the dots, with their step if it is common to all; empty if none is drawn."""
@@ -349,7 +304,7 @@ def _of_dots(
     if not drawn:
         return []
     key = _key(f"best, {step} {min(drawn)}" if len(drawn) == 1 else f"best {step}", "0.4", "-")
-    key.set(marker="o", markersize=6, markeredgecolor="white", linestyle="none")
+    key.set(**_DOT)
     return [key]
 
 
@@ -360,19 +315,17 @@ def _key(label: str, colour: str, style: _Style) -> "Line2D":
     return Line2D([], [], color=colour, linestyle=style, label=printable(label))
 
 
-def _of_seeds(name: str, seeds: int) -> str:
+def _named(name: str, seeds: int) -> str:
     """Text that explains a line of several seeds, and its band."""
     return name if seeds == 1 else f"{name} (mean ± std of {seeds} seeds)"
 
 
 def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]], letters: int) -> None:
     """Adds a legend of the labels' colours below the panels, in lines of ``letters`` letters."""
-    keys = [
-        _key(_of_seeds(label, len(seeds[label])), shade, "-")
-        for label, shade in colours(seeds).items()
-    ]
-    longest = max(len(str(key.get_label())) for key in keys)
-    columns = min(len(keys), max(1, letters // (longest + _LETTERS_OF_A_KEY)))
+    names = {label: printable(_named(label, len(rows))) for label, rows in seeds.items()}
+    keys = [_key(names[label], shade, "-") for label, shade in colours(seeds).items()]
+    columns = letters // (max(map(len, names.values())) + _LETTERS_OF_A_KEY)
+    columns = min(len(keys), max(1, columns))
     figure.legend(handles=keys, loc="outside lower center", ncols=columns, frameon=False)
 
 
