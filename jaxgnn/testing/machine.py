@@ -19,20 +19,12 @@ _GPU_QUERY = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Processor times up to a moment.
+    """Processor times up to a moment, in seconds."""
 
-    Attributes:
-      wall_s: the clock, in seconds.
-      own_s: processor time of this process, in seconds.
-      all_s: processor time of all processes on the cores of this one, in seconds; None where the
-        system does not report it.
-      cores: cores that this process may use.
-    """
-
-    wall_s: float
-    own_s: float
-    all_s: float | None
-    cores: int
+    wall_s: float  # the clock
+    own_s: float  # of this process
+    all_s: float | None  # of all processes on the cores of this one; None where it is unknown
+    cores: int  # that this process may use
 
 
 def read_cpu() -> CpuReading:
@@ -50,12 +42,7 @@ def read_cpu() -> CpuReading:
 
 
 def busy_ticks(stat: str, cores: Collection[int]) -> int:
-    """Clock ticks in which cores were not idle.
-
-    Args:
-      stat: the text of Linux's ``/proc/stat``.
-      cores: numbers of the cores that count.
-    """
+    """Clock ticks in which ``cores`` were not idle, from the text of Linux's ``/proc/stat``."""
     lines = (line.split() for line in stat.splitlines())
     of_cores = {f"cpu{core}" for core in cores}
     # user, nice, system, idle, waiting for a disk, two kinds of interrupts, taken by other guests;
@@ -65,10 +52,9 @@ def busy_ticks(stat: str, cores: Collection[int]) -> int:
 
 
 def share_of_others(before: CpuReading, after: CpuReading) -> float | None:
-    """The part of this process's cores that other processes used between two readings.
+    """The part of this process's cores, from 0 to 1, that others used between two readings.
 
-    Returns:
-      From 0 to 1; None where it is not known, or the time between is too short.
+    It is None where it is not known, or the time between is too short.
     """
     wall = after.wall_s - before.wall_s
     if before.all_s is None or after.all_s is None or wall < _LEAST_SECONDS:
@@ -80,11 +66,8 @@ def share_of_others(before: CpuReading, after: CpuReading) -> float | None:
 def busy_warning(shares: Iterable[float | None]) -> str | None:
     """One line for the reader of a table, if others used the machine while it was measured.
 
-    Args:
-      shares: the result of ``share_of_others`` for each measurement.
-
-    Returns:
-      None if other processes used at most a fifth of the cores in all measurements.
+    It is None if they used at most a fifth of the cores in all measurements, whose
+    ``share_of_others`` are given.
     """
     known = [share for share in shares if share is not None]
     busy = [share for share in known if share > _BUSY]
@@ -100,9 +83,8 @@ def busy_warning(shares: Iterable[float | None]) -> str | None:
 def gpu_warning() -> str | None:
     """One line if other processes compute on the GPU of this one, as ``nvidia-smi`` lists them.
 
-    Returns:
-      None if there are none, and where it is unknown: without ``nvidia-smi``, or in a
-      container that does not show it this process.
+    It is None if there are none, or if it is unknown: without ``nvidia-smi``, or in a container
+    that does not show it this process.
     """
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -115,14 +97,9 @@ def gpu_warning() -> str | None:
 
 
 def other_gpu_processes(listed: str, own: int) -> int:
-    """Number of other processes that compute on the GPUs of a process.
+    """Number of other processes that compute on the GPUs of process ``own``; 0 if it has none.
 
-    Args:
-      listed: lines of a GPU's name, a comma, and the number of a process on it.
-      own: the number of the process.
-
-    Returns:
-      0 also if the process itself is not listed.
+    The lines of ``listed`` are a GPU's name, a comma, and the number of a process on it.
     """
     pairs = {tuple(line.split(", ")) for line in listed.splitlines() if ", " in line}
     gpus = {gpu for gpu, process in pairs if process.strip() == str(own)}

@@ -161,9 +161,7 @@ def check_numerical_gradients(function: Callable[..., Any], *args: jax.Array) ->
 def check_forward_mode(function: Callable[[Any], jax.Array], x: Any) -> None:
     """Compares forward mode with reverse mode along one tangent: ``⟨J v, dy⟩ = ⟨v, Jᵀ dy⟩``.
 
-    Args:
-      function: returns an array; runs under ``jit``.
-      x: a pytree of floating arrays.
+    ``x`` is a pytree of floating arrays. The function returns an array, and runs under ``jit``.
     """
     made = jax.eval_shape(function, x)
     dy = random_array(made.shape, made.dtype, seed=98)

@@ -41,15 +41,9 @@ def program_fingerprint(compiled: jax.stages.Compiled) -> str | None:
 def same_program(first: jax.stages.Compiled, second: jax.stages.Compiled) -> bool:
     """Whether XLA has compiled two functions to the same instructions.
 
-    A difference of their times is then noise. Two programs that do the same in another order count
-    as different, and so does a program without a ``program_fingerprint``.
-
-    Args:
-      first: the result of ``jax.jit(f).lower(...).compile()``.
-      second: the same of another function.
-
-    Returns:
-      True only if all instructions, shapes and layouts are equal.
+    A difference of their times is then noise. It is True only if their ``program_fingerprint`` are
+    equal: two programs that do the same in another order count as different, and so does one
+    without a fingerprint.
 
     Example:
       >>> import jax, jax.numpy as jnp

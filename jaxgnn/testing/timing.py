@@ -1,15 +1,13 @@
 """Times functions, and measures the copy bandwidth of the device, for benchmarks.
 
-A sample is the host's time for a batch of back-to-back calls, divided by their number; ``measure``
-describes what that includes. ``measure_in_turns`` compares functions, which take turns batch by
-batch. ``speed_ratio`` is the ratio of two times, with its uncertainty.
+``measure`` describes what a time includes. ``measure_in_turns`` compares functions, which take
+turns batch by batch. ``speed_ratio`` is the ratio of two times, with its uncertainty.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 import platform
 import statistics
 import tempfile
@@ -104,10 +102,9 @@ def measure(
     Args:
       fn: the function to time; arrays in, arrays out.
       *args: its arguments.
-      rotate: further tuples of arguments of the same shapes. Calls take turns over all of them,
-        so that no call finds its input in a cache that is smaller than all the inputs together.
-      jit: whether to compile ``fn``; False if it is not JAX, or compiled already.
-      wait: blocks until the given result, and all before it, are ready.
+      rotate: further tuples of arguments, as the ``inputs`` of a ``Candidate``.
+      jit: as in a ``Candidate``.
+      wait: as in a ``Candidate``.
       repeats: batches to time.
       batch_ms: least duration of a batch, in milliseconds.
       budget_ms: total time of the batches after which three of them are enough.
@@ -143,9 +140,8 @@ def measure_in_turns(
     Args:
       candidates: candidates by name.
       repeats: number of batches of each candidate.
-      batch_ms: least duration of a batch, in milliseconds.
-      budget_ms: once the batches of all candidates took this long together, three of each are
-        enough.
+      batch_ms: as for ``measure``.
+      budget_ms: as for ``measure``, for the batches of all candidates together.
 
     Returns:
       Milliseconds for one call, by name in the order of ``candidates``, of as many batches each;
@@ -154,32 +150,27 @@ def measure_in_turns(
     Raises:
       ValueError: if ``repeats`` is not positive, or ``batch_ms`` is negative.
     """
-    programs = {name: _program(candidate) for name, candidate in candidates.items()}
-    series: dict[tuple, _Series] = {}
+    programs: dict[str, str | None] = {}
+    series: dict[str, _Series] = {}
+    distinct: dict[tuple, _Series] = {}  # by program and inputs, which are timed once
     for name, candidate in candidates.items():
+        program = programs[name] = _program(candidate)
+        inputs = [id(leaf) for leaf in jax.tree.leaves(candidate.inputs)]
+        work = (name,) if program is None else (program, *inputs)
         new = _Series(_batches(candidate), memory_may_run_out=True)
-        series.setdefault(_work(name, candidate, programs[name]), new)
-    others = _take_turns(list(series.values()), repeats, batch_ms, budget_ms)
-    timings = {}
-    for name, candidate in candidates.items():
-        one = series[_work(name, candidate, programs[name])]
-        made = None if one.failed else one.timing()
-        timings[name] = made and replace(made, others=others, program=programs[name])
-    return timings
-
-
-def _work(name: str, candidate: Candidate, program: str | None) -> tuple:
-    """A key of the work of a candidate; candidates with equal keys are timed once."""
-    if program is None:
-        return (name,)
-    return (program, *(id(leaf) for leaf in jax.tree.leaves(candidate.inputs)))
+        series[name] = distinct.setdefault(work, new)
+    others = _take_turns(list(distinct.values()), repeats, batch_ms, budget_ms)
+    timings = {name: None if one.failed else one.timing() for name, one in series.items()}
+    return {
+        name: timing and replace(timing, others=others, program=programs[name])
+        for name, timing in timings.items()
+    }
 
 
 def _program(candidate: Candidate) -> str | None:
     """The fingerprint of the compiled candidate; None if JAX does not compile it.
 
-    The same compilation serves later calls. If it runs out of memory there is no fingerprint, and
-    later calls report the error.
+    If memory runs out there is none, and later calls report the error.
     """
     run = jax.jit(candidate.run) if candidate.jit else candidate.run
     try:
@@ -217,12 +208,7 @@ class SpeedRatio:
 
 
 def speed_ratio(baseline: Timing, timing: Timing) -> SpeedRatio:
-    """Returns how many times faster ``timing`` is than ``baseline``, with its quartiles.
-
-    Args:
-      baseline: the time that counts as one.
-      timing: the time that is compared with it.
-    """
+    """Returns how many times faster ``timing`` is than ``baseline``, with its quartiles."""
     return SpeedRatio(
         baseline.median_ms / timing.median_ms,
         baseline.low_ms / timing.high_ms,
@@ -235,14 +221,8 @@ def kernel_time(candidate: Candidate, calls: int = 20) -> float | None:
     """Milliseconds of the kernels and copies of one call, added up, without the gaps between them.
 
     This is the cost of a call that is one of many in a program, where the device does not wait for
-    the host between its kernels. The profiler counts all work of this process on the device.
-
-    Args:
-      candidate: the function to time; it is called once before, so that it is compiled.
-      calls: how many are recorded.
-
-    Returns:
-      The mean; None on a CPU, and where the profiler records no kernel.
+    the host between its kernels. The profiler counts all work of this process on the device during
+    ``calls`` calls. The result is None on a CPU, and where the profiler records no kernel.
     """
     if _default_device().platform == "cpu":
         return None
@@ -288,21 +268,13 @@ def _batches(candidate: Candidate) -> Callable[[int], None]:
 
 @dataclass
 class _Series:
-    """The batches of one function.
-
-    Attributes:
-      run: runs one batch, ``run(launches)``; the first may compile.
-      memory_may_run_out: whether running out of memory ends this series instead of the program.
-      launches: calls in each batch; 0 before the warm-up.
-      samples: milliseconds of each batch.
-      failed: whether memory ran out.
-    """
+    """The batches of one function; ``run(launches)`` runs one, and may compile at first."""
 
     run: Callable[[int], None]
-    memory_may_run_out: bool = False
-    launches: int = 0
-    samples: list[float] = field(default_factory=list)
-    failed: bool = False
+    memory_may_run_out: bool = False  # which ends this series instead of the program
+    launches: int = 0  # in each batch; 0 before the warm-up
+    samples: list[float] = field(default_factory=list)  # milliseconds of each batch
+    failed: bool = False  # because memory ran out
 
     def take_turn(self, batch_ms: float) -> None:
         """Runs the warm-up at the first call, and a batch at later ones."""
@@ -422,7 +394,7 @@ def device_description() -> dict[str, str | int]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
         "jaxgnn": __version__,
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _cpus(),
+        "cpus": read_cpu().cores,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -430,10 +402,6 @@ def device_description() -> dict[str, str | int]:
 def _default_device() -> jax.Device:
     """The device on which ops run by default."""
     return next(iter(jnp.zeros(()).devices()))
-
-
-def _cpus() -> int:
-    return os.cpu_count() or 1
 
 
 def _processor() -> str:

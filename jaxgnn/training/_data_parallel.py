@@ -47,10 +47,8 @@ class DataParallel:
         """
         for name, leaf in named(batch).items():
             if np.ndim(leaf) and np.shape(leaf)[0] % self.mesh.size:
-                expected = (
-                    f"of a leading axis divisible by the {self.mesh.size} devices of the mesh"
-                )
-                array = f"batch{'.' * bool(name)}{name}"
+                array, devices = f"batch{'.' * bool(name)}{name}", self.mesh.size
+                expected = f"of a leading axis divisible by the {devices} devices of the mesh"
                 raise bad_input("fit", array, expected, f"shape {np.shape(leaf)}")
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(batch))
         return jax.device_put(batch, shardings)

@@ -54,12 +54,12 @@ class Table:
 
         Texts of the first column are names, such as names of classes, and never numbers.
         """
+
+        def is_number(cell: Cell, place: int) -> bool:
+            return not isinstance(cell, str) or (place > 0 and _NUMERIC.match(cell) is not None)
+
         return [
-            bool(self.rows)
-            and all(
-                _NUMERIC.match(row[place]) and place > 0 if isinstance(row[place], str) else True
-                for row in self.rows
-            )
+            bool(self.rows) and all(is_number(row[place], place) for row in self.rows)
             for place in range(len(self.columns))
         ]
 
