@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.file import Description, packed
-from jaxgnn._exporting.program import read_program
+from jaxgnn._exporting.file import Description, packed, read_program
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt, structure_of
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.dispatch import Platform, current_platform

@@ -11,15 +11,17 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import zipfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import jax
 import jax.export
 
+from jaxgnn import _ffi
 from jaxgnn._version import __version__
 
 _DESCRIPTION, _PROGRAM, _HASH = "description.json", "program.stablehlo", "sha256"
@@ -27,53 +29,33 @@ _FORMAT = 2  # format 1 had no hash
 _MOST_DESCRIPTION = 1 << 24
 
 
+_GPU_KERNELS = "mosaic_gpu"  # the custom calls of Pallas kernels begin with it
+_CALL = re.compile(r'custom_call @(?:([\w.$]+)|"([^"]*)")')
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+_MAIN = re.compile(r"^ *func\.func public @main\((.*)$", re.MULTILINE)
+_ARGUMENT = re.compile(r"%arg\d+: ([^ ]+)( \{[^}]*\})?")
+_RESULT = re.compile(r"tensor<[^ ]+>")
+# The first is at the argument that JAX adds for several platforms, the second at the module.
+_PLATFORM, _SYMBOLS = "jax.global_constant", "jax.uses_shape_polymorphism = true"
+
+
 @dataclass(frozen=True)
 class Description:
-    """Description of the program in a file.
+    """Description of the program in a file, and of the versions that wrote it."""
 
-    Attributes:
-      platforms: platforms of the program, ``"cpu"`` and ``"cuda"``.
-      kernels: names of the custom calls of this library's kernels in it.
-      arguments: structure of the arguments (``trees``).
-      result: structure of the result.
-      inputs: shape, such as ``"nodes, 8"``, and dtype of each array among the arguments.
-      outputs: shape and dtype of each array of the result.
-      kept: mask of the inputs that the program reads.
-      has_symbols: whether the program depends on symbolic sizes or on the platform.
-      calling_convention: version of JAX's calling convention.
-      metadata: metadata of the caller.
-      format: version of this file's format.
-      jaxgnn: version of the library that wrote the file.
-      jax: version of JAX that wrote the file.
-    """
-
-    platforms: list[str]
-    kernels: list[str]
-    arguments: Any
-    result: Any
-    inputs: list[list[str]]
-    outputs: list[list[str]]
-    kept: list[int]
-    has_symbols: bool
-    calling_convention: int
-    metadata: dict[str, Any] = field(default_factory=dict)
+    platforms: list  # "cpu" and "cuda"
+    kernels: list  # names of the custom calls of this library's kernels
+    arguments: Any  # structure of the arguments (``trees``)
+    result: Any  # structure of the result
+    inputs: list  # shape, such as "nodes, 8", and dtype of each array among the arguments
+    outputs: list  # shape and dtype of each array of the result
+    kept: list  # numbers of the inputs that the program reads
+    has_symbols: bool  # whether the program depends on symbolic sizes or on the platform
+    calling_convention: int  # of JAX
+    metadata: dict  # of the caller
     format: int = _FORMAT
     jaxgnn: str = __version__
     jax: str = jax.__version__
-
-
-_TYPES = {
-    "platforms": list,
-    "kernels": list,
-    "inputs": list,
-    "outputs": list,
-    "kept": list,
-    "has_symbols": bool,
-    "calling_convention": int,
-    "metadata": dict,
-    "jaxgnn": str,
-    "jax": str,
-}
 
 
 def packed(description: Description, program: bytes) -> bytes:
@@ -96,15 +78,11 @@ def content_hash(description: bytes, program: bytes) -> bytes:
 
 
 def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, bytes]:
-    """Reads a file or its bytes.
-
-    Returns:
-      The name of the source for errors, the description, and the program.
+    """Reads a file or its bytes: the name of the source for errors, the description, the program.
 
     Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: names the source and its fault: not such a file, truncated, or of an unsupported
-        version.
+      FileNotFoundError: There is no such file.
+      ValueError: It is not such a file, is truncated, or of an unsupported version.
     """
     is_bytes = isinstance(source, bytes | bytearray)
     name = f"{len(source)} bytes" if is_bytes else os.fspath(source)
@@ -115,7 +93,14 @@ def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, 
         entries = json.loads(texts[_DESCRIPTION])
     except _UNREADABLE as error:
         raise ValueError(f"{expected} {error}") from error
-    _check_format(name, entries)
+    found = entries.get("format") if isinstance(entries, dict) else None
+    if type(found) is not int:
+        raise ValueError(f"load_exported: {name} must have a description with its format")
+    if found != _FORMAT:
+        advice = "; export the function again" if found < _FORMAT else ""
+        raise ValueError(
+            f"{versions_of(name, entries)}: expected format {_FORMAT}, got {found}{advice}"
+        )
     if texts.get(_HASH) != content_hash(texts[_DESCRIPTION], texts[_PROGRAM]):
         raise ValueError(f"{expected} content that its hash does not fit")
     return name, _description(name, entries), texts[_PROGRAM]
@@ -146,26 +131,15 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(info)  # verifies the checksum
 
 
-def _check_format(name: str, entries: Any) -> None:
-    found = entries.get("format") if isinstance(entries, dict) else None
-    if type(found) is not int:
-        raise ValueError(f"load_exported: {name} must have a description with its format")
-    if found != _FORMAT:
-        advice = "; export the function again" if found < _FORMAT else ""
-        raise ValueError(
-            f"{versions_of(name, entries)}: expected format {_FORMAT}, got {found}{advice}"
-        )
-
-
 def _description(name: str, entries: dict[str, Any]) -> Description:
-    check_versions(name, entries)
+    _check_versions(name, entries)
     try:
         description = Description(**entries)
     except TypeError as error:
         raise ValueError(f"load_exported: {name} has another description: {error}") from None
-    for entry, kind in _TYPES.items():
+    for entry, kind in get_type_hints(Description).items():
         value = getattr(description, entry)
-        if type(value) is not kind:
+        if kind is not Any and type(value) is not kind:
             raise ValueError(
                 f"load_exported: {name} must have {kind.__name__} as {entry}, got {value!r:.80}"
             )
@@ -179,12 +153,8 @@ def versions_of(name: str, entries: dict[str, Any]) -> str:
     return f"load_exported: {name} was written by {writer}, and this is {reader}"
 
 
-def check_versions(name: str, entries: dict[str, Any]) -> None:
-    """Checks that this version of the library, and of JAX, supports a file.
-
-    Raises:
-      ValueError: with the versions that wrote the file and that read it.
-    """
+def _check_versions(name: str, entries: dict[str, Any]) -> None:
+    """Raises ValueError unless this version of the library, and of JAX, supports a file."""
     versions = versions_of(name, entries)
     # What a kernel takes may change with each release; a program of plain JAX has none.
     if entries.get("kernels") and entries.get("jaxgnn") != __version__:
@@ -200,3 +170,37 @@ def check_versions(name: str, entries: dict[str, Any]) -> None:
             f"{versions}: expected a calling convention from {lowest} to {highest}, "
             f"got {convention!r:.80}"
         )
+
+
+class Program(NamedTuple):
+    """Facts about a program."""
+
+    calls: frozenset[str]  # names of the functions outside of the program that it calls
+    has_platform: bool  # whether JAX passes the platform to it
+    has_symbols: bool  # whether it depends on symbolic sizes or on the platform
+    inputs: tuple[str, ...]  # type of each array that it reads, such as "tensor<?x8xf32>"
+    outputs: tuple[str, ...]  # type of each array that it returns
+
+    @property
+    def kernels(self) -> list[str]:
+        """Names of the custom calls of this library's kernels."""
+        return sorted(n for n in self.calls if n in _ffi.TARGETS or n.startswith(_GPU_KERNELS))
+
+
+def read_program(exported: jax.export.Exported) -> Program:
+    """Reads the program of an exported function from its text; MLIR has errors of its own."""
+    text = exported.mlir_module()
+    main = _MAIN.search(text)
+    if main is None:
+        raise ValueError("it has no function main")
+    # Text in quotes may look like types.
+    given, *returned = _TEXT.sub('""', main[1]).split(") -> ")
+    arguments = _ARGUMENT.findall(given)
+    own = tuple(kind.rstrip(",") for kind, attributes in arguments if _PLATFORM not in attributes)
+    return Program(
+        calls=frozenset(plain or quoted for plain, quoted in _CALL.findall(text)),
+        has_platform=len(own) < len(arguments),
+        has_symbols=_SYMBOLS in text[: main.start()],
+        inputs=own,
+        outputs=tuple(_RESULT.findall("".join(returned))),
+    )

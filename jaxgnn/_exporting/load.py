@@ -17,8 +17,7 @@ import numpy as np
 from jaxgnn import _ffi
 from jaxgnn._arrays.arrays import in_native_order, require_kept_integers
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.file import Description, unpacked, versions_of
-from jaxgnn._exporting.program import Program, read_program
+from jaxgnn._exporting.file import Description, Program, read_program, unpacked, versions_of
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt
 from jaxgnn._methods import Binding
 from jaxgnn.ops._core.dispatch import Platform, current_platform, no_mosaic_gpu
@@ -148,7 +147,7 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
 
 @contextlib.contextmanager
 def _naming(name: str, what: str) -> Generator[None]:
-    """Raises whatever JAX raises of a description as a ValueError that names the file."""
+    """Raises any error of a description as a ValueError that names the file."""
     try:
         yield
     except Exception as error:

@@ -36,15 +36,8 @@ _KINDS = {
     "GraphBatch": _Kind(
         GraphBatch,
         (
-            "graph",
-            "graph_ids",
-            "num_nodes_of_each",
-            "num_edges_of_each",
-            "node_mask",
-            "graph_mask",
-            "nodes",
-            "edges",
-            "globals",
+            *("graph", "graph_ids", "num_nodes_of_each", "num_edges_of_each"),
+            *("node_mask", "graph_mask", "nodes", "edges", "globals"),
         ),
     ),
 }
@@ -52,15 +45,10 @@ _HOLDS = f"arrays in tuples, lists, dicts and {', '.join(_KINDS)}"
 
 
 def structure_of(where: str, path: str, tree: Any) -> Any:
-    """The structure of a tree, as JSON values.
-
-    Args:
-      where: name of the function in errors, such as ``"export"``.
-      path: name of the tree in its errors, such as ``"args"``.
-      tree: arrays, or numbers, in containers.
+    """The structure of a tree as JSON values; errors name the function ``where`` and the path.
 
     Raises:
-      ValueError: names the path of a value that is neither an array nor a supported container.
+      ValueError: A value is neither an array, nor a number, nor a supported container.
     """
     if tree is None:
         return None
@@ -68,11 +56,19 @@ def structure_of(where: str, path: str, tree: Any) -> Any:
         if type(tree) is cls:
             return {name: [structure_of(where, f"{path}[{i}]", t) for i, t in enumerate(tree)]}
     if type(tree) is dict:
-        return {"dict": [_entry(where, path, key, value) for key, value in _sorted(tree)]}
+        for key in tree:
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                expected = "a dict whose keys are strings or integers"
+                raise bad_input(where, path, expected, repr(key))
+        entries = _sorted(tree)
+        return {"dict": [[k, structure_of(where, f"{path}[{k!r}]", v)] for k, v in entries]}
     for name, kind in _KINDS.items():
         if isinstance(tree, kind.cls):
             parts = {a: structure_of(where, f"{path}.{a}", getattr(tree, a)) for a in kind.arrays}
-            return {name: parts, "options": _options_of(tree)}
+            options = {option: getattr(tree, option) for option in kind.options}
+            if isinstance(tree, CSRGraph) and tree.num_cols == tree.num_rows:
+                options["num_cols"] = None  # a square graph of any size
+            return {name: parts, "options": options}
     is_number = isinstance(tree, bool | int | float)
     if is_number or (hasattr(tree, "shape") and hasattr(tree, "dtype")):
         return ARRAY
@@ -94,16 +90,16 @@ def leaves_of(where: str, path: str, structure: Any, tree: Any) -> Iterator[tupl
         return
     name = next(iter(structure))
     if name in _KINDS:
-        yield from _leaves_of_kind(where, path, structure, tree)
-        return
-    inside = structure[name]
-    if name == "dict":
+        parts = _parts_of_kind(where, path, structure, tree)
+    elif name == "dict":
+        inside = structure[name]
         keys = [key for key, _ in inside]
         if type(tree) is not dict or [key for key, _ in _sorted(tree)] != keys:
             got = f"{sorted(map(str, tree))}" if type(tree) is dict else type(tree).__name__
             raise bad_input(where, path, f"a dict with the keys {keys}", got)
         parts = [(f"{path}[{key!r}]", part, tree[key]) for key, part in inside]
     else:
+        inside = structure[name]
         if type(tree) is not _SEQUENCES[name] or len(tree) != len(inside):
             got = f"{type(tree).__name__}{f' of {len(tree)}' if hasattr(tree, '__len__') else ''}"
             raise bad_input(where, path, f"a {name} of {len(inside)}", got)
@@ -172,15 +168,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _is_array(structure: Any) -> bool:
-    return structure == ARRAY
-
-
-def _may_be_array(structure: Any) -> bool:
-    return structure is None or structure == ARRAY
-
-
-# What a file may say of each option, and of each part that is no pytree of the user's.
+# Checks of each option in a file, and of each part that is no pytree of the user's.
 _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "num_cols": lambda value: value is None or _is_size(value),
     "normalization": lambda value: value in (None, *get_args(Normalization)),
@@ -189,15 +177,22 @@ _OPTIONS: dict[str, Callable[[Any], bool]] = {
     "num_hyperedges": _is_size,
 }
 _PARTS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("weights", "row_scale", "col_scale"), _may_be_array),
-    **dict.fromkeys(("indptr", "indices", "values", "node_ids", "hyperedge_ids"), _is_array),
-    **dict.fromkeys(("graph_ids", "num_nodes_of_each", "num_edges_of_each"), _is_array),
-    **dict.fromkeys(("node_mask", "graph_mask"), _is_array),
+    **dict.fromkeys(
+        ("weights", "row_scale", "col_scale"), lambda structure: structure in (None, ARRAY)
+    ),
+    **dict.fromkeys(
+        (
+            *("indptr", "indices", "values", "node_ids", "hyperedge_ids", "graph_ids"),
+            *("num_nodes_of_each", "num_edges_of_each", "node_mask", "graph_mask"),
+        ),
+        lambda structure: structure == ARRAY,
+    ),
     "graph": lambda structure: type(structure) is dict and "CSRGraph" in structure,
 }
 
 
-def _leaves_of_kind(where: str, path: str, structure: Any, tree: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_kind(where: str, path: str, structure: Any, tree: Any) -> list[tuple[str, Any, Any]]:
+    """Path, structure and value of each part of a pytree of this library, after its checks."""
     name = next(iter(structure))
     kind = _KINDS[name]
     if not isinstance(tree, kind.cls):
@@ -207,23 +202,7 @@ def _leaves_of_kind(where: str, path: str, structure: Any, tree: Any) -> Iterato
             expected = tree.num_rows
         if getattr(tree, option) != expected:
             raise bad_input(where, f"{path}.{option}", repr(expected), repr(getattr(tree, option)))
-    for array, part in structure[name].items():
-        yield from leaves_of(where, f"{path}.{array}", part, getattr(tree, array))
-
-
-def _options_of(tree: Any) -> dict[str, Any]:
-    """The static options of a pytree of this library; ``num_cols`` is None for a square graph."""
-    kind = next(kind for kind in _KINDS.values() if isinstance(tree, kind.cls))
-    options = {option: getattr(tree, option) for option in kind.options}
-    if isinstance(tree, CSRGraph) and tree.num_cols == tree.num_rows:
-        options["num_cols"] = None
-    return options
-
-
-def _entry(where: str, path: str, key: Any, value: Any) -> list[Any]:
-    if not isinstance(key, str | int) or isinstance(key, bool):
-        raise bad_input(where, path, "a dict whose keys are strings or integers", repr(key))
-    return [key, structure_of(where, f"{path}[{key!r}]", value)]
+    return [(f"{path}.{a}", part, getattr(tree, a)) for a, part in structure[name].items()]
 
 
 def _sorted(tree: dict[Any, Any]) -> list[tuple[Any, Any]]:
