@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -15,6 +16,7 @@ from jaxgnn._arrays.arrays import offset_dtype
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
 
 # On a GPU, XLA cuts the products of weight gradients, which sum over the rows, into equal parts. It
 # copies arrays whose rows do not divide evenly, which took 2.3 of 32 ms of a training step on a
@@ -86,40 +88,22 @@ class Layout:
         return self.partition.part_of.astype(np.int64) * self.rows + self.row_of
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some edges of the rows of one device, in numpy.
+class Part(NamedTuple):
+    """Some edges of the rows of one device, in numpy; padding slots are zero."""
 
-    Attributes:
-      indptr: row offsets, padding rows included.
-      indices: column of each edge slot; padding slots are zero.
-      slots: edge slot of the device's block of each slot; padding slots are zero.
-    """
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    slots: np.ndarray
+    indptr: np.ndarray  # padding rows included
+    indices: np.ndarray  # column of each slot
+    slots: np.ndarray  # edge slot of the device's block of each slot
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """The rows of one device, in numpy.
+class Block(NamedTuple):
+    """The rows of one device, in numpy; padding is zero."""
 
-    Attributes:
-      indptr: row offsets, padding rows included.
-      indices: place in the table of each edge's sender; padding slots are zero.
-      first: number in the whole graph of the first edge of each row, int64; zero for padding rows.
-      weights: weight of each edge slot, or None.
-      row_scale: factor of each row, or None.
-      col_scale: factor of each entry of the table, or None.
-    """
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    first: np.ndarray
-    weights: np.ndarray | None
+    indptr: np.ndarray  # padding rows included
+    indices: np.ndarray  # place in the table of each edge's sender
+    weights: np.ndarray | None  # of each edge slot
     row_scale: np.ndarray | None
-    col_scale: np.ndarray | None
+    col_scale: np.ndarray | None  # factor of each entry of the table
 
 
 class Cutter:
@@ -208,7 +192,6 @@ class Cutter:
         return Block(
             indptr=offsets_of(np.diff(self.indptr)[members], layout.rows, layout.edges),
             indices=padded(place_of[self.indices[positions]], layout.edges),
-            first=padded(self.indptr[members].astype(np.int64), layout.rows),
             weights=None if weights is None else padded(weights[positions], layout.edges),
             row_scale=None if row_scale is None else padded(row_scale[members], layout.rows),
             col_scale=col_scale,
@@ -253,17 +236,20 @@ class Cutter:
 def offsets_of(degrees: np.ndarray, rows: int, edges: int) -> np.ndarray:
     """Offsets of rows of these degrees, and of padding rows after them up to ``rows``.
 
-    Args:
-      degrees: edges of each row.
-      rows: number of rows, padding included.
-      edges: number of edge slots. Those of a block fit 32 bits long after those of the whole graph
-        do not.
+    ``edges`` is the number of edge slots of the block, which fit 32 bits where those of the whole
+    graph may not.
     """
     offsets = np.zeros(rows + 1, offset_dtype(edges))
     ends = np.cumsum(degrees)
     offsets[1 : len(ends) + 1] = ends
     offsets[len(ends) + 1 :] = ends[-1]
     return offsets
+
+
+def edge_numbers(indptr: np.ndarray, members: np.ndarray, rows: int, total: int) -> EdgeNumbers:
+    """Numbers in the whole graph, of ``total`` edges, of the edges of a block's rows."""
+    words = Words.of_host(padded(indptr[members].astype(np.int64), rows))
+    return EdgeNumbers(jnp.stack([*map(jnp.asarray, words)], axis=1), total)
 
 
 def padded(array: np.ndarray, length: int) -> np.ndarray:
@@ -275,52 +261,34 @@ def padded(array: np.ndarray, length: int) -> np.ndarray:
 
 
 def axis_of(where: str, mesh: Any, axis: str | None) -> str:
-    """The mesh axis to spread over: the named one, or the only one.
-
-    Raises:
-      ValueError: if there is no such axis, or none is named and there are several.
-    """
+    """The mesh axis to spread over: the named one, or the only one."""
     if not isinstance(mesh, Mesh):
         raise bad_input(where, "mesh", "a jax.sharding.Mesh", type(mesh).__name__)
     names = tuple(mesh.axis_names)
     if axis is None and len(names) == 1:
         return names[0]
     if axis is None:
-        raise bad_input(
-            where, "axis", f"the name of one of several axes of the mesh, {names}", None
-        )
+        expected = f"the name of one of several axes of the mesh, {names}"
+        raise bad_input(where, "axis", expected, None)
     if axis not in names:
         raise bad_input(where, "axis", f"an axis of the mesh, {names}", repr(axis))
     return axis
 
 
-def local_places(mesh: Mesh, axis: str) -> dict[int, list[jax.Device]]:
-    """This process's devices by their place along the axis."""
-    at = mesh.axis_names.index(axis)
-    along = np.moveaxis(mesh.devices, at, 0).reshape(mesh.shape[axis], -1)
-    here = jax.process_index()
-    places = {
-        place: [d for d in devices if d.process_index == here]
-        for place, devices in enumerate(along)
-    }
-    return {place: devices for place, devices in places.items() if devices}
-
-
 def stacked[Tree](mesh: Mesh, axis: str, make: Callable[[int], Tree]) -> Tree:
     """Builds a pytree for each place along the axis, and stacks their arrays along a first axis.
 
-    Each process builds those of its own devices, with their device as the default device.
-
-    Args:
-      mesh: the mesh.
-      axis: its axis.
-      make: builds the pytree of a place; all have one structure and equal shapes.
+    Each process builds those of its own devices, with their device as the default device. All have
+    one structure and equal shapes.
     """
-    places = local_places(mesh, axis)
+    along = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
     sharding = NamedSharding(mesh, PartitionSpec(axis))
     of_leaves: list[list[jax.Array]] = []
     structure: Any = None
-    for place, devices in places.items():
+    for place, anywhere in enumerate(along.reshape(mesh.shape[axis], -1)):
+        devices = [device for device in anywhere if device.process_index == jax.process_index()]
+        if not devices:
+            continue
         with jax.default_device(devices[0]):
             leaves, structure = jax.tree.flatten(make(place))
         of_leaves = of_leaves or [[] for _ in leaves]

@@ -149,14 +149,12 @@ def partition(
 def _by_name(
     graph: CSRGraph, parts: int, method: str, seed: int, cache: str | os.PathLike[str] | None
 ) -> np.ndarray:
-    """The part of each row, computed by a method or read from the cache."""
+    """The part of each row, by a method or from the cache."""
     if method not in _METHODS:
         expected = f"{', '.join(map(repr, _METHODS))} or an array"
         raise bad_input("partition", "method", expected, repr(method))
 
-    def make() -> np.ndarray:
-        return _METHODS[method](graph, parts, seed)
-
+    make = partial(_METHODS[method], graph, parts, seed)
     if cache is None:
         return make()
     if Path(cache).exists() and not Path(cache).is_dir():
@@ -173,8 +171,8 @@ def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts
     degrees = np.diff(np.asarray(graph.indptr))
     edges = np.bincount(part_of, degrees, parts).astype(np.int64)
     count = partial(_boundaries, graph, part_of, rows, of_columns)
-    is_mapped = isinstance(graph.indices, np.memmap)
-    return Partition(part_of, rows, edges, count if is_mapped else count())
+    between = count if isinstance(graph.indices, np.memmap) else count()
+    return Partition(part_of, rows, edges, between)
 
 
 def check_graph(graph: Any, *, square: bool) -> None:
@@ -301,21 +299,14 @@ def cached_parts(
 ) -> np.ndarray:
     """The part of each row, read from the folder, or computed and written to it.
 
-    A file appears under its name once it is complete, so that processes may share the folder.
-
-    Args:
-      folder: where the files are; it is created if it is missing.
-      graph: the graph, whose edges count.
-      arguments: other arguments that the parts depend on, the number of parts first.
-      make: computes the parts.
-
-    Returns:
-      int32 [rows].
-
-    Warns:
-      UserWarning: if there is a file that cannot be read; it is computed again.
+    A file appears under its name once it is complete, so that processes may share the folder. It
+    depends on the edges and on ``arguments``, of which the number of parts is the first.
     """
-    path = folder / f"partition-{fingerprint(graph, arguments)}.npz"
+    indptr = np.asarray(graph.indptr)
+    name = hashlib.blake2b(repr((_VERSION, graph.shape, arguments)).encode(), digest_size=16)
+    name.update(indptr.astype(np.int64))
+    name.update(np.ascontiguousarray(np.asarray(graph.indices)[: indptr[-1]]))
+    path = folder / f"partition-{name.hexdigest()}.npz"
     if path.exists():
         try:
             return _read(path, graph.num_rows, arguments[0])
@@ -323,23 +314,14 @@ def cached_parts(
             warnings.warn(f"partition: {path} is made anew: {error}", stacklevel=2)
     part_of = make()
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, suffix=".npz")
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".npz")
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, part_of=part_of, digest=_digest(part_of))
-        Path(name).replace(path)
+        Path(temporary).replace(path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
     return part_of
-
-
-def fingerprint(graph: CSRGraph, arguments: tuple[Any, ...] = ()) -> str:
-    """A hash of the edges of a graph and of some arguments, in 32 hexadecimal digits."""
-    indptr = np.asarray(graph.indptr)
-    made = hashlib.blake2b(repr((_VERSION, graph.shape, arguments)).encode(), digest_size=16)
-    made.update(indptr.astype(np.int64))
-    made.update(np.ascontiguousarray(np.asarray(graph.indices)[: indptr[-1]]))
-    return made.hexdigest()
 
 
 def _read(path: Path, rows: int, parts: int) -> np.ndarray:

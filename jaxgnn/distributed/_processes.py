@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -52,11 +54,8 @@ def initialize(
         f"{where}: process {process_id} has waited {timeout_s} s at {coordinator} for all of "
         f"{num_processes} processes"
     )
-    told = threading.Timer(timeout_s, print, [waited], {"file": sys.stderr, "flush": True})
-    told.daemon = True
-    told.start()
-    try:
-        # JAX ends the whole process at its own timeout, which has to come after the message.
+    # JAX ends the whole process at its own timeout, which has to come after the message.
+    with _after(timeout_s, _print, waited):
         jax.distributed.initialize(
             coordinator,
             num_processes,
@@ -64,8 +63,6 @@ def initialize(
             initialization_timeout=timeout_s + 2,
             heartbeat_timeout_seconds=_SILENT_S,
         )
-    finally:
-        told.cancel()
 
 
 def check_same(what: str, value: Any) -> None:
@@ -90,20 +87,31 @@ def check_same(what: str, value: Any) -> None:
         f"distributed.check_same: process {jax.process_index()} has waited {_READING_S} s for the "
         f"other {jax.process_count() - 1} processes to compare {what}"
     )
-    ended = threading.Timer(_READING_S, _end, [waited])
-    ended.daemon = True
-    ended.start()
-    try:
+    with _after(_READING_S, _end, waited):
         hashes = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-    finally:
-        ended.cancel()
     others = [at for at, row in enumerate(hashes) if (row != hashes[0]).any()]
     if others:
         expected = "the same on all processes, as on process 0"
         raise bad_input("distributed.check_same", what, expected, f"others on processes {others}")
 
 
+@contextlib.contextmanager
+def _after(seconds: float, function: Callable[[str], None], message: str) -> Iterator[None]:
+    """Calls a function in another thread if the ``with`` block takes longer."""
+    timer = threading.Timer(seconds, function, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _print(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
 def _end(message: str) -> None:
     """Ends this process, because its main thread waits and can not raise an error."""
-    print(message, file=sys.stderr, flush=True)
+    _print(message)
     os._exit(1)

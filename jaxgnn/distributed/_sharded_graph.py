@@ -13,11 +13,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgnn._errors import bad_input
-from jaxgnn.distributed._blocks import Cutter, Layout, axis_of, stacked
+from jaxgnn.distributed._blocks import Cutter, Layout, axis_of, edge_numbers, stacked
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix, shard_matrix
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph, is_concrete
-from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph.local.local_graph import EdgesByOwner
 
 Side = Literal["rows", "columns"]
@@ -348,42 +347,41 @@ def shard(
         raise bad_input("shard", "wire_dtype", expected, repr(wire_dtype))
     layout, of_columns = _layouts_for(graph, mesh.shape[axis], partition, columns)
     cutter = _cutter_for(graph, layout, of_columns, exchange)
-    num_edges = graph.num_edges
+
+    # The node of each row, -1 for padding rows.
+    row_ids = np.where(layout.ids < layout.num_nodes, layout.ids, -1)
 
     def make(place: int) -> LocalGraph:
-        block = cutter.cut(place)
-        send = cutter.send(place)
+        # None, for a missing array, is an empty pytree.
+        block, send = jax.tree.map(jnp.asarray, (cutter.cut(place), cutter.send(place)))
         bipartite = CSRGraph(
-            indptr=jnp.asarray(block.indptr),
-            indices=jnp.asarray(block.indices),
-            weights=None if block.weights is None else jnp.asarray(block.weights),
+            indptr=block.indptr,
+            indices=block.indices,
+            weights=block.weights,
             num_cols=cutter.table_rows,
         )
         of_block = tuple(op for op in ops if not (overlap and op in _OVERLAPPING))
         made = bipartite.prepared(*of_block) if of_block else None
-        first = Words.of_host(block.first)
         return LocalGraph(
-            indptr=bipartite.indptr,
-            indices=bipartite.indices,
-            weights=bipartite.weights,
+            **block._asdict(),
             num_cols=of_columns.rows,
-            row_scale=None if block.row_scale is None else jnp.asarray(block.row_scale),
-            col_scale=None if block.col_scale is None else jnp.asarray(block.col_scale),
             plan=None if made is None else made.plan,
             normalization=graph.normalization,
             in_range=True,
             halo=Halo(
                 ids=jnp.asarray(of_columns.ids[place]),
-                send=None if send is None else jnp.asarray(send),
+                send=send,
                 axis=axis,
                 devices=layout.devices,
                 num_nodes=of_columns.num_nodes,
                 wire_dtype=wire_dtype,
                 records=records,
             ),
-            numbers=EdgeNumbers(jnp.stack([*map(jnp.asarray, first)], axis=1), num_edges),
+            numbers=edge_numbers(
+                cutter.indptr, layout.members[place], layout.rows, graph.num_edges
+            ),
             split=_split(cutter, place, ops) if overlap else None,
-            row_ids=None if of_columns is layout else jnp.asarray(_row_ids(layout, place)),
+            row_ids=None if of_columns is layout else jnp.asarray(row_ids[place]),
         )
 
     return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout, of_columns)
@@ -391,22 +389,12 @@ def shard(
 
 def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
     """The edges of a block from own senders and from others, with a plan of each."""
-    near, far = cutter.split(place)
+    parts = jax.tree.map(jnp.asarray, cutter.split(place))
     graphs = (
-        CSRGraph(
-            indptr=jnp.asarray(part.indptr), indices=jnp.asarray(part.indices), num_cols=num_cols
-        ).prepared(*ops)
-        for part, num_cols in ((near, cutter.columns.rows), (far, cutter.table_rows))
+        CSRGraph(indptr=part.indptr, indices=part.indices, num_cols=num_cols).prepared(*ops)
+        for part, num_cols in zip(parts, (cutter.columns.rows, cutter.table_rows), strict=True)
     )
-    of_near, of_far = graphs
-    slots = jnp.asarray(near.slots), jnp.asarray(far.slots)
-    return EdgesByOwner(of_near, of_far, *slots)
-
-
-def _row_ids(layout: Layout, place: int) -> np.ndarray:
-    """The node of each row of a block, -1 for padding rows."""
-    ids = layout.ids[place]
-    return np.where(ids < layout.num_nodes, ids, -1)
+    return EdgesByOwner(*graphs, *(part.slots for part in parts))
 
 
 def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:

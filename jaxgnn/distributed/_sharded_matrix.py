@@ -10,10 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn._errors import bad_input
-from jaxgnn.distributed._blocks import Layout, offsets_of, padded, stacked
+from jaxgnn.distributed._blocks import Layout, edge_numbers, offsets_of, padded, stacked
 from jaxgnn.distributed._partition import edges_of
 from jaxgnn.graph import CSRGraph, is_concrete
-from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph.local.local_graph import LocalMatrix
 
 
@@ -80,7 +79,6 @@ def shard_matrix(matrix: CSRGraph, layout: Layout, mesh: Mesh, axis: str) -> Sha
             weights=None if weights is None else jnp.asarray(padded(weights[positions], stored)),
             num_cols=matrix.num_cols,
         ).prepared("spmm")
-        first = Words.of_host(padded(indptr[members].astype(np.int64), layout.rows))
         return LocalMatrix(
             indptr=made.indptr,
             indices=made.indices,
@@ -88,7 +86,7 @@ def shard_matrix(matrix: CSRGraph, layout: Layout, mesh: Mesh, axis: str) -> Sha
             num_cols=matrix.num_cols,
             plan=made.plan,
             in_range=True,
-            numbers=EdgeNumbers(jnp.stack([*map(jnp.asarray, first)], axis=1), matrix.num_edges),
+            numbers=edge_numbers(indptr, members, layout.rows, matrix.num_edges),
         )
 
     return ShardedMatrix(stacked(mesh, axis, make), mesh, axis, layout)
