@@ -16,7 +16,9 @@ from jaxgnn.distributed._sharded_graph import ShardedGraph
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix
 from jaxgnn.graph import CBSR, LocalGraph
 
-_SHARDED = ShardedGraph, ShardedMatrix
+
+def _is_sharded(argument: Any) -> bool:
+    return isinstance(argument, ShardedGraph | ShardedMatrix)
 
 
 def _leaves(argument: Any) -> list[Any]:
@@ -24,13 +26,9 @@ def _leaves(argument: Any) -> list[Any]:
     return jax.tree.leaves(argument, is_leaf=_is_sharded)
 
 
-def _is_sharded(argument: Any) -> bool:
-    return isinstance(argument, _SHARDED)
-
-
-def _local(argument: Any) -> Any:
-    """The argument with the parts of the device in the place of graphs and sparse matrices."""
-    return jax.tree.map(lambda a: a.local if _is_sharded(a) else a, argument, is_leaf=_is_sharded)
+def _map(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Applies a function to each graph, sparse matrix and array of an argument."""
+    return jax.tree.map(function, argument, is_leaf=_is_sharded)
 
 
 def sharded[Result](
@@ -83,7 +81,7 @@ def sharded[Result](
     own, everywhere = PartitionSpec(axis), PartitionSpec()
 
     def on_device(*arguments: Any) -> Result:
-        return function(*map(_local, arguments))
+        return function(*_map(lambda a: a.local if _is_sharded(a) else a, arguments))
 
     def call(*arguments: Any, **named: Any) -> Result:
         if named:
@@ -93,12 +91,8 @@ def sharded[Result](
         _check(arguments, rows, graph.devices, tuple(of_sides), "rows")
         _check(arguments, edges, graph.devices, (graph.layout.edges,), "edge slots")
         specs = tuple(
-            own
-            if at in spread
-            else jax.tree.map(
-                lambda a: own if _is_sharded(a) else everywhere, a, is_leaf=_is_sharded
-            )
-            for at, a in enumerate(arguments)
+            own if at in spread else _map(lambda a: own if _is_sharded(a) else everywhere, argument)
+            for at, argument in enumerate(arguments)
         )
         out_specs = own if outputs == "rows" else everywhere
         mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=out_specs)
@@ -130,22 +124,16 @@ def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGr
             expected = f"a graph on axis {axis!r} of {mesh}"
             raise bad_input("sharded", "graph", expected, f"axis {graph.axis!r} of {graph.mesh}")
     first = graphs[0]
+    sides = [side for graph in graphs for side in (graph.layout, graph.columns)]
     for at, argument in enumerate(arguments):
         for other in _leaves(argument):
-            _check_same_partition(at, other, graphs)
+            if isinstance(other, ShardedGraph) and first.is_square and other.is_square:
+                expected = "graphs of one partition, as rows belong to the graph that made them"
+                _check_same_places("graph", expected, [first.layout], other.layout)
+            elif isinstance(other, ShardedMatrix):
+                expected = "on the devices of the graph's nodes: its shard_matrix makes it"
+                _check_same_places(f"argument {at}", expected, sides, other.layout)
     return first
-
-
-def _check_same_partition(at: int, other: Any, graphs: Sequence[ShardedGraph]) -> None:
-    """Raises ValueError for a graph or a sparse matrix whose nodes are on other devices."""
-    first = graphs[0]
-    if isinstance(other, ShardedGraph) and first.is_square and other.is_square:
-        expected = "graphs of one partition, as rows belong to the graph that made them"
-        _check_same_places("graph", expected, [first.layout], other.layout)
-    elif isinstance(other, ShardedMatrix):
-        expected = "on the devices of the graph's nodes: its shard_matrix makes it"
-        layouts = [side for graph in graphs for side in (graph.layout, graph.columns)]
-        _check_same_places(f"argument {at}", expected, layouts, other.layout)
 
 
 def _check_same_places(
@@ -159,9 +147,8 @@ def _check_same_places(
         if layout.num_nodes == other.num_nodes
     ]
     if moved and min(moved):
-        raise bad_input(
-            "sharded", argument, expected, f"{min(moved)} of {len(theirs)} nodes elsewhere"
-        )
+        got = f"{min(moved)} of {len(theirs)} nodes elsewhere"
+        raise bad_input("sharded", argument, expected, got)
 
 
 def _check_spread(at: int, array: Any, devices: int) -> None:

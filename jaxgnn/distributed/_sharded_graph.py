@@ -111,13 +111,10 @@ class ShardedGraph:
           ValueError: outside of ``shard_map``, where all blocks are present.
         """
         leading = self.blocks.indptr.shape[0]
-        if leading != 1 or (self.devices > 1 and not self._is_inside()):
+        if leading != 1 or (self.devices > 1 and is_concrete(self.blocks.indptr)):
             expected = f"read inside of jax.shard_map with {PartitionSpec(self.axis)} for the graph"
             raise bad_input("ShardedGraph.local", "self", expected, f"{leading} blocks")
         return jax.tree.map(lambda array: array[0], self.blocks)
-
-    def _is_inside(self) -> bool:
-        return not is_concrete(self.blocks.indptr)
 
     @property
     def row_sharding(self) -> NamedSharding:
@@ -140,7 +137,8 @@ class ShardedGraph:
             there is no such side.
         """
         where, layout = "ShardedGraph.shard_rows", self._layout_of("shard_rows", side)
-        if self.devices > 1 and self._is_spread(x):
+        is_array = isinstance(x, jax.Array) and x.ndim > 0
+        if self.devices > 1 and is_array and x.sharding.is_equivalent_to(self.row_sharding, x.ndim):
             expected = "in the order of the nodes, and not spread yet"
             raise bad_input(where, "x", expected, f"rows of devices, {np.shape(x)}")
         array: np.ndarray = np.asarray(x)
@@ -161,11 +159,6 @@ class ShardedGraph:
 
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
 
-    def _is_spread(self, x: Any) -> bool:
-        """Whether an array is spread over the devices in the same way as rows."""
-        is_array = isinstance(x, jax.Array) and x.ndim > 0
-        return is_array and x.sharding.is_equivalent_to(self.row_sharding, x.ndim)
-
     def _layout_of(self, method: str, side: Side) -> Layout:
         if side not in ("rows", "columns"):
             raise bad_input(f"ShardedGraph.{method}", "side", "'rows' or 'columns'", repr(side))
@@ -178,7 +171,7 @@ class ShardedGraph:
 
         Args:
           x: [devices * rows, ...], as ``shard_rows`` gives.
-          side: whose nodes these are, if the graph is not square.
+          side: as for ``shard_rows``.
 
         Returns:
           [nodes, ...].
@@ -200,7 +193,7 @@ class ShardedGraph:
 
         Args:
           matrix: a row for each node and a column for each feature, ``CSRGraph.from_scipy(...)``.
-          side: whose nodes these are, if the graph is not square.
+          side: as for ``shard_rows``.
 
         Raises:
           ValueError: if ``matrix`` is no graph that the host can read, has scales or not one row
@@ -270,7 +263,7 @@ class ShardedGraph:
         )
 
     def _check_whole(self, where: str, graph: CSRGraph) -> None:
-        """Raises ValueError if a graph is, by its numbers, not the one that was sharded."""
+        """Raises ValueError unless a graph has the numbers of the one that was sharded."""
         shape = self.num_nodes, self.columns.num_nodes
         if graph.shape != shape:
             expected = f"the graph of shape {shape} that was sharded"
@@ -398,10 +391,7 @@ def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
 
 
 def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:
-    """Returns the cutter of the blocks for a method to send rows.
-
-    A row has as many bytes either way, so that counting rows is counting bytes.
-    """
+    """The cutter of the blocks; a row has as many bytes by either method to send it."""
     gathered = Cutter(graph, layout, columns, lists=False)
     if exchange == "all_gather" or (exchange == "auto" and layout.devices == 1):
         return gathered
@@ -445,10 +435,8 @@ def _partition_for(
     columns: np.ndarray | None,
 ) -> Partition:
     """The given partition after checks, or one computed by the given method."""
-    if isinstance(given, Partition):
-        made = given
-    else:
-        made = partition(graph, devices, given, columns=columns)
+    is_made = isinstance(given, Partition)
+    made = given if is_made else partition(graph, devices, given, columns=columns)
     if made.num_parts != devices or len(made.part_of) != graph.num_rows:
         expected = f"of {graph.num_rows} rows over {devices} devices"
         got = f"{len(made.part_of)} rows over {made.num_parts} parts"

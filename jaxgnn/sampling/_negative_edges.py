@@ -42,15 +42,13 @@ class NegativeSampler:
     among all receivers where these are weighted.
 
     Attributes:
-      offsets: first entry of each sender in ``excluded``, int32 [senders + 1].
-      excluded: receivers that a sender is not paired with, ascending for each sender, int32
-        [entries].
-      allowed_before: for each of them, the total weight of the allowed receivers before it, int32
-        [entries].
-      allowed: total weight of the receivers that each sender may be paired with, int32 [senders].
-      ends: for weighted receivers, the sum of the weights up to and with each, int32 [receivers];
-        None where all weigh one.
-      chances: chance of a sender up to and with each, as a part of 2^32 - 1, uint32 [senders].
+      offsets: first entry of each sender in ``excluded``.
+      excluded: receivers that a sender is not paired with, ascending for each sender.
+      allowed_before: for each of them, the total weight of the allowed receivers before it.
+      allowed: total weight of the receivers that each sender may be paired with.
+      ends: for weighted receivers, the sum of the weights up to and with each; None where all
+        weigh one.
+      chances: chance of a sender up to and with each, as a part of 2^32 - 1.
       num_receivers: number of receivers.
       search_steps: steps of a binary search among the receivers of a sender.
     """
@@ -120,22 +118,19 @@ def negative_edges(
     a sampler.
 
     Args:
-      graph: the edges that are never drawn. Its edges have directions: a graph without directions
-        must have both of each pair.
+      graph: as for ``NegativeSampler.of``.
       num: number of pairs, or of pairs for each source; the same pair may be drawn again.
       key: a random key.
       sources: senders to find receivers for, or None to draw the senders too.
-      weights: ``"uniform"``, or ``"degree"`` to draw nodes by the 3/4 power of their number of
-        edges.
-      self_loops: whether a node without a self loop may be paired with itself.
+      weights: as for ``NegativeSampler.of``.
+      self_loops: as for ``NegativeSampler.of``.
 
     Returns:
       Senders and receivers, int32 [2, num], or [2, sources, num].
 
     Raises:
-      ValueError: if ``graph`` is no graph or is traced, no pair is without an edge, ``num`` is no
-        positive integer, ``weights`` has no such name, or a source is no node or is joined to all
-        receivers that may be drawn.
+      ValueError: as for ``NegativeSampler.of``, or if ``num`` is no positive integer, or a source
+        is no node or is joined to all receivers that may be drawn.
 
     Example:
       >>> graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 2, 1], num_nodes=3)
@@ -148,14 +143,14 @@ def negative_edges(
     if sources is not None:
         sources = _as_sources(where, sources)
         if is_concrete(sources):
-            _check_sources(where, sampler, np.asarray(sources))
+            _check_sources(where, np.asarray(sampler.allowed), np.asarray(sources))
     return _drawn(where, sampler, key, num, sources)
 
 
 def _drawn(
     where: str, sampler: NegativeSampler, key: PRNGKeyArray, num: int, sources: Any
 ) -> Int32[Array, "2 *shape"]:
-    """Pairs without an edge; ``where`` is the function that errors name."""
+    """Pairs without an edge, after checks."""
     if isinstance(num, bool) or not hasattr(num, "__index__") or num < 1:
         raise bad_input(where, "num", "an int of at least 1", repr(num))
     if sources is not None:
@@ -225,11 +220,11 @@ def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
 
 
 def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -> NegativeSampler:
-    """The sampler of a graph; ``where`` is the function that errors name."""
+    """The sampler of a graph, after checks."""
     edges = _edges_of(where, graph)
     if weights not in get_args(PairWeights):
-        expected = f"one of {', '.join(get_args(PairWeights))}"
-        raise bad_input(where, "weights", expected, repr(weights))
+        names = ", ".join(get_args(PairWeights))
+        raise bad_input(where, "weights", f"one of {names}", repr(weights))
     shape = graph.num_cols, graph.num_rows
     of_senders, of_receivers = (np.ones(size, np.int64) for size in shape)
     if weights == "degree":
@@ -251,16 +246,15 @@ def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -
         expected = "with some pair of nodes that no edge joins"
         raise bad_input(where, "graph", expected, f"{edges.nnz} edges of shape {shape}")
     chances = np.floor(chances / chances[-1] * np.iinfo(np.uint32).max)
-    longest = int(np.diff(edges.indptr).max())
     return NegativeSampler(
-        offsets=jnp.asarray(edges.indptr.astype(np.int32)),
-        excluded=jnp.asarray(edges.indices.astype(np.int32)),
-        allowed_before=jnp.asarray((starts[edges.indices] - lost_before).astype(np.int32)),
-        allowed=jnp.asarray(allowed.astype(np.int32)),
-        ends=None if weights == "uniform" else jnp.asarray(ends.astype(np.int32)),
+        offsets=jnp.asarray(edges.indptr, jnp.int32),
+        excluded=jnp.asarray(edges.indices, jnp.int32),
+        allowed_before=jnp.asarray(starts[edges.indices] - lost_before, jnp.int32),
+        allowed=jnp.asarray(allowed, jnp.int32),
+        ends=None if weights == "uniform" else jnp.asarray(ends, jnp.int32),
         chances=jnp.asarray(chances.astype(np.uint32)),
         num_receivers=graph.num_rows,
-        search_steps=longest.bit_length(),
+        search_steps=int(np.diff(edges.indptr).max()).bit_length(),
     )
 
 
@@ -297,13 +291,10 @@ def _as_sources(where: str, sources: Any) -> Any:
     return sources
 
 
-def _check_sources(where: str, sampler: NegativeSampler, sources: np.ndarray) -> None:
-    allowed = np.asarray(sampler.allowed)
-    is_node = (sources >= 0) & (sources < allowed.size)
-    if not is_node.all():
-        at = int(np.argmin(is_node))
-        raise bad_input(where, f"sources[{at}]", f"in [0, {allowed.size})", int(sources[at]))
-    if not allowed[sources].all():
-        at = int(np.argmin(allowed[sources] > 0))
-        expected = "a node that is not joined to all receivers"
+def _check_sources(where: str, allowed: np.ndarray, sources: np.ndarray) -> None:
+    fits, expected = (sources >= 0) & (sources < allowed.size), f"in [0, {allowed.size})"
+    if fits.all():
+        fits, expected = allowed[sources] > 0, "a node that is not joined to all receivers"
+    if not fits.all():
+        at = int(np.argmin(fits))
         raise bad_input(where, f"sources[{at}]", expected, int(sources[at]))
