@@ -1317,14 +1317,14 @@ TRAINING = (
     ),
     Fault(
         "data parallelism: gradients and losses of the parts are added up",
-        "jaxgnn/training/_data_parallel.py",
+        "jaxgnn/training/_step.py",
         "return jax.lax.pmean(leaf, self.axis)",
         "return jax.lax.psum(leaf, self.axis)",
         ("tests/training/test_data_parallel.py",),
     ),
     Fault(
         "data parallelism: all parts draw the same",
-        "jaxgnn/training/_data_parallel.py",
+        "jaxgnn/training/_step.py",
         "key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))",
         "key = jax.random.fold_in(key, 0)",
         ("tests/training/test_data_parallel.py",),

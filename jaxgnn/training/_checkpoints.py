@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,23 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
-from ._step import ModelState, TrainState, averages, merge_model, rounded, split_model
-from ._trees import PyTree, first_difference, is_key, named, types
+from ._step import (
+    ModelState,
+    PyTree,
+    TrainState,
+    averages,
+    first_difference,
+    is_key,
+    merge_model,
+    named,
+    rounded,
+    split_model,
+    types,
+)
 
 # Separate items of orbax, so that a model can be loaded without an optimizer.
 _MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
 _AVERAGE, _REMAINDER = "average", "average_remainder"
-
-
-class Restored(NamedTuple):
-    """The content of a checkpoint. ``best`` is None if there was no best model yet."""
-
-    state: TrainState
-    best: ModelState | None
-    info: dict[str, Any]
 
 
 class Checkpoints:
@@ -71,12 +74,14 @@ class Checkpoints:
         if not self._manager.save(step, args=ocp.args.Composite(**items)):
             raise RuntimeError(f"checkpoint {self.folder / str(step)} was not written")
 
-    def restore(self, like: TrainState) -> Restored:
-        """Reads the newest checkpoint to the structure, dtypes and placement of ``like``.
+    def restore(self, like: TrainState) -> tuple[TrainState, ModelState | None, dict[str, Any]]:
+        """Reads the newest checkpoint: the state, the best model if there was one, and the info.
+
+        The state has the structure, dtypes and placement of ``like``, one before its first step.
 
         Raises:
-          ValueError: There is none, it cannot be read, or its arrays do not match ``like``, a state
-            before its first step; the message names the folder and the first field.
+          ValueError: There is none, it cannot be read, or its arrays do not match ``like``; the
+            message names the folder and the first field.
         """
         step, saved, info = self._read_info(None)
         best_like = like.model if _BEST in saved else None
@@ -94,7 +99,7 @@ class Checkpoints:
         remainder = found.get(_REMAINDER, like.remainder)
         optimizer, updates = found[_OPTIMIZER]
         state = TrainState(found[_MODEL], optimizer, updates, average, remainder)
-        return Restored(state, found.get(_BEST), info)
+        return state, found.get(_BEST), info
 
     def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
         """Reads the arrays of a model from the checkpoint of a step, or from the newest."""
@@ -132,14 +137,28 @@ class Checkpoints:
     def _read_arrays(
         self, step: int, like: dict[str, PyTree], saved: dict[str, dict[str, str]]
     ) -> dict[str, PyTree]:
+        requests = {}
         for item, tree in like.items():
-            _check_types(self.folder / str(step) / item, saved[item], types(tree))
-        requests = {
-            item: ocp.args.StandardRestore(jax.tree.map(_abstract, named(tree)))
+            difference = first_difference(saved[item], types(tree))
+            if difference:
+                name, there, wanted = difference
+                raise ValueError(
+                    f"{self.folder / str(step) / item} does not fit: {name} is {there} there, "
+                    f"expected {wanted}"
+                )
+            leaves = {
+                name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+                for name, leaf in named(tree).items()
+            }
+            requests[item] = ocp.args.StandardRestore(leaves)
+        found = self._read(step, requests)
+        return {
+            item: jax.tree.unflatten(
+                jax.tree.structure(tree),
+                [_placed_like(found[item][name], leaf) for name, leaf in named(tree).items()],
+            )
             for item, tree in like.items()
         }
-        found = self._read(step, requests)
-        return {item: _unnamed(found[item], tree) for item, tree in like.items()}
 
     def _read(self, step: int, requests: dict[str, Any]) -> Any:
         try:
@@ -191,22 +210,6 @@ def _items(state: TrainState, best: ModelState | None) -> dict[str, PyTree]:
     if state.remainder is not None:
         items[_REMAINDER] = state.remainder
     return items if best is None else {**items, _BEST: best}
-
-
-def _unnamed(found: dict[str, jax.Array], like: PyTree) -> PyTree:
-    leaves = [_placed_like(found[name], leaf) for name, leaf in named(like).items()]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def _check_types(place: Path, saved: dict[str, str], expected: dict[str, str]) -> None:
-    difference = first_difference(saved, expected)
-    if difference:
-        name, found, wanted = difference
-        raise ValueError(f"{place} does not fit: {name} is {found} there, expected {wanted}")
-
-
-def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _placed_like(array: jax.Array, like: jax.Array) -> jax.Array:

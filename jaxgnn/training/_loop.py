@@ -12,19 +12,23 @@ import optax
 from flax import nnx
 
 from ._checkpoints import Checkpoints
-from ._data_parallel import DataParallel, on_one_device
 from ._device_errors import LaunchWatch, launching, wait_for_devices
 from ._progress import Progress, say
 from ._step import (
+    DataParallel,
     LossFn,
     ModelState,
+    PyTree,
     TrainState,
+    all_finite,
+    copy_arrays,
     make_step,
     merge_model,
+    on_one_device,
+    owned,
     split_model,
     start_state,
 )
-from ._trees import PyTree, all_finite, copy_arrays, owned
 from .files import Row, RowLog
 from .processes import Watch, as_first, writes_files
 from .run import RunFolder

@@ -17,13 +17,14 @@ from ._progress import Progress
 from ._step import (
     LossFn,
     ModelState,
+    PyTree,
     TrainState,
     make_update,
     merge_model,
+    owned,
     split_model,
     start_state,
 )
-from ._trees import PyTree, owned
 from .files import Row
 
 

@@ -1,19 +1,26 @@
-"""One training step as a pure, compiled function of the model's arrays."""
+"""One training step as a pure, compiled function of the model's arrays.
 
+Several devices may share the examples of a batch (``DataParallel``).
+"""
+
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ._data_parallel import DataParallel
-from ._trees import PyTree, first_difference, owned, strong, types
+from jaxgnn._errors import bad_input
 
+PyTree = Any
 LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+_EVERYWHERE = PartitionSpec()
 
 
 class ModelState(NamedTuple):
@@ -107,6 +114,93 @@ def averages(params: PyTree) -> PyTree:
 def rounded(average: PyTree, params: PyTree) -> PyTree:
     """An average in the dtypes of ``params``."""
     return jax.tree.map(lambda a, p: a.astype(p.dtype), average, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataParallel:
+    """Devices, a mesh of one axis, that share the examples of a batch."""
+
+    mesh: Mesh
+
+    def __post_init__(self):
+        if not isinstance(self.mesh, Mesh):
+            raise bad_input("fit", "mesh", "a jax.sharding.Mesh", type(self.mesh).__name__)
+        if len(self.mesh.axis_names) != 1:
+            raise bad_input("fit", "mesh", "a mesh of one axis", tuple(self.mesh.axis_names))
+
+    @property
+    def axis(self) -> str:
+        """Name of the axis."""
+        return self.mesh.axis_names[0]
+
+    def replicate[Tree](self, tree: Tree) -> Tree:
+        """Puts arrays on every device."""
+        return jax.device_put(tree, NamedSharding(self.mesh, _EVERYWHERE))
+
+    def divide(self, batch: PyTree) -> PyTree:
+        """Puts a part of the examples on each device, and scalars on all.
+
+        Raises:
+          ValueError: The examples of an array cannot be divided; the message names it.
+        """
+        for name, leaf in named(batch).items():
+            if np.ndim(leaf) and np.shape(leaf)[0] % self.mesh.size:
+                array, devices = f"batch{'.' * bool(name)}{name}", self.mesh.size
+                expected = f"of a leading axis divisible by the {devices} devices of the mesh"
+                raise bad_input("fit", array, expected, f"shape {np.shape(leaf)}")
+        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(batch))
+        return jax.device_put(batch, shardings)
+
+    def on_each(
+        self,
+        gradient_of: Callable[..., Any],
+        params: PyTree,
+        other: PyTree,
+        batch: PyTree,
+        key: jax.Array,
+    ) -> Any:
+        """Returns ``gradient_of(params, other, batch, key)``, from each device's part of the batch.
+
+        It is ``((loss, (values, other)), gradients)``, as ``jax.value_and_grad`` returns it. All
+        parts have the same number of examples, so that means over parts are means over examples.
+        State that differs between the devices, such as batch statistics, is averaged.
+        """
+
+        def of_part(params: PyTree, other: PyTree, batch: PyTree, key: jax.Array) -> Any:
+            if self.mesh.size > 1:
+                # Each part draws its own dropout.
+                key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))
+            # The gradient is that of the part; its mean is taken once, at the end.
+            params = jax.lax.pcast(params, self.axis, to="varying")
+            return jax.tree.map(self._mean, gradient_of(params, other, batch, key))
+
+        specs = (_EVERYWHERE, _EVERYWHERE, self._specs(batch), _EVERYWHERE)
+        mapped = jax.shard_map(of_part, mesh=self.mesh, in_specs=specs, out_specs=_EVERYWHERE)
+        return mapped(params, other, batch, key)
+
+    def _specs(self, batch: PyTree) -> PyTree:
+        divided = PartitionSpec(self.axis)
+        return jax.tree.map(lambda leaf: divided if np.ndim(leaf) else _EVERYWHERE, batch)
+
+    def _mean(self, leaf: jax.Array) -> jax.Array:
+        """Averages over the devices a value that differs between them."""
+        if self.axis not in jax.typeof(leaf).mat.varying:
+            return leaf
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ValueError(
+                f"fit: loss_fn makes state of {leaf.dtype} from the examples of a part of the "
+                "batch, which has no mean over the devices of a mesh"
+            )
+        return jax.lax.pmean(leaf, self.axis)
+
+
+def on_one_device[Tree](tree: Tree) -> Tree:
+    """Takes the first device's copy, in this process, of arrays that are on several devices."""
+
+    def first(array: jax.Array) -> jax.Array:
+        return array.addressable_data(0) if len(array.sharding.device_set) > 1 else array
+
+    return jax.tree.map(first, tree)
 
 
 def make_step(
@@ -260,3 +354,64 @@ def _named_scalars(loss: jax.Array, metrics: dict[str, jax.Array]) -> dict[str, 
         if jnp.shape(value) != ():
             raise ValueError(f"fit: loss_fn's {name}: expected a scalar, got {jnp.shape(value)}")
     return values
+
+
+# -- pytrees of arrays ---------------------------------------------------------------------------
+
+
+def named(tree: PyTree) -> dict[str, jax.Array]:
+    """The leaves of ``tree`` in order, by dotted names such as ``params.layers.0.kernel``."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def types(tree: PyTree) -> dict[str, str]:
+    """Dtype and shape of the leaves of ``tree`` by name, such as ``float32[3, 4]``."""
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named(tree).items()}
+
+
+def first_difference(
+    found: dict[str, str], expected: dict[str, str]
+) -> tuple[str, str, str] | None:
+    """Compares two results of ``types``; returns name, found and expected type, or None."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            return name, found.get(name, "absent"), expected.get(name, "absent")
+    return None
+
+
+@jax.jit
+def all_finite(tree: PyTree) -> jax.Array:
+    """Bool []: no floating-point leaf of ``tree`` holds a NaN or an infinity."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.isfinite(leaf).all() for leaf in leaves]))
+
+
+@jax.jit
+def copy_arrays[T](tree: T) -> T:
+    """Copies a pytree of arrays, so that donating one does not delete the other."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def owned(tree: PyTree) -> PyTree:
+    """``tree`` with copies of its NumPy arrays, safe to pass to an asynchronous program.
+
+    JAX on a CPU reads an aligned NumPy array in place, and a call returns before its program has
+    run. Refilling the array, as many data readers do, would change the arguments of an earlier
+    call. JAX's own arrays do not change, and are not copied.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return tree
+    copies = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, copies)
+
+
+def is_key(array: jax.Array) -> bool:
+    """Whether ``array`` holds random keys, which have no numeric dtype."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def strong(array: jax.Array) -> jax.Array:
+    """``array`` without JAX's weak type, which would make jit trace again."""
+    return array if is_key(array) else jax.lax.convert_element_type(array, array.dtype)

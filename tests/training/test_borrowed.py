@@ -7,7 +7,7 @@ import optax
 from flax import nnx
 
 from jaxgnn.training import LoopConfig, fit, jit_apply
-from jaxgnn.training._trees import owned
+from jaxgnn.training._step import owned
 
 SIZE = 16
 # JAX on a CPU reads arrays in place that lie at a multiple of it.
