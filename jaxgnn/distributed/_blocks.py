@@ -18,26 +18,19 @@ from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
 
-# On a GPU, XLA cuts the products of weight gradients, which sum over the rows, into equal parts. It
-# copies arrays whose rows do not divide evenly, which took 2.3 of 32 ms of a training step on a
-# graph of Reddit's size. So blocks of at least this many rows get a multiple of a round number.
+# On a GPU, XLA cuts sums over rows, as in weight gradients, into equal parts, and copies arrays
+# that do not divide evenly. So blocks of this many rows or more get a multiple of a round number.
 _LONG = 2**14
 _ROUND = 2**10
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Place of each node of a graph on the devices.
-
-    Attributes:
-      partition: assignment of rows to devices.
-      rows: rows of each block, padding included.
-      edges: edge slots of each block, padding included.
-    """
+    """Place of each node of a graph on the devices."""
 
     partition: Partition
-    rows: int
-    edges: int
+    rows: int  # of each block, padding included
+    edges: int  # edge slots of each block, padding included
 
     @classmethod
     def of(cls, partition: Partition) -> Layout:
@@ -109,11 +102,9 @@ class Block(NamedTuple):
 class Cutter:
     """Cuts the blocks out of a graph, one after the other.
 
-    Args:
-      graph: the graph, not traced.
-      layout: the places of its rows.
-      columns: the places of its columns, which are the same nodes if the graph is square.
-      lists: whether rows are sent by lists (``"all_to_all"``), or all of them to all devices.
+    ``layout`` has the places of its rows, ``columns`` those of its columns, which are the same
+    nodes if the graph is square. With ``lists`` rows are sent by lists (``"all_to_all"``),
+    otherwise all of them to all devices.
     """
 
     def __init__(self, graph: CSRGraph, layout: Layout, columns: Layout, *, lists: bool):

@@ -136,7 +136,8 @@ class ShardedGraph:
           ValueError: if ``x`` has not one row of numbers for each node or is spread already, or
             there is no such side.
         """
-        where, layout = "ShardedGraph.shard_rows", self._layout_of("shard_rows", side)
+        where = "ShardedGraph.shard_rows"
+        layout = self._layout_of(where, side)
         is_array = isinstance(x, jax.Array) and x.ndim > 0
         if self.devices > 1 and is_array and x.sharding.is_equivalent_to(self.row_sharding, x.ndim):
             expected = "in the order of the nodes, and not spread yet"
@@ -159,9 +160,9 @@ class ShardedGraph:
 
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
 
-    def _layout_of(self, method: str, side: Side) -> Layout:
+    def _layout_of(self, where: str, side: Side) -> Layout:
         if side not in ("rows", "columns"):
-            raise bad_input(f"ShardedGraph.{method}", "side", "'rows' or 'columns'", repr(side))
+            raise bad_input(where, "side", "'rows' or 'columns'", repr(side))
         return self.layout if side == "rows" else self.columns
 
     def gather_rows(self, x: jax.Array, *, side: Side = "rows") -> np.ndarray:
@@ -179,11 +180,12 @@ class ShardedGraph:
         Raises:
           ValueError: if ``x`` has another number of rows, or there is no such side.
         """
-        layout = self._layout_of("gather_rows", side)
+        where = "ShardedGraph.gather_rows"
+        layout = self._layout_of(where, side)
         rows = self.devices * layout.rows
         if getattr(x, "ndim", 0) < 1 or x.shape[0] != rows:
             expected = f"of {rows} rows, {layout.rows} for each of {self.devices} devices"
-            raise bad_input("ShardedGraph.gather_rows", "x", expected, f"shape {np.shape(x)}")
+            raise bad_input(where, "x", expected, f"shape {np.shape(x)}")
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             x = multihost_utils.process_allgather(x, tiled=True)
         return np.asarray(x)[layout.place_of]
@@ -199,7 +201,8 @@ class ShardedGraph:
           ValueError: if ``matrix`` is no graph that the host can read, has scales or not one row
             for each node, or there is no such side.
         """
-        where, layout = "ShardedGraph.shard_matrix", self._layout_of("shard_matrix", side)
+        where = "ShardedGraph.shard_matrix"
+        layout = self._layout_of(where, side)
         check_graph(matrix, square=False)
         if matrix.num_rows != layout.num_nodes:
             expected = f"of one row for each of {layout.num_nodes} nodes"

@@ -29,12 +29,8 @@ def wait_for_devices(values: Any, where: str) -> None:
 
     A device that fails, for example out of memory, never reaches the collective for which the
     others wait. Waiting for one of the others would then never end, or end by a time-out that does
-    not know the error. Here a separate thread waits for each device of this process. For a program
-    on a single device it does not wait.
-
-    Args:
-      values: a pytree of arrays returned by one program; it waits for one of them.
-      where: description of the program.
+    not know the error. Here a separate thread waits for each device of this process, for the first
+    array of ``values``. For the program of a single device it does not wait.
 
     Raises:
       RuntimeError: One device fails; the message names it. The others may still wait, and JAX would
@@ -102,10 +98,7 @@ class LaunchWatch:
     of ``LAUNCH_S`` it prints the program that is not launched, and its devices. After the limit
     described in ``LAUNCH_S`` it ends the process with status 1. The limit is ``longest_s`` if this
     process or another one may still trace or compile the program. On one device it does nothing.
-
-    Args:
-      arrays: a pytree of arrays, the first of which is on all devices of the launch.
-      longest_s: longest time of a launch with its compilation, in seconds.
+    The first of ``arrays`` is on all devices of the launch.
     """
 
     def __init__(self, arrays: Any, longest_s: float):

@@ -91,21 +91,16 @@ def fit_many(
     state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
 
-    def step(state, shared, own, keys):
-        def one(state, own, key):
-            return update(state, (shared, own), key, ())
+    def step_of_one(state: TrainState, shared: PyTree, own: PyTree, key: jax.Array):
+        return update(state, (shared, own), key, ())
 
-        return jax.vmap(one)(state, own, keys)
+    def predictions_of_one(arrays: ModelState, shared: PyTree) -> jax.Array:
+        model = merge_model(graphdef, arrays)
+        model.eval()
+        return predict(model, shared)
 
-    def evaluate(arrays: ModelState, shared):
-        def one(arrays):
-            model = merge_model(graphdef, arrays)
-            model.eval()
-            return predict(model, shared)
-
-        return jax.vmap(one)(arrays)
-
-    step, evaluate = jax.jit(step, donate_argnames="state"), jax.jit(evaluate)
+    step = jax.jit(jax.vmap(step_of_one, in_axes=(0, None, 0, 0)), donate_argnums=0)
+    evaluate = jax.jit(jax.vmap(predictions_of_one, in_axes=(0, None)))
     shared, own = owned(shared), owned(own)
     records = _Records(config, seeds, score)
     with Progress(0, config.steps, enabled=progress) as bar:
@@ -175,9 +170,15 @@ class _Records:
                         f"fit_many: the loss of seed {self._seeds[run]} is {row['loss']} at step "
                         f"{step}"
                     )
-                if predictions is not None:
-                    self._evaluate(run, row, predictions[run])
                 history.append(row)
+                if predictions is None:
+                    continue
+                scores = self._score(run, predictions[run]).items()
+                metrics = {name: float(value) for name, value in scores}
+                row |= metrics
+                best = self._best[run]
+                if is_better("fit_many", self._config, metrics, best, "score gave"):
+                    self._best[run] = Best(step, metrics)
         now = time.perf_counter()
         if self._first is None:
             self._first = now
@@ -185,12 +186,6 @@ class _Records:
             self._seconds = now - self._first
             self._timed += len(self.pending)
         self.pending.clear()
-
-    def _evaluate(self, run: int, row: Row, predictions: np.ndarray) -> None:
-        metrics = {name: float(value) for name, value in self._score(run, predictions).items()}
-        row |= metrics
-        if is_better("fit_many", self._config, metrics, self._best[run], "score gave"):
-            self._best[run] = Best(int(row["step"]), metrics)
 
     @property
     def ms_per_step(self) -> float | None:
