@@ -385,12 +385,12 @@ def shard(
 
 def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
     """The edges of a block from own senders and from others, with a plan of each."""
-    parts = jax.tree.map(jnp.asarray, cutter.split(place))
-    graphs = (
+    near, far = jax.tree.map(jnp.asarray, cutter.split(place))
+    of_near, of_far = (
         CSRGraph(indptr=part.indptr, indices=part.indices, num_cols=num_cols).prepared(*ops)
-        for part, num_cols in zip(parts, (cutter.columns.rows, cutter.table_rows), strict=True)
+        for part, num_cols in ((near, cutter.columns.rows), (far, cutter.table_rows))
     )
-    return EdgesByOwner(*graphs, *(part.slots for part in parts))
+    return EdgesByOwner(of_near, of_far, near.slots, far.slots)
 
 
 def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:
