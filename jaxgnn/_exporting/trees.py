@@ -7,7 +7,7 @@ that needs a plan computes it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
 from jaxgnn._errors import bad_input
@@ -17,28 +17,59 @@ ARRAY = "*"
 _SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list}
 
 
+def _is_array(structure: Any) -> bool:
+    return structure == ARRAY
+
+
+def _may_be_array(structure: Any) -> bool:
+    return structure is None or structure == ARRAY
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_Checks = Mapping[str, Callable[[Any], bool]]
+
+
 class _Kind(NamedTuple):
-    """A pytree of this library: its class, and the names of its arrays and of its options."""
+    """A pytree of this library.
+
+    Its parts, and its static options, have checks of what a file has for them.
+    """
 
     cls: type
-    arrays: tuple[str, ...]
-    options: tuple[str, ...] = ()
+    parts: _Checks
+    options: _Checks
 
 
 _KINDS = {
     "CSRGraph": _Kind(
         CSRGraph,
-        ("indptr", "indices", "weights", "row_scale", "col_scale"),
-        ("num_cols", "normalization"),
+        dict.fromkeys(("indptr", "indices"), _is_array)
+        | dict.fromkeys(("weights", "row_scale", "col_scale"), _may_be_array),
+        {
+            "num_cols": lambda value: value is None or _is_size(value),
+            "normalization": lambda value: value in (None, *get_args(Normalization)),
+        },
     ),
-    "CBSR": _Kind(CBSR, ("values", "indices"), ("dim",)),
-    "Incidence": _Kind(Incidence, ("node_ids", "hyperedge_ids"), ("num_nodes", "num_hyperedges")),
+    "CBSR": _Kind(
+        CBSR,
+        dict.fromkeys(("values", "indices"), _is_array),
+        {"dim": lambda value: _is_size(value) and value > 0},
+    ),
+    "Incidence": _Kind(
+        Incidence,
+        dict.fromkeys(("node_ids", "hyperedge_ids"), _is_array),
+        dict.fromkeys(("num_nodes", "num_hyperedges"), _is_size),
+    ),
     "GraphBatch": _Kind(
         GraphBatch,
-        (
-            *("graph", "graph_ids", "num_nodes_of_each", "num_edges_of_each"),
-            *("node_mask", "graph_mask", "nodes", "edges", "globals"),
-        ),
+        {"graph": lambda structure: type(structure) is dict and "CSRGraph" in structure}
+        | dict.fromkeys(("graph_ids", "num_nodes_of_each", "num_edges_of_each"), _is_array)
+        | dict.fromkeys(("node_mask", "graph_mask"), _is_array)
+        | dict.fromkeys(("nodes", "edges", "globals"), lambda structure: True),
+        {},
     ),
 }
 _HOLDS = f"arrays in tuples, lists, dicts and {', '.join(_KINDS)}"
@@ -64,7 +95,7 @@ def structure_of(where: str, path: str, tree: Any) -> Any:
         return {"dict": [[k, structure_of(where, f"{path}[{k!r}]", v)] for k, v in entries]}
     for name, kind in _KINDS.items():
         if isinstance(tree, kind.cls):
-            parts = {a: structure_of(where, f"{path}.{a}", getattr(tree, a)) for a in kind.arrays}
+            parts = {a: structure_of(where, f"{path}.{a}", getattr(tree, a)) for a in kind.parts}
             options = {option: getattr(tree, option) for option in kind.options}
             if isinstance(tree, CSRGraph) and tree.num_cols == tree.num_rows:
                 options["num_cols"] = None  # a square graph of any size
@@ -151,44 +182,14 @@ def count_leaves(structure: Any) -> int:
 def _count_leaves_of_kind(structure: dict[str, Any], name: str) -> int:
     kind, parts, options = _KINDS[name], structure[name], structure.get("options")
     fits = structure.keys() == {name, "options"} and isinstance(parts, dict)
-    fits = fits and isinstance(options, dict) and tuple(options) == kind.options
-    if not fits or tuple(parts) != kind.arrays:
+    fits = fits and isinstance(options, dict) and list(options) == list(kind.options)
+    if not fits or list(parts) != list(kind.parts):
         raise ValueError(f"expected a {name} with all its parts, got {structure!r:.80}")
-    for option, value in structure["options"].items():
-        if not _OPTIONS[option](value):
-            raise ValueError(f"expected a {name} with its {option}, got {value!r:.80}")
-    for part, found in parts.items():
-        wanted = _PARTS.get(part)
-        if wanted is not None and not wanted(found):
-            raise ValueError(f"expected a {name} with its {part}, got {found!r:.80}")
+    for checks, values in ((kind.options, structure["options"]), (kind.parts, parts)):
+        for entry, value in values.items():
+            if not checks[entry](value):
+                raise ValueError(f"expected a {name} with its {entry}, got {value!r:.80}")
     return sum(map(count_leaves, parts.values()))
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-# Checks of each option in a file, and of each part that is no pytree of the user's.
-_OPTIONS: dict[str, Callable[[Any], bool]] = {
-    "num_cols": lambda value: value is None or _is_size(value),
-    "normalization": lambda value: value in (None, *get_args(Normalization)),
-    "dim": lambda value: _is_size(value) and value > 0,
-    "num_nodes": _is_size,
-    "num_hyperedges": _is_size,
-}
-_PARTS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(
-        ("weights", "row_scale", "col_scale"), lambda structure: structure in (None, ARRAY)
-    ),
-    **dict.fromkeys(
-        (
-            *("indptr", "indices", "values", "node_ids", "hyperedge_ids", "graph_ids"),
-            *("num_nodes_of_each", "num_edges_of_each", "node_mask", "graph_mask"),
-        ),
-        lambda structure: structure == ARRAY,
-    ),
-    "graph": lambda structure: type(structure) is dict and "CSRGraph" in structure,
-}
 
 
 def _parts_of_kind(where: str, path: str, structure: Any, tree: Any) -> list[tuple[str, Any, Any]]:
