@@ -57,7 +57,7 @@ class Layout:
     @cached_property
     def members(self) -> list[np.ndarray]:
         """The nodes of each block in ascending order."""
-        return list(rows_of(self.partition.part_of, self.partition.rows))
+        return rows_of(self.partition.part_of, self.partition.rows)
 
     @cached_property
     def ids(self) -> np.ndarray:

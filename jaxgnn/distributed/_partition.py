@@ -8,7 +8,7 @@ import os
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -194,10 +194,9 @@ def edges_of(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.repeat(starts, degrees) + np.arange(total, dtype=indptr.dtype)
 
 
-def rows_of(part_of: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+def rows_of(part_of: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
     """The rows of each part in ascending order, from the part of each row and the counts."""
-    order = np.argsort(part_of, kind="stable")
-    return iter(np.split(order, np.cumsum(rows)[:-1]))
+    return np.split(np.argsort(part_of, kind="stable"), np.cumsum(rows)[:-1])
 
 
 def _boundaries(

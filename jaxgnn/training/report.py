@@ -157,14 +157,19 @@ def _metrics_table(record: Record) -> Table:
 def costs(record: Record) -> dict[str, str]:
     """Time and memory of a run, as text; values that were not recorded are omitted."""
     found = {}
-    if record.first_step_seconds is not None:
-        found["first step, with compilation"] = f"{record.first_step_seconds:.2f} s"
-    times = record.step_ms()
-    if times.size:
+    times: list[float] = []  # of each step; those that were waited for together have their mean
+    last = 0
+    for row in record.timing:
+        if "compile_seconds" in row:
+            found.setdefault("first step, with compilation", f"{row['compile_seconds']:.2f} s")
+        if "ms_per_step" in row:
+            times += [row["ms_per_step"]] * max(1, int(row["step"]) - last)
+        last = int(row["step"])
+    if times:
         found["step, median"] = f"{statistics.median(times):.3g} ms"
         low, high = np.percentile(times, [10, 90])
         found["step, 10 % to 90 %"] = f"{low:.3g} to {high:.3g} ms"
-        found["steps that were timed"] = str(times.size)
+        found["steps that were timed"] = str(len(times))
     for name, key in {"host": HOST, "device": DEVICE}.items():
         if isinstance(record.summary.get(key), int):
             found[f"peak memory, {name}"] = f"{record.summary[key] / 2**20:,.0f} MiB"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxgnn._errors import bad_input
 
@@ -263,26 +262,6 @@ class Record:
         """The step of the best evaluation, if the run has one."""
         best = self.summary.get("best")
         return None if best is None else best["step"]
-
-    @property
-    def first_step_seconds(self) -> float | None:
-        """Seconds of the first step of the first start, compilation included."""
-        seconds = [row["compile_seconds"] for row in self.timing if "compile_seconds" in row]
-        return seconds[0] if seconds else None
-
-    def step_ms(self) -> np.ndarray:
-        """[steps] float64: milliseconds of each step without compilation.
-
-        Steps that were waited for together each have their mean.
-        """
-        times: list[float] = []
-        last = 0
-        for row in self.timing:
-            step = int(row["step"])
-            if "ms_per_step" in row:
-                times += [row["ms_per_step"]] * max(1, step - last)
-            last = step
-        return np.array(times)
 
 
 def read_record(folder: str | os.PathLike[str]) -> Record:
