@@ -344,10 +344,9 @@ def shard(
     layout, of_columns = _layouts_for(graph, mesh.shape[axis], partition, columns)
     cutter = _cutter_for(graph, layout, of_columns, exchange)
 
-    # The node of each row, -1 for padding rows.
-    row_ids = np.where(layout.ids < layout.num_nodes, layout.ids, -1)
-
     def make(place: int) -> LocalGraph:
+        ids = layout.ids[place]
+        row_ids = np.where(ids < layout.num_nodes, ids, -1)  # padding rows have no node
         # None, for a missing array, is an empty pytree.
         block, send = jax.tree.map(jnp.asarray, (cutter.cut(place), cutter.send(place)))
         bipartite = CSRGraph(
@@ -377,7 +376,7 @@ def shard(
                 cutter.indptr, layout.members[place], layout.rows, graph.num_edges
             ),
             split=_split(cutter, place, ops) if overlap else None,
-            row_ids=None if of_columns is layout else jnp.asarray(row_ids[place]),
+            row_ids=None if of_columns is layout else jnp.asarray(row_ids),
         )
 
     return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout, of_columns)

@@ -32,7 +32,7 @@ def comparable(where: str, **scores: Any) -> list[Array]:
     Raises:
       ValueError: if integers exceed the common dtype and some of the scores are traced.
     """
-    arrays = [_without_flags(array) for array in scores.values()]
+    arrays = [a.astype(np.uint8) if a.dtype == bool else a for a in scores.values()]
     dtype = _common_dtype(arrays)
     held = [_is_held(array, dtype) for array in arrays]
     if not all(held):
@@ -45,29 +45,25 @@ def comparable(where: str, **scores: Any) -> list[Array]:
     return [jnp.asarray(array, dtype) for array in arrays]
 
 
-def _without_flags(array: Any) -> Any:
-    return array.astype(np.uint8) if array.dtype == bool else array
-
-
 def _common_dtype(arrays: list[Any]) -> np.dtype:
     """The dtype of the device in which these arrays are compared."""
     dtypes = {np.dtype(array.dtype) for array in arrays}
     if len(dtypes) > 1:  # beside a float of 16 bits JAX rounds integers to 8 bits
-        dtypes = {_at_least_float32(dtype) for dtype in dtypes}
+        short = {d for d in dtypes if jnp.issubdtype(d, jnp.floating) and d.itemsize < 4}
+        dtypes = dtypes - short | ({np.dtype(np.float32)} if short else set())
     with jax.numpy_dtype_promotion("standard"):
         return jax.dtypes.canonicalize_dtype(functools.reduce(jnp.promote_types, dtypes))
-
-
-def _at_least_float32(dtype: np.dtype) -> np.dtype:
-    is_short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return np.dtype(np.float32) if is_short else dtype
 
 
 def _is_held(array: Any, dtype: np.dtype) -> bool:
     """Whether the dtype has all numbers of an array: of its dtype, or of its values if known."""
     if jnp.issubdtype(array.dtype, jnp.floating):
         return _are_floats_held(array, dtype)
-    least, most = _integers_of(dtype)
+    if jnp.issubdtype(dtype, jnp.integer):
+        least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
+    else:  # the integers that a float has without a gap
+        most = 2 ** (jnp.finfo(dtype).nmant + 1)
+        least = -most
     own = jnp.iinfo(array.dtype)
     if least <= own.min and own.max <= most:
         return True
@@ -75,14 +71,6 @@ def _is_held(array: Any, dtype: np.dtype) -> bool:
         return False
     values = np.asarray(array)
     return not values.size or (least <= values.min() and values.max() <= most)
-
-
-def _integers_of(dtype: np.dtype) -> tuple[int, int]:
-    """Bounds of the integers that a dtype has without a gap."""
-    if jnp.issubdtype(dtype, jnp.integer):
-        return int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
-    most = 2 ** (jnp.finfo(dtype).nmant + 1)
-    return -most, most
 
 
 def _are_floats_held(array: Any, dtype: np.dtype) -> bool:
