@@ -171,7 +171,7 @@ class LaunchWatch:
 
 
 def _others_may_wait(places: list[Any]) -> bool:
-    """Whether other devices may wait for work of one of these devices or shards."""
+    """Whether others may wait for work of one of these devices or shards."""
     return len(places) > 1 or jax.process_count() > 1
 
 

@@ -196,11 +196,9 @@ class DataParallel:
 
 def on_one_device[Tree](tree: Tree) -> Tree:
     """Takes the first device's copy, in this process, of arrays that are on several devices."""
-
-    def first(array: jax.Array) -> jax.Array:
-        return array.addressable_data(0) if len(array.sharding.device_set) > 1 else array
-
-    return jax.tree.map(first, tree)
+    return jax.tree.map(
+        lambda a: a.addressable_data(0) if len(a.sharding.device_set) > 1 else a, tree
+    )
 
 
 def make_step(
@@ -373,7 +371,7 @@ def types(tree: PyTree) -> dict[str, str]:
 def first_difference(
     found: dict[str, str], expected: dict[str, str]
 ) -> tuple[str, str, str] | None:
-    """Compares two results of ``types``; returns name, found and expected type, or None."""
+    """Name, found and expected type where two results of ``types`` differ first, or None."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             return name, found.get(name, "absent"), expected.get(name, "absent")
