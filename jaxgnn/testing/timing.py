@@ -34,28 +34,16 @@ _ACCELERATOR_COPY_BYTES = 2**31
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of one call.
-
-    Attributes:
-      median_ms: median over the repeats, in milliseconds.
-      min_ms: least of the repeats, in milliseconds.
-      repeats: batches that were timed.
-      launches: calls in each batch.
-      low_ms: lower quartile over the repeats, in milliseconds.
-      high_ms: upper quartile over the repeats, in milliseconds.
-      others: part of this process's cores that other processes used meanwhile, from 0 to 1; None
-        where that is not known.
-      program: fingerprint of the compiled program; None where it was not compared.
-    """
+    """The time of one call: the median of all batches, the least one, and the quartiles."""
 
     median_ms: float
     min_ms: float
-    repeats: int
-    launches: int
+    repeats: int  # batches that were timed
+    launches: int  # calls in each batch
     low_ms: float
     high_ms: float
-    others: float | None = None
-    program: str | None = None
+    others: float | None = None  # part of the cores that others used, 0 to 1; None if unknown
+    program: str | None = None  # fingerprint of the program; None where it was not compared
 
 
 @dataclass(frozen=True)
@@ -186,19 +174,12 @@ def _program(candidate: Candidate) -> str | None:
 
 @dataclass(frozen=True)
 class SpeedRatio:
-    """Ratio of two times, with its quartiles.
-
-    Attributes:
-      ratio: the median time of the baseline over that of the other.
-      low: the lower quartile of the baseline over the upper one of the other.
-      high: the upper quartile of the baseline over the lower one of the other.
-      same_program: whether both are the same compiled program, so that the ratio is noise.
-    """
+    """Ratio of two times, the baseline's over the other, by their medians and quartiles."""
 
     ratio: float
-    low: float
-    high: float
-    same_program: bool = False
+    low: float  # the lower quartile of the baseline over the upper one of the other
+    high: float  # the upper quartile of the baseline over the lower one of the other
+    same_program: bool = False  # so that the ratio is noise
 
     def __str__(self) -> str:
         """``1.85``, or ``same program``, or ``≈ same`` where the quartiles of both overlap."""
@@ -310,8 +291,7 @@ def _take_turns(
 ) -> float | None:
     """Warms up all series, then runs one batch of each until ``repeats`` or the budget is reached.
 
-    Returns:
-      The part of the cores that other processes used after the warm-up; None if it is not known.
+    Returns the part of the cores that others used after the warm-up; None if it is not known.
     """
     if repeats < 1 or batch_ms < 0:
         raise ValueError(

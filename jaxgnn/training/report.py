@@ -74,7 +74,6 @@ def write_report(
 
 
 def _starts_table(record: Record) -> Table:
-    """Table of the starts of a run: time, versions, devices and commit."""
     packages = list({name: None for start in record.starts for name in start.packages})
     return Table(
         title="Starts of the run",
