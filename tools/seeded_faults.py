@@ -1088,7 +1088,7 @@ READERS = (
     ),
     Fault(
         "sparse matrices: rows and columns of a coo matrix are exchanged",
-        "jaxgnn/datasets/formats/adjacency.py",
+        "jaxgnn/datasets/formats/matrices.py",
         'senders, receivers = arrays["row"], arrays["col"]',
         'senders, receivers = arrays["col"], arrays["row"]',
         ("tests/datasets/test_readers.py", "tests/datasets/test_hostile_files.py"),

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse
 
 from jaxgnn import datasets
-from jaxgnn.datasets.formats.adjacency import read_adjacency
+from jaxgnn.datasets.formats.matrices import read_adjacency
 
 from . import formats
 

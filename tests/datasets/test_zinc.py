@@ -11,7 +11,7 @@ from experiments.graphs.data import load
 from experiments.graphs.task import task_of
 from jaxgnn.datasets import read_zinc
 from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
-from jaxgnn.datasets.formats.torch_tensors import tensor_parts
+from jaxgnn.datasets.formats.torch_file import tensor_parts
 
 from . import torch_pickles as torch
 

@@ -2,18 +2,37 @@
 
 import gzip
 import json
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
 from pathlib import Path
 from typing import Any, Never
 
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file, require_room
-from jaxgnn.datasets.formats.number_text import real_number, whole_number
 
 _INT32 = np.iinfo(np.int32)
 _BLOCK = 1 << 20
+# Python's own parsers also accept underscores (``1_0`` is 10) and the digits of other scripts.
+_WHOLE = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
+_REAL = re.compile(
+    r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf(inity)?|nan)", re.ASCII | re.IGNORECASE
+)
+
+
+def whole_number(text: str) -> int:
+    """Parses an integer; raises ValueError if the text is not one."""
+    if _WHOLE.fullmatch(text) is None:
+        raise ValueError(f"expected a whole number, got {text[:80]!r}")
+    return int(text)
+
+
+def real_number(text: str) -> float:
+    """Parses a number, including ``nan`` and ``inf``; raises ValueError if the text is not one."""
+    if _REAL.fullmatch(text) is None:
+        raise ValueError(f"expected a number, got {text[:80]!r}")
+    return float(text)
 
 
 def read_json(path: Path, contents: str) -> dict[str, Any]:
@@ -36,6 +55,19 @@ def parse_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        repeated = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"an object has the key {repeated[:80]!r} twice")
+    return found
+
+
+def _no_constant(text: str) -> Never:
+    raise ValueError(f"{text} is no JSON")
+
+
 def read_csv(
     path: Path,
     dtype: type,
@@ -44,23 +76,20 @@ def read_csv(
     *,
     may_be_empty: bool = False,
 ) -> np.ndarray:
-    """Reads a headerless comma-separated table, compressed or not.
+    """Reads a headerless comma-separated table, compressed or not: [lines, columns].
 
     Args:
       path: the .csv.gz file; if it does not exist, the .csv file beside it is read.
       dtype: dtype of the result; every cell must be a number of this dtype.
-      contents: what the file should hold, for the message when it is missing.
-      columns: how many columns there must be; None takes what the first line has.
+      contents: expected content, for the message if the file is missing.
+      columns: number of columns; None takes that of the first line.
       may_be_empty: whether a file without lines is read too; it has one column, or ``columns``.
-
-    Returns:
-      [lines, columns] array of ``dtype``.
 
     Raises:
       FileNotFoundError: neither file exists.
       ValueError: file, line and cell that cannot be read.
     """
-    path = _csv_path(path, contents)
+    path = existing_csv(path, contents)
     with naming(path, "a csv table"):
         try:
             table = _load_table(path, dtype)
@@ -77,16 +106,11 @@ def read_csv(
 
 
 def read_text(path: Path, contents: str) -> bytes:
-    """Reads a file of text, unpacked if its name ends in .gz.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file, if it is truncated or not a .gz file.
-    """
+    """Reads a file of text, unpacked if its name ends in .gz."""
     require_file(path, contents)
-    with naming(path, "lines of text"):
+    with naming(path, "lines of text"), _opened(path, "rb") as file:
         blocks, size = [], 0
-        for block in _blocks(path):
+        while block := file.read(_BLOCK):
             size += len(block)
             require_room(path, size, "what it holds")
             blocks.append(block)
@@ -94,14 +118,7 @@ def read_text(path: Path, contents: str) -> bytes:
 
 
 def read_lines(path: Path, contents: str) -> list[bytes]:
-    """Reads lines of text, from a compressed file if its name ends in .gz.
-
-    Empty lines at the end are ignored.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file, if it is truncated or not a .gz file.
-    """
+    """Reads lines of text as ``read_text`` does, without the empty lines at the end."""
     return read_text(path, contents).rstrip().splitlines()
 
 
@@ -110,12 +127,39 @@ def csv_path(path: Path) -> Path:
     return path if path.exists() else path.with_suffix("")
 
 
-def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
-    """Converts integers, or floats that hold whole numbers, to int32.
+def existing_csv(path: Path, contents: str) -> Path:
+    """The file of ``csv_path``; raises FileNotFoundError if there is none."""
+    found = csv_path(path)
+    if not found.is_file():
+        raise FileNotFoundError(f"no file {path} (nor {found.name}): expected {contents}")
+    return found
 
-    Raises:
-      ValueError: file, ``what``, and the first value that is not an int32.
+
+def require_cells(path: Path, values: np.ndarray, good: np.ndarray, expected: str) -> None:
+    """Raises for the first cell of a table that is not good: its line, its column, its content.
+
+    Args:
+      path: the file of the table.
+      values: [lines], or [lines, columns].
+      good: mask of the valid values.
+      expected: description of a valid value.
     """
+    if not good.all():
+        line, *column = position = np.unravel_index(int(np.argmin(good)), good.shape)
+        where = "".join([f"line {line + 1}", *(f", column {at + 1}" for at in column)])
+        raise bad_file(csv_path(path), f"{where}: expected {expected}, got {values[position]}")
+
+
+def require_below(path: Path, values: np.ndarray, limit: Any, what: str) -> None:
+    """Raises for the first cell of a table that is not in [0, its limit)."""
+    good = (values >= 0) & (values < limit)
+    if not good.all():
+        first = np.broadcast_to(limit, values.shape).flat[int(np.argmin(good))]
+        require_cells(path, values, good, f"{what} in [0, {first})")
+
+
+def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
+    """Converts integers, or floats that hold whole numbers, to int32, or raises naming the file."""
     if values.dtype == np.int32:
         return values
     if values.dtype.kind not in "iuf":
@@ -132,29 +176,13 @@ def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
 
 
 def numbers_to_int32(values: list[Any] | tuple[Any, ...], path: Path, what: str) -> np.ndarray:
-    """Converts a list of Python's numbers to [n] int32.
-
-    Raises:
-      ValueError: file, ``what``, and the first value that is not a number, or not an int32; a bool
-        is not a number.
-    """
+    """Converts a list of Python's numbers to [n] int32, or raises; a bool is not a number."""
     if not set(map(type, values)) <= {int, float}:
         _complain_of_kinds(values, path, what)
     if set(map(type, values)) == {int} and _INT32.min <= min(values) <= max(values) <= _INT32.max:
         return np.fromiter(values, np.int32, len(values))
     # With a dtype, because numpy converts a list with integers of more than 64 bits to objects.
     return to_int32(np.fromiter(values, np.float64, len(values)), path, what)
-
-
-def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
-    """Converts a [rows, columns] array of numbers to float32, or raises naming the file."""
-    if values.dtype.kind not in "iufb" or values.ndim != 2:
-        raise bad_file(
-            path,
-            f"expected {what} as a 2-d array of numbers, got {values.ndim}-d {values.dtype}",
-        )
-    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
-        return values.astype(np.float32)
 
 
 def _complain_of_kinds(values: list[Any] | tuple[Any, ...], path: Path, what: str) -> Never:
@@ -168,34 +196,18 @@ def _complain_of_kinds(values: list[Any] | tuple[Any, ...], path: Path, what: st
     raise bad_file(path, f"expected {what} as {plain}integers, got {text[:80]} at [{position}]")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"an object has the key {key[:80]!r} twice")
-            seen.add(key)
-    return found
+def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
+    """Converts a [rows, columns] array of numbers to float32, or raises naming the file."""
+    if values.dtype.kind not in "iufb" or values.ndim != 2:
+        got = f"{values.ndim}-d {values.dtype}"
+        raise bad_file(path, f"expected {what} as a 2-d array of numbers, got {got}")
+    with np.errstate(over="ignore"):  # values out of range become inf, which validation reports
+        return values.astype(np.float32)
 
 
-def _no_constant(text: str) -> Never:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    """Yields the content of a file a megabyte at a time, unpacked if its name ends in .gz."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            yield block
-
-
-def _csv_path(path: Path, contents: str) -> Path:
-    found = csv_path(path)
-    if not found.is_file():
-        raise FileNotFoundError(f"no file {path} (nor {found.name}): expected {contents}")
-    return found
+def _opened(path: Path, mode: str, **options: Any) -> Any:
+    """A file, unpacked if its name ends in .gz."""
+    return (gzip.open if path.suffix == ".gz" else open)(path, mode, **options)
 
 
 class _NoDataError(ValueError):
@@ -218,9 +230,8 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
 
 def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
     """Reads the file again line by line to find a fault that the fast parser does not report."""
-    is_number = _cell_test(dtype)
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
+    limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
+    with _opened(path, "rt", encoding="utf-8") as lines:
         number = 0
         for number, line in enumerate(lines, start=1):
             cells = line.rstrip("\r\n").split(",")
@@ -230,24 +241,18 @@ def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
             if len(cells) != columns:
                 return f"line {number}: expected {columns} columns, got {len(cells)}"
             for column, cell in enumerate(cells, start=1):
-                if not is_number(cell.strip()):
+                if not _is_number(cell.strip(), limits):
                     kind = np.dtype(dtype).name
                     return f"line {number}, column {column}: expected {kind}, got {cell[:80]!r}"
     return "the file is empty" if number == 0 else None
 
 
-def _cell_test(dtype: type) -> Callable[[str], bool]:
-    """Returns whether a text is written as a number of ``dtype``; called for every cell."""
-    if np.issubdtype(dtype, np.integer):
-        parse, low, high = whole_number, np.iinfo(dtype).min, np.iinfo(dtype).max
-    else:
-        parse, low, high = real_number, -np.inf, np.inf
-
-    def is_number(cell: str) -> bool:
-        try:
-            value = parse(cell)
-        except ValueError:
-            return False
-        return low <= value <= high or value != value  # the text of a NaN is a number, too
-
-    return is_number
+def _is_number(cell: str, limits: np.iinfo | None) -> bool:
+    """Whether a text is a number: an integer within limits, or any number without them."""
+    try:
+        if limits is not None:
+            return limits.min <= whole_number(cell) <= limits.max
+        real_number(cell)
+    except ValueError:
+        return False
+    return True

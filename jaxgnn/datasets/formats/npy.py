@@ -1,5 +1,10 @@
-"""Reads .npy and .npz files without numpy's reader, which trusts their headers."""
+"""Reads .npy and .npz files without numpy's reader, which trusts their headers.
 
+A dtype with fields, objects or subarrays can turn bytes into addresses, and a shape that does not
+fit its bytes reads past them. Here dtypes have no parts, and every byte is accounted for.
+"""
+
+import math
 import re
 import zipfile
 from collections.abc import Generator
@@ -10,7 +15,6 @@ from typing import IO, Any
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import naming, require_file, require_room
-from jaxgnn.datasets.formats.plain_arrays import array_of, array_size, plain_dtype
 
 _MAGIC = b"\x93NUMPY"
 _ZIP_MAGICS = (b"PK\3\4", b"PK\5\6")  # of a member, and of the end of an archive without any
@@ -27,14 +31,16 @@ _ENTRY = re.compile(
 )
 _SIZE = re.compile(r"\s*([0-9]{1,19})L?\s*", re.ASCII)
 
+_PLAIN = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|[SU][1-9][0-9]{0,8})", re.ASCII)
+# Numpy's notation of floats that it does not support itself, such as bfloat16: by their size.
+_SHORT_FLOAT = re.compile(r"[<>=|]?V[12]", re.ASCII)
+_MOST_AXES = 32
+_LAST_INT32 = np.iinfo(np.int32).max
+_LAST_CODE_POINT = 0x10FFFF
+
 
 def read_npy(path: Path, contents: str) -> np.ndarray:
-    """Reads the one array of an .npy file: plain numbers or strings.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file, and its fault.
-    """
+    """Reads the one array of an .npy file: plain numbers or strings."""
     require_file(path, contents)
     with naming(path, "an .npy array"), open(path, "rb") as file:
         return _read_array(file, path.stat().st_size)
@@ -44,10 +50,6 @@ def map_npy(path: Path, contents: str) -> np.ndarray:
     """Memory-maps the one array of an .npy file, so that parts are read when they are used.
 
     Its numbers are not checked, and have the byte order of the file.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file, and the fault of its header or its size.
     """
     require_file(path, contents)
     with naming(path, "an .npy array"), open(path, "rb") as file:
@@ -72,10 +74,6 @@ def read_npz(
       contents: expected content of the file, for the message if it is missing.
       short_floats: whether floats of one or two bytes that numpy does not support are read too, as
         bytes.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file, and its fault.
     """
     require_file(path, contents)
     with naming(path, "an .npz archive"), opened_archive(path) as archive:
@@ -218,3 +216,51 @@ def _parse_shape(text: str) -> tuple[int, ...]:
     if None in sizes or (len(parts) == 1 and not inside.endswith(",")):
         raise ValueError(f"expected a shape, got {text[:80]}")
     return tuple(int(size[1]) for size in sizes if size is not None)
+
+
+def plain_dtype(text: Any, *, short_floats: bool = False) -> np.dtype:
+    """The dtype of a name such as "<f8": numbers of at most eight bytes, or strings."""
+    names = [_PLAIN, _SHORT_FLOAT] if short_floats else [_PLAIN]
+    if not isinstance(text, str) or not any(name.fullmatch(text) for name in names):
+        raise ValueError(f"expected a dtype of plain numbers or strings, got {_quote(text)}")
+    return np.dtype(text)
+
+
+def array_size(dtype: np.dtype, shape: Any) -> int:
+    """Number of bytes of an array; raises ValueError if ``shape`` is not a tuple of sizes."""
+    is_shape = isinstance(shape, tuple) and len(shape) <= _MOST_AXES
+    if not is_shape or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"expected a shape of at most {_MOST_AXES} sizes, got {_quote(shape)}")
+    count = math.prod(shape)
+    if count == 0 and max(shape, default=0) > _LAST_INT32:
+        raise ValueError(f"expected a shape that numpy can have, got {_quote(shape)}")
+    return count * dtype.itemsize
+
+
+def array_of(data: Any, dtype: np.dtype, shape: Any, *, columns_first: bool) -> np.ndarray:
+    """The array of all of ``data``, in the byte order of this machine.
+
+    Args:
+      data: bytes, which the array uses without a copy if they are already in this order.
+      dtype: a dtype without fields, objects or subarrays.
+      shape: shape of the array.
+      columns_first: whether the first axis varies fastest, in Fortran order.
+    """
+    size = array_size(dtype, shape)
+    if size != len(data):
+        raise ValueError(f"expected {size} bytes for {dtype}{list(shape)}, got {len(data)}")
+    if not size:
+        return np.zeros(shape, dtype.newbyteorder("="))
+    flat = np.frombuffer(data, dtype)
+    # Numpy does not check that bytes are valid values of their dtype.
+    if dtype.kind == "b" and flat.view(np.uint8).max() > 1:
+        raise ValueError("expected truth values 0 or 1")
+    if dtype.kind == "U" and flat.view(dtype.str[0] + "u4").max() > _LAST_CODE_POINT:
+        raise ValueError("expected characters of Unicode")
+    values = flat.reshape(shape, order="F" if columns_first else "C")
+    return values.astype(dtype.newbyteorder("="), order="K", copy=False)
+
+
+def _quote(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | int | tuple) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:80] + "..."

@@ -1,12 +1,12 @@
 """Safe replacements for the names in a pickle of numbers, which check their arguments."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.plain_arrays import array_of, plain_dtype
+from jaxgnn.datasets.formats.npy import array_of, plain_dtype
 
 _ORDER = re.compile(r"[<>=|]")
 _STATE_OF_DTYPE = 8
@@ -234,34 +234,26 @@ def _is_part(value: Any, name: str) -> bool:
     return type(value) is Part and value.name == name
 
 
-def _everywhere(modules: Sequence[str], part: Part) -> dict[tuple[str, str], Part]:
-    return {(module, part.name): part for module in modules}
-
-
 _CSR_CLASSES = ("csr_matrix", "csr_array")
 _CSR_MODULES = ("scipy.sparse.csr", "scipy.sparse._csr", "scipy.sparse")
+_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _BUILTINS = ("builtins", "__builtin__")
-
-# Keys are the names in pickles, including old names of modules that have moved.
-PARTS: dict[tuple[str, str], Part] = {
-    **_everywhere(("numpy",), Part("ndarray")),
-    **_everywhere(("numpy",), Part("dtype", _dtype)),
-    **_everywhere(
-        ("numpy.core.multiarray", "numpy._core.multiarray"), Part("_reconstruct", _reconstruct)
-    ),
-    **_everywhere(("numpy.core.multiarray", "numpy._core.multiarray"), Part("scalar", _scalar)),
-    **_everywhere(("numpy.core.numeric", "numpy._core.numeric"), Part("_frombuffer", _from_buffer)),
-    **{
-        key: part
-        for name in _CSR_CLASSES
-        for key, part in _everywhere(_CSR_MODULES, Part(name)).items()
-    },
-    **_everywhere(("copyreg", "copy_reg"), Part("_reconstructor", _new_object)),
-    **_everywhere(("_codecs",), Part("encode", _encode)),
-    **_everywhere(("collections",), Part("defaultdict", _default_dict)),
-    **_everywhere(_BUILTINS, Part("list")),
-    **_everywhere(_BUILTINS, Part("object")),
-    **_everywhere(_BUILTINS, Part("bytes", _no_bytes)),
-    **_everywhere(_BUILTINS, Part("set", _set)),
-    **_everywhere(_BUILTINS, Part("frozenset", _set)),
-}
+# Modules have old names in old pickles.
+_MODULES = (
+    (Part("ndarray"), ("numpy",)),
+    (Part("dtype", _dtype), ("numpy",)),
+    (Part("_reconstruct", _reconstruct), _MULTIARRAY),
+    (Part("scalar", _scalar), _MULTIARRAY),
+    (Part("_frombuffer", _from_buffer), ("numpy.core.numeric", "numpy._core.numeric")),
+    *((Part(name), _CSR_MODULES) for name in _CSR_CLASSES),
+    (Part("_reconstructor", _new_object), ("copyreg", "copy_reg")),
+    (Part("encode", _encode), ("_codecs",)),
+    (Part("defaultdict", _default_dict), ("collections",)),
+    (Part("list"), _BUILTINS),
+    (Part("object"), _BUILTINS),
+    (Part("bytes", _no_bytes), _BUILTINS),
+    (Part("set", _set), _BUILTINS),
+    (Part("frozenset", _set), _BUILTINS),
+)
+PARTS = {(module, part.name): part for part, modules in _MODULES for module in modules}
+"""Replacements by module and name in a pickle."""

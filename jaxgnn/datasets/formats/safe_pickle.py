@@ -1,10 +1,15 @@
-"""A reader of pickles of numbers that cannot execute any other code."""
+"""A reader of pickles of numbers that cannot execute any other code.
+
+``pickle.Unpickler`` with a list of allowed names would not do: it hashes keys that are nested too
+deeply, allocates memos and strings of any claimed size, and does not limit the memory of objects.
+"""
 
 import codecs
 import re
 import struct
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +34,9 @@ _HEADER = 16  # bytes of the header of Python's garbage collector
 _LARGEST_SHARED = 256  # smaller integers exist only once
 
 _NEWEST = 5
-_WHOLE = re.compile(rb"([+-]?[0-9]{1,20})L?", re.ASCII)
-_FLOAT = re.compile(rb"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|inf|nan)", re.ASCII)
-_INDEX = re.compile(rb"[0-9]{1,18}", re.ASCII)
+_WHOLE = re.compile(rb"(?P<number>[+-]?[0-9]{1,20})L?", re.ASCII)
+_FLOAT = re.compile(rb"(?P<number>[+-]?([0-9.]+([eE][+-]?[0-9]+)?|inf|nan))", re.ASCII)
+_INDEX = re.compile(rb"(?P<number>[0-9]{1,18})", re.ASCII)
 # In strings of Python 2, unprintable characters are escapes of four characters.
 _ESCAPED = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[\\'"nrt])?""", re.ASCII)
 
@@ -44,17 +49,9 @@ def read_numbers(path: Path, contents: str) -> Any:
     numbers and strings, of exactly the bytes in the file. It takes at most 32 MiB of memory plus
     eight times the file. Strings of Python 2 are read as latin-1.
 
-    Args:
-      path: the file.
-      contents: expected content, for the message if it is missing.
-
     Returns:
       The object; arrays, sets and sparse matrices as ``StoredArray``, ``StoredSet`` and
       ``StoredCSR``, numpy's numbers as Python's.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is not a pickle, or refers to anything else; the message names it.
     """
     require_file(path, contents)
     return read_number_bytes(path, path.read_bytes())
@@ -70,9 +67,6 @@ def read_number_bytes(
       data: the bytes.
       skipped: number of previous pickles, which are read too, but not returned.
       parts: the supported names, and their replacements.
-
-    Raises:
-      ValueError: the bytes are not a pickle, or refer to anything else; the message names the file.
     """
     with naming(path, "a pickle"):
         try:
@@ -107,10 +101,6 @@ def run_pickle(
 
     Returns:
       The object, and the end position of the pickle.
-
-    Raises:
-      ValueError: it is not a pickle.
-      Refused: it refers to something else.
     """
     size = SLACK + _GROWTH * len(data) if most is None else most
     machine = _Machine(data, start, parts, persistent or _refuse_persistent, Budget(size))
@@ -129,22 +119,22 @@ class _Machine:
         persistent: Callable[[Any], Any],
         budget: Budget,
     ):
-        self._data, self._position, self._end = data, start, len(data)
+        self._data, self.position, self._end = data, start, len(data)
         self._parts, self._persistent, self._budget = parts, persistent, budget
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._bottom = 0  # of the stack above the last mark
         # Largest numbers of stack entries, of marks, and of entries removed at once.
         self._highest = self._deepest = self._largest = 0
-        self._memo: list[Any] = []
+        self.memo: list[Any] = []
         self._integers: dict[int, int] = {}
 
     def run(self) -> Any:
         """Executes the instructions of the pickle, and returns the object that they build."""
         data, stack, steps = self._data, self._stack, _STEPS_BY_CODE
-        while self._position < len(data):
-            code = data[self._position]
-            self._position += 1
+        while self.position < len(data):
+            code = data[self.position]
+            self.position += 1
             if code == _STOP:
                 return self.pop()
             steps[code](self)
@@ -153,30 +143,24 @@ class _Machine:
                 self._highest = len(stack)
         raise ValueError("it ends without its last instruction")
 
-    @property
-    def position(self) -> int:
-        """Position in the bytes; after ``run``, the end of the pickle."""
-        return self._position
-
     # -- the file --
 
     def _take(self, size: int) -> bytes:
-        end = self._position + size
+        end = self.position + size
         if size < 0 or end > self._end:
             self._leave_frame(size)
-        taken = self._data[self._position : end]
-        self._position = end
+        taken = self._data[self.position : end]
+        self.position = end
         return taken
 
     def _leave_frame(self, size: int) -> None:
         """Continues after a frame that has ended."""
-        if self._position >= self._end:
+        if self.position >= self._end:
             self._end = len(self._data)
-        if size < 0 or self._position + size > self._end:
-            raise ValueError(f"it ends before {size} bytes from byte {self._position} on")
+        if size < 0 or self.position + size > self._end:
+            raise ValueError(f"it ends before {size} bytes from byte {self.position} on")
 
     def number(self, format: str) -> Any:
-        """Reads a number of a fixed size."""
         return struct.unpack(format, self._take(struct.calcsize(format)))[0]
 
     def counted(self, format: str) -> bytes:
@@ -184,41 +168,36 @@ class _Machine:
         return self._take(self.number(format))
 
     def line(self) -> bytes:
-        """Reads bytes up to the end of the line."""
-        end = self._data.find(b"\n", self._position)
-        if end < 0 or end >= self._end > self._position:
-            raise ValueError(f"it ends within a line at byte {self._position}")
-        line = self._take(end - self._position)
-        self._position += 1
+        end = self._data.find(b"\n", self.position)
+        if end < 0 or end >= self._end > self.position:
+            raise ValueError(f"it ends within a line at byte {self.position}")
+        line = self._take(end - self.position)
+        self.position += 1
         return line
 
     def frame(self) -> None:
         """Begins a frame, a group of complete instructions."""
         size = self.number("<Q")
-        if self._position < self._end < len(self._data):
+        if self.position < self._end < len(self._data):
             raise ValueError("a frame begins within another one")
-        if size > len(self._data) - self._position:
+        if size > len(self._data) - self.position:
             raise ValueError(f"it ends before a frame of {size} bytes")
-        self._end = self._position + size
+        self._end = self.position + size
 
     def protocol(self) -> None:
-        """Reads the first instruction of newer pickles."""
         if (version := self.number("<B")) > _NEWEST:
             raise ValueError(f"expected a protocol up to {_NEWEST}, got {version}")
 
     # -- the stack --
 
     def push(self, value: Any) -> None:
-        """Pushes an existing object."""
         self._stack.append(value)
 
     def make(self, value: Any) -> None:
-        """Pushes a new object."""
         self._budget.spend(sys.getsizeof(value) + _HEADER)
         self._stack.append(value)
 
     def integer(self, value: int) -> None:
-        """Pushes an integer of the pickle onto the stack."""
         if 0 <= value <= _LARGEST_SHARED:
             self._stack.append(value)
         else:
@@ -233,30 +212,22 @@ class _Machine:
         self._stack.append(self._integers[value])
 
     def pop(self) -> Any:
-        """Removes and returns the top object."""
         if len(self._stack) <= self._bottom:
             raise ValueError("it takes an object that it has not made")
         return self._stack.pop()
 
     def top(self) -> Any:
-        """Returns the top object without removing it."""
         if len(self._stack) <= self._bottom:
             raise ValueError("it looks at an object that it has not made")
         return self._stack[-1]
 
     def discard(self) -> None:
-        """Discards the top object, or else the top mark."""
         if len(self._stack) > self._bottom:
             self._stack.pop()
         else:
             self.since_mark()
 
-    def discard_mark(self) -> None:
-        """Discards all objects above the last mark, and the mark."""
-        self.since_mark()
-
     def mark(self) -> None:
-        """Marks the stack's height."""
         self._marks.append(self._bottom)
         self._bottom = len(self._stack)
         if len(self._marks) > self._deepest:
@@ -277,7 +248,6 @@ class _Machine:
         return values
 
     def last(self, count: int) -> tuple[Any, ...]:
-        """Removes and returns a number of top objects."""
         if len(self._stack) - self._bottom < count:
             raise ValueError("it takes objects that it has not made")
         values = tuple(self._stack[-count:])
@@ -287,34 +257,23 @@ class _Machine:
     # -- the memo --
 
     def keep(self, index: int) -> None:
-        """Stores the top object in the memo."""
         # Pickles number their memo entries, and each takes an instruction.
-        if index > self._position:
+        if index > self.position:
             raise ValueError(f"it remembers an object as number {index}")
-        missing = index + 1 - len(self._memo)
+        missing = index + 1 - len(self.memo)
         if missing > 0:
             self._budget.spend(_SLOT * missing)
-            self._memo.extend([None] * missing)
-        self._memo[index] = self.top()
-
-    def keep_next(self) -> None:
-        """Stores the top object in the memo under the next free index."""
-        self.keep(len(self._memo))
+            self.memo.extend([None] * missing)
+        self.memo[index] = self.top()
 
     def recall(self, index: int) -> None:
-        """Pushes an object of the memo."""
-        if index >= len(self._memo):
-            raise ValueError(f"it asks for number {index} of {len(self._memo)} objects")
-        self.push(self._memo[index])
-
-    def index(self) -> int:
-        """The number of an object in the memo, written as a line."""
-        return int(_matched(_INDEX, self.line()))
+        if index >= len(self.memo):
+            raise ValueError(f"it asks for number {index} of {len(self.memo)} objects")
+        self.push(self.memo[index])
 
     # -- containers --
 
     def extend(self, values: list[Any]) -> None:
-        """Appends values to the list below them."""
         target = self.top()
         if type(target) is not list:
             raise ValueError(f"it appends to a {type(target).__name__}")
@@ -322,7 +281,6 @@ class _Machine:
         target.extend(values)
 
     def add(self, values: list[Any]) -> None:
-        """Adds values to the set below them."""
         target = self.top()
         if type(target) is not StoredSet:
             raise ValueError(f"it adds members to a {type(target).__name__}")
@@ -330,7 +288,6 @@ class _Machine:
         target.members.extend(values)
 
     def update(self, values: list[Any]) -> None:
-        """Adds keys and values to the dict below them."""
         target = self.top()
         if type(target) is not dict or len(values) % 2:
             raise ValueError(f"it adds {len(values)} keys and values to a {type(target).__name__}")
@@ -342,12 +299,10 @@ class _Machine:
             target[key] = values[position + 1]
 
     def new_dict(self, values: list[Any]) -> None:
-        """A dict of keys and values."""
         self.make({})
         self.update(values)
 
     def new_set(self, values: list[Any]) -> None:
-        """A set of members."""
         self._budget.spend(150)
         self.push(StoredSet([]))
         self.add(values)
@@ -355,7 +310,6 @@ class _Machine:
     # -- replacements of names --
 
     def name(self, module: Any, name: Any) -> None:
-        """Pushes the replacement for a name."""
         if (type(module), type(name)) != (str, str):
             raise ValueError("a name that is no text")
         if (module, name) not in self._parts:
@@ -363,11 +317,9 @@ class _Machine:
         self.push(self._parts[module, name])
 
     def persistent(self, pid: Any) -> None:
-        """Pushes the object with an id."""
         self.push(self._persistent(pid))
 
     def call(self) -> None:
-        """Calls the replacement for a name."""
         part, arguments = self.last(2)
         if type(part) is not Part:
             raise ValueError(f"it calls a {type(part).__name__}")
@@ -379,7 +331,6 @@ class _Machine:
         self.push(new_csr(*self.last(2)))
 
     def build(self) -> None:
-        """Sets the state of an object."""
         state, target = self.pop(), self.top()
         if type(target) not in (StoredArray, StoredDtype, StoredCSR):
             raise ValueError(f"it gives a state to a {type(target).__name__}")
@@ -398,13 +349,18 @@ def _matched(pattern: re.Pattern[bytes], text: bytes) -> bytes:
     found = pattern.fullmatch(text)
     if found is None:
         raise ValueError(f"expected a number, got {text[:40]!r}")
-    return found[1] if pattern.groups and found[1] is not None else found[0]
+    return found["number"]
 
 
 def _long(data: bytes) -> int:
     if len(data) > 9:  # 64 bits and a byte for the sign
         raise ValueError(f"expected integers of 64 bits, got one of {len(data)} bytes")
     return int.from_bytes(data, "little", signed=True)
+
+
+def _index(machine: _Machine) -> int:
+    """The number of an object in the memo, written as a line."""
+    return int(_matched(_INDEX, machine.line()))
 
 
 def _whole_line(machine: _Machine) -> None:
@@ -416,10 +372,7 @@ def _whole_line(machine: _Machine) -> None:
 
 
 def _float_line(machine: _Machine) -> None:
-    line = machine.line()
-    if _FLOAT.fullmatch(line) is None:
-        raise ValueError(f"expected a number, got {line[:40]!r}")
-    machine.make(float(line))
+    machine.make(float(_matched(_FLOAT, machine.line())))
 
 
 def _quoted_line(machine: _Machine) -> None:
@@ -432,18 +385,14 @@ def _quoted_line(machine: _Machine) -> None:
     machine.make(codecs.escape_decode(line[1:-1])[0].decode("latin1"))
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
-
-
 def _name_line(machine: _Machine) -> None:
     module, name = machine.line().decode(), machine.line().decode()
     machine.name(module, name)
 
 
-def _refuse(what: str) -> Callable[[_Machine], None]:
+def _refuse(message: str) -> Callable[[_Machine], None]:
     def refuse(machine: _Machine) -> None:
-        raise ValueError(f"it has {what}, which no data file needs")
+        raise ValueError(message)
 
     return refuse
 
@@ -460,11 +409,10 @@ def _read(
     return lambda machine: getattr(machine, store)(decode(getattr(machine, read)(format)))
 
 
-def _same(value: Any) -> Any:
-    return value
+_LATIN1 = partial(str, encoding="latin1")
+_UTF8 = partial(str, encoding="utf-8", errors="surrogatepass")
 
-
-_STEPS: dict[bytes, Callable[[_Machine], None]] = {
+_STEPS: dict[bytes, Callable[[_Machine], object]] = {
     b"\x80": _Machine.protocol,
     b"\x95": _Machine.frame,
     # Values.
@@ -479,18 +427,18 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"\x8a": _read("counted", "<B", _long, "integer"),
     b"\x8b": _read("counted", "<i", _long, "integer"),
     b"F": _float_line,
-    b"G": _read("number", ">d", _same),
+    b"G": _read("number", ">d", float),
     b"S": _quoted_line,
-    b"U": _read("counted", "<B", lambda data: data.decode("latin1")),
-    b"T": _read("counted", "<i", lambda data: data.decode("latin1")),
+    b"U": _read("counted", "<B", _LATIN1),
+    b"T": _read("counted", "<i", _LATIN1),
     b"V": lambda m: m.make(m.line().decode("raw-unicode-escape")),
-    b"\x8c": _read("counted", "<B", _text),
-    b"X": _read("counted", "<I", _text),
-    b"\x8d": _read("counted", "<Q", _text),
-    b"C": _read("counted", "<B", _same),
-    b"B": _read("counted", "<I", _same),
-    b"\x8e": _read("counted", "<Q", _same),
-    b"\x96": _read("counted", "<Q", _same),
+    b"\x8c": _read("counted", "<B", _UTF8),
+    b"X": _read("counted", "<I", _UTF8),
+    b"\x8d": _read("counted", "<Q", _UTF8),
+    b"C": _read("counted", "<B", bytes),
+    b"B": _read("counted", "<I", bytes),
+    b"\x8e": _read("counted", "<Q", bytes),
+    b"\x96": _read("counted", "<Q", bytes),
     # Containers.
     b")": lambda m: m.push(()),
     b"\x85": lambda m: m.make(m.last(1)),
@@ -511,13 +459,13 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     # The stack and the memo.
     b"(": _Machine.mark,
     b"0": _Machine.discard,
-    b"1": _Machine.discard_mark,
+    b"1": _Machine.since_mark,
     b"2": lambda m: m.push(m.top()),
-    b"p": lambda m: m.keep(m.index()),
+    b"p": lambda m: m.keep(_index(m)),
     b"q": lambda m: m.keep(m.number("<B")),
     b"r": lambda m: m.keep(m.number("<I")),
-    b"\x94": _Machine.keep_next,
-    b"g": lambda m: m.recall(m.index()),
+    b"\x94": lambda m: m.keep(len(m.memo)),
+    b"g": lambda m: m.recall(_index(m)),
     b"h": lambda m: m.recall(m.number("<B")),
     b"j": lambda m: m.recall(m.number("<I")),
     # Replacements of names.
@@ -529,17 +477,12 @@ _STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"P": lambda m: m.persistent(m.line().decode("latin1")),
     b"Q": lambda m: m.persistent(m.pop()),
     # Not used by data files.
-    b"i": _refuse("an object of a class"),
-    b"o": _refuse("an object of a class"),
-    b"\x92": _refuse("an object of a class"),
-    **dict.fromkeys((b"\x82", b"\x83", b"\x84"), _refuse("a name from a registry")),
-    **dict.fromkeys((b"\x97", b"\x98"), _refuse("a buffer outside of the file")),
+    **dict.fromkeys((b"i", b"o", b"\x92"), _refuse("it has an object of a class")),
+    **dict.fromkeys((b"\x82", b"\x83", b"\x84"), _refuse("it has a name from a registry")),
+    **dict.fromkeys((b"\x97", b"\x98"), _refuse("it has a buffer outside of the file")),
 }
 
 
-def _no_instruction(machine: _Machine) -> None:
-    raise ValueError("a byte is no instruction of a pickle")
-
-
 _STOP = ord(".")
-_STEPS_BY_CODE = [_STEPS.get(bytes([code]), _no_instruction) for code in range(256)]
+_UNKNOWN = _refuse("a byte is no instruction of a pickle")
+_STEPS_BY_CODE = [_STEPS.get(bytes([code]), _UNKNOWN) for code in range(256)]

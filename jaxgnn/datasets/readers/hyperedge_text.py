@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, require_folder
-from jaxgnn.datasets.formats.files import read_lines
-from jaxgnn.datasets.formats.number_text import real_number, whole_number
+from jaxgnn.datasets.formats.files import read_lines, real_number, whole_number
 from jaxgnn.datasets.records.hypergraph_dataset import HypergraphDataset
 from jaxgnn.datasets.records.splits import generator_of, stratified_split
 

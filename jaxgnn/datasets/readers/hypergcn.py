@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder, require_room
 from jaxgnn.datasets.formats.files import numbers_to_int32, to_int32
+from jaxgnn.datasets.formats.matrices import length_of, read_matrix
 from jaxgnn.datasets.formats.pickle_parts import StoredArray, StoredSet
 from jaxgnn.datasets.formats.safe_pickle import read_numbers
-from jaxgnn.datasets.formats.stored_matrix import length_of, read_matrix
 from jaxgnn.datasets.records.hypergraph_dataset import HypergraphDataset
 from jaxgnn.datasets.records.splits import stratified_split
 

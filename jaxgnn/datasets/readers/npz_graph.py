@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming
 from jaxgnn.datasets.formats.files import to_float32, to_int32
+from jaxgnn.datasets.formats.matrices import csr_to_dense
 from jaxgnn.datasets.formats.npy import npz_names, read_npz
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
-from jaxgnn.datasets.formats.stored_matrix import csr_to_dense
 from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset
 from jaxgnn.datasets.records.splits import class_split
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, require_folder
-from jaxgnn.datasets.formats.files import csv_path, read_csv, read_text
-from jaxgnn.datasets.formats.number_text import real_number
+from jaxgnn.datasets.formats.files import csv_path, read_csv, read_text, real_number
 
 SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
 """OGB's name for the file of each part."""

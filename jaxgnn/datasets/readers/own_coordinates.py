@@ -3,8 +3,8 @@
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import require_room
+from jaxgnn.datasets.formats.files import real_number, whole_number
 from jaxgnn.datasets.formats.graph_text import TextTable
-from jaxgnn.datasets.formats.number_text import real_number, whole_number
 from jaxgnn.datasets.readers.own_nodes import NODE_COLUMNS, Nodes
 
 _FEATURE_COLUMNS = ("feature_id", "feature")

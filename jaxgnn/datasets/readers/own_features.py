@@ -6,10 +6,9 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets.formats.file_errors import bad_file
-from jaxgnn.datasets.formats.files import to_float32
+from jaxgnn.datasets.formats.files import real_number, to_float32
 from jaxgnn.datasets.formats.graph_text import TextTable, read_table, text_suffix
 from jaxgnn.datasets.formats.npy import map_npy, read_npy
-from jaxgnn.datasets.formats.number_text import real_number
 from jaxgnn.datasets.readers.own_coordinates import coordinate_features, has_coordinates
 from jaxgnn.datasets.readers.own_nodes import NODE_COLUMNS, Nodes, check_blank
 

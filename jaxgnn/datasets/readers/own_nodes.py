@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file
-from jaxgnn.datasets.formats.files import to_int32
+from jaxgnn.datasets.formats.files import to_int32, whole_number
 from jaxgnn.datasets.formats.graph_text import TextTable, read_table, text_suffix
 from jaxgnn.datasets.formats.npy import read_npy
-from jaxgnn.datasets.formats.number_text import whole_number
 
 # Column names that mark names of nodes.
 NODE_COLUMNS = ("node", "node_id", "id", "name")

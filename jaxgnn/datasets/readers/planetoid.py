@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder, require_room
 from jaxgnn.datasets.formats.files import numbers_to_int32, read_csv, to_int32
+from jaxgnn.datasets.formats.matrices import read_matrix
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_numbers
-from jaxgnn.datasets.formats.stored_matrix import read_matrix
 from jaxgnn.datasets.records.node_dataset import NodeDataset
 
 _VALIDATION = 500

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.adjacency import read_adjacency
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder
 from jaxgnn.datasets.formats.files import to_float32, to_int32
+from jaxgnn.datasets.formats.matrices import read_adjacency
 from jaxgnn.datasets.formats.npy import read_npz
 from jaxgnn.datasets.records.node_dataset import NodeDataset
 

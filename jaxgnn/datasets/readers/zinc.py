@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder
-from jaxgnn.datasets.formats.files import read_lines
-from jaxgnn.datasets.formats.number_text import whole_number
+from jaxgnn.datasets.formats.files import read_lines, whole_number
 from jaxgnn.datasets.readers.tu import as_they_are, read_folder
 from jaxgnn.datasets.readers.zinc_pickles import graphs_of, read_molecules
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset

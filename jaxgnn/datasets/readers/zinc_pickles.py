@@ -8,7 +8,7 @@ import numpy as np
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
-from jaxgnn.datasets.formats.torch_tensors import tensor_parts
+from jaxgnn.datasets.formats.torch_file import tensor_parts
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 
 _MOST_KINDS = 1000
