@@ -24,13 +24,14 @@ from jaxgnn.datasets.readers.hyperedge_text import read_hyperedge_text as read_h
 from jaxgnn.datasets.readers.hypergcn import read_hypergcn as read_hypergcn
 from jaxgnn.datasets.readers.npz_graph import read_npz_graph as read_npz_graph
 from jaxgnn.datasets.readers.ogb import read_ogb as read_ogb
-from jaxgnn.datasets.readers.ogb_code import read_ogb_code as read_ogb_code
+from jaxgnn.datasets.readers.ogb_graphs import read_ogb_code as read_ogb_code
 from jaxgnn.datasets.readers.ogb_graphs import read_ogb_graphs as read_ogb_graphs
 from jaxgnn.datasets.readers.ogb_links import LinksDataset as LinksDataset
+from jaxgnn.datasets.readers.ogb_links import TriplesDataset as TriplesDataset
 from jaxgnn.datasets.readers.ogb_links import read_ogb_links as read_ogb_links
+from jaxgnn.datasets.readers.ogb_links import read_ogb_triples as read_ogb_triples
+from jaxgnn.datasets.readers.ogb_mag import RelationsDataset as RelationsDataset
 from jaxgnn.datasets.readers.ogb_mag import read_ogb_mag as read_ogb_mag
-from jaxgnn.datasets.readers.ogb_triples import TriplesDataset as TriplesDataset
-from jaxgnn.datasets.readers.ogb_triples import read_ogb_triples as read_ogb_triples
 from jaxgnn.datasets.readers.own_graph import read_graph as read_graph
 from jaxgnn.datasets.readers.planetoid import read_planetoid as read_planetoid
 from jaxgnn.datasets.readers.reddit import read_reddit as read_reddit
@@ -46,6 +47,5 @@ from jaxgnn.datasets.records.graph_splits import split_graphs as split_graphs
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset as GraphsDataset
 from jaxgnn.datasets.records.hypergraph_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets.records.node_dataset import NodeDataset as NodeDataset
-from jaxgnn.datasets.records.relations_dataset import RelationsDataset as RelationsDataset
 
 _suggest_names(__name__)

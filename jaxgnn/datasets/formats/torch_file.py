@@ -5,7 +5,7 @@ of torch up to 1.5 with three pickles before it: a number that identifies the fo
 and a description of the writing machine.
 
 A pickled tensor is a view, of an offset, sizes and strides, into a storage. A storage is a list of
-numbers, as in torch up to 0.4, or the bytes of a separate file in the format of torch 1.5. In such a
+numbers, as in torch up to 0.4, or the bytes of a separate file in the format of torch 1.5. In that
 file, pickles of the storage by its kind, key and length, and of the keys, follow those three. Then
 come the length as an int64, and the numbers.
 """

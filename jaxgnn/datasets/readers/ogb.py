@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, require_folder
-from jaxgnn.datasets.formats.files import csv_path, read_csv, to_int32
-from jaxgnn.datasets.readers.ogb_tables import SPLIT_FILES, read_ends, require_rows
+from jaxgnn.datasets.formats.file_errors import require_folder
+from jaxgnn.datasets.formats.files import csv_path, read_csv, require_cells, to_int32
+from jaxgnn.datasets.readers.ogb_tables import read_count, read_ends, read_parts, require_rows
 from jaxgnn.datasets.records.node_dataset import NodeDataset
 
 
@@ -74,84 +74,43 @@ def read_ogb(
             f"read_ogb: edge_reduction: expected 'sum' or 'mean', got {edge_reduction!r}"
         )
     recipe, folder = _RECIPES[name], Path(path)
-    raw, split = folder / "raw", folder / "split" / recipe.split
+    raw = folder / "raw"
     require_folder(raw, f"the csv files of {name}")
-    require_folder(split, "train, valid and test .csv.gz")
-
-    num_nodes = _read_count(raw / "num-node-list.csv.gz", "nodes")
-    senders, receivers = _read_edges(raw, num_nodes)
-    labels = _read_labels(raw / "node-label.csv.gz", recipe.tasks, num_nodes)
-    features = _read_features(raw, recipe, senders, receivers, num_nodes, edge_reduction)
-    if recipe.symmetric:
-        senders, receivers = _both_directions(senders, receivers)
-    elif undirected:
-        senders, receivers = _without_repeats(*_both_directions(senders, receivers), num_nodes)
-    split_paths = {field: split / f"{file}.csv.gz" for field, file in SPLIT_FILES.items()}
-    splits: dict[str, Any] = {field: _read_split(file) for field, file in split_paths.items()}
+    num_nodes = read_count(raw / "num-node-list.csv.gz", "nodes")
+    parts = read_parts(folder / "split" / recipe.split, num_nodes, "nodes")
+    num_edges = read_count(raw / "num-edge-list.csv.gz", "edges")
+    edges = read_ends(raw / "edge.csv.gz", num_edges, num_nodes)
+    labels_file = raw / "node-label.csv.gz"
+    labels = _read_labels(labels_file, recipe.tasks, num_nodes)
+    what, rows = ("edge", num_edges) if recipe.edge_features else ("node", num_nodes)
+    features_file = raw / f"{what}-feat.csv.gz"
+    features = read_csv(features_file, np.float32, f"a line for each {what}: its features")
+    require_rows(features_file, features.shape[0], rows, f"num-{what}-list")
+    if recipe.edge_features:
+        features = _incident_edges(features, edges, num_nodes, edge_reduction)
+    if recipe.symmetric or undirected:
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+    if undirected and not recipe.symmetric:
+        pairs = np.unique(edges[0].astype(np.int64) * num_nodes + edges[1])
+        edges = np.stack(np.divmod(pairs, num_nodes)).astype(np.int32)
     dataset = NodeDataset(
         name=name,
-        senders=senders,
-        receivers=receivers,
+        senders=edges[0],
+        receivers=edges[1],
         features=features,
         labels=labels,
         num_classes=recipe.tasks or int(labels.max(initial=-1)) + 1,
-        **splits,
+        **parts,
     )
-    feature_file = "edge-feat.csv.gz" if recipe.edge_features else "node-feat.csv.gz"
-    files = {"features": raw / feature_file, "labels": raw / "node-label.csv.gz", **split_paths}
-    dataset.validate({field: csv_path(file) for field, file in files.items()})
+    dataset.validate({"features": csv_path(features_file), "labels": csv_path(labels_file)})
     return dataset
 
 
-def _read_count(path: Path, what: str) -> int:
-    counts = read_csv(path, np.int64, f"one line: the number of {what}", columns=1)
-    if counts.shape[0] != 1 or counts[0, 0] < 0:
-        raise bad_file(
-            csv_path(path),
-            f"expected the number of {what} of one graph, got {counts.ravel().tolist()[:5]}",
-        )
-    return int(counts[0, 0])
-
-
-def _read_edges(raw: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    path, nodes = raw / "edge.csv.gz", np.array([num_nodes])
-    senders, receivers = read_ends(path, (nodes, nodes))
-    expected = _read_count(raw / "num-edge-list.csv.gz", "edges")
-    require_rows(path, senders.size, expected, "num-edge-list")
-    return senders, receivers
-
-
-def _read_features(
-    raw: Path,
-    recipe: _Recipe,
-    senders: np.ndarray,
-    receivers: np.ndarray,
-    num_nodes: int,
-    reduction: str,
-) -> np.ndarray:
-    if not recipe.edge_features:
-        path = raw / "node-feat.csv.gz"
-        features = read_csv(path, np.float32, "a line a node: its features")
-        require_rows(path, features.shape[0], num_nodes, "num-node-list")
-        return features
-    path = raw / "edge-feat.csv.gz"
-    features = read_csv(path, np.float32, "a line an edge: its features")
-    require_rows(path, features.shape[0], senders.size, "num-edge-list")
-    return _incident_edges(features, senders, receivers, num_nodes, reduction)
-
-
 def _incident_edges(
-    features: np.ndarray,
-    senders: np.ndarray,
-    receivers: np.ndarray,
-    num_nodes: int,
-    reduction: str,
+    features: np.ndarray, edges: np.ndarray, num_nodes: int, reduction: str
 ) -> np.ndarray:
-    """Sum or mean over the edges of each node; each edge counts at both of its ends.
-
-    ``features`` is [edges, d] for edges listed in one direction; returns [nodes, d] float32,
-    accumulated in float64.
-    """
+    """Sum or mean over the edges of each node, [nodes, d]; each edge counts at both of its ends."""
+    senders, receivers = edges
     sums = np.empty((num_nodes, features.shape[1]))
     for column, values in enumerate(features.T):
         sums[:, column] = np.bincount(receivers, values, num_nodes)
@@ -167,28 +126,7 @@ def _read_labels(path: Path, tasks: int | None, num_nodes: int) -> np.ndarray:
     # Read as floats, because OGB marks unlabelled nodes by nan.
     table = read_csv(path, np.float64, "a line a node: its label or labels", columns=tasks or 1)
     require_rows(path, table.shape[0], num_nodes, "num-node-list")
-    missing = np.isnan(table).any(axis=1)
-    if missing.any():
-        line = int(np.argmax(missing)) + 1
-        raise bad_file(
-            csv_path(path),
-            f"line {line}: expected a label for every node, got nan; "
-            f"{int(missing.sum())} nodes have none",
-        )
+    largest = table.max(axis=1)  # nan where one of them is
+    require_cells(path, largest, ~np.isnan(largest), "a label for every node")
     labels = to_int32(table, csv_path(path), "labels")
     return labels.astype(np.float32) if tasks else labels[:, 0]
-
-
-def _read_split(path: Path) -> np.ndarray:
-    return np.sort(read_csv(path, np.int32, "a line a node: its id", columns=1)[:, 0])
-
-
-def _both_directions(senders: np.ndarray, receivers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
-
-
-def _without_repeats(
-    senders: np.ndarray, receivers: np.ndarray, num_nodes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    pairs = np.unique(senders.astype(np.int64) * num_nodes + receivers)
-    return (pairs // num_nodes).astype(np.int32), (pairs % num_nodes).astype(np.int32)

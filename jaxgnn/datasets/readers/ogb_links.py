@@ -1,4 +1,4 @@
-"""Link-prediction sets of the Open Graph Benchmark, from their raw folders."""
+"""Link-prediction sets and knowledge graphs of the Open Graph Benchmark, from their folders."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder
-from jaxgnn.datasets.formats.files import to_float32, to_int32
+from jaxgnn.datasets.formats.file_errors import BadFileError, bad_file, naming, require_folder
+from jaxgnn.datasets.formats.files import csv_path, to_float32, to_int32
 from jaxgnn.datasets.formats.npy import read_npz
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.torch_file import read_torch_numbers
 from jaxgnn.datasets.readers.ogb_tables import (
     SPLIT_FILES,
-    read_counts,
+    read_count,
     read_ends,
     read_features,
-    require_rows,
+    read_numbers_of_types,
 )
 
 
@@ -109,11 +109,16 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
     require_folder(split, "split_dict.pt" if recipe.binary else "train.pt, valid.pt and test.pt")
     num_nodes, features, edges = (_read_arrays if recipe.binary else _read_tables)(raw)
     parts: dict[str, Any] = {}
-    for part, (file, stored) in _stored_parts(split, binary=recipe.binary).items():
-        pairs = _Pairs(file, stored, num_nodes, recipe.candidates)
-        parts[part] = pairs.pairs()
-        if part != "train" or recipe.binary:
-            parts[f"{part}_negatives"] = pairs.negatives(parts[part].shape[1])
+    for part, stored in _stored_parts(split, together=recipe.binary).items():
+        has_negatives = part != "train" or recipe.binary
+        if recipe.candidates:
+            parts[part] = _citations(stored, num_nodes)
+        else:
+            parts[part] = _pairs(stored, "edge", num_nodes)
+        if has_negatives and recipe.candidates:
+            parts[f"{part}_negatives"] = _candidates(stored, num_nodes, parts[part].shape[1])
+        elif has_negatives:
+            parts[f"{part}_negatives"] = _pairs(stored, "edge_neg", num_nodes)
     if edges is None:
         edges = np.unique(np.sort(parts["train"], axis=0), axis=1)
     return LinksDataset(
@@ -127,13 +132,11 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
 
 def _read_tables(raw: Path) -> tuple[int, np.ndarray | None, np.ndarray]:
     """The number of nodes, their features and the edges, from csv files."""
-    counts = [read_counts(raw / f"num-{what}-list.csv.gz", f"{what}s") for what in ("node", "edge")]
-    for what, count in zip(("node", "edge"), counts, strict=True):
-        require_rows(raw / f"num-{what}-list.csv.gz", count.size, 1, "the format of a single graph")
-    num_nodes = int(counts[0][0])
-    edges = read_ends(raw / "edge.csv.gz", (counts[0], counts[0]))
-    require_rows(raw / "edge.csv.gz", edges.shape[1], int(counts[1][0]), "num-edge-list")
-    return num_nodes, read_features(raw / "node-feat.csv.gz", num_nodes, "num-node-list"), edges
+    num_nodes = read_count(raw / "num-node-list.csv.gz", "nodes")
+    num_edges = read_count(raw / "num-edge-list.csv.gz", "edges")
+    edges, path = read_ends(raw / "edge.csv.gz", num_edges, num_nodes), raw / "node-feat.csv.gz"
+    features = read_features(path, num_nodes, "node") if csv_path(path).is_file() else None
+    return num_nodes, features, edges
 
 
 def _read_arrays(raw: Path) -> tuple[int, np.ndarray, None]:
@@ -151,80 +154,230 @@ def _read_arrays(raw: Path) -> tuple[int, np.ndarray, None]:
     return features.shape[0], features, None
 
 
-def _stored_parts(split: Path, *, binary: bool) -> dict[str, tuple[Path, dict[Any, Any]]]:
-    """The file of each part, and its content."""
-    if binary:
-        path = split / "split_dict.pt"
-        whole = _stored_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
-        parts = {part: (path, whole.get(file)) for part, file in SPLIT_FILES.items()}
-    else:
-        paths = {part: split / f"{file}.pt" for part, file in SPLIT_FILES.items()}
-        what = "a dict of arrays: the pairs of a part"
-        parts = {part: (path, read_torch_numbers(path, what)) for part, path in paths.items()}
-    return {part: (path, _stored_dict(path, s, "arrays")) for part, (path, s) in parts.items()}
+class _Stored:
+    """The arrays of a part of a split, by name.
+
+    Args:
+      path: their file.
+      arrays: the content of the file.
+    """
+
+    def __init__(self, path: Path, arrays: Any):
+        self.path = path
+        self.arrays = _as_dict(path, arrays, "arrays")
+
+    def numbers(self, key: str, axes: int) -> np.ndarray:
+        """An array of whole numbers, int32."""
+        stored = self.arrays.get(key)
+        if not isinstance(stored, StoredArray):
+            expected = f"an array {key!r} among {sorted(map(str, self.arrays))[:9]}"
+            raise self.fault(expected, f"a {type(stored).__name__}")
+        with naming(self.path, "the arrays of a part"):
+            numbers = to_int32(stored.value, self.path, key)
+        if numbers.ndim != axes:
+            raise self.fault(f"{key} of {axes} axes", f"shape {numbers.shape}")
+        return numbers
+
+    def nodes(self, key: str, axes: int, limit: int | np.ndarray) -> np.ndarray:
+        """An array of nodes in [0, limit), int32."""
+        nodes = self.numbers(key, axes)
+        good = (nodes >= 0) & (nodes < limit)
+        if not good.all():
+            at = int(np.argmin(good))
+            most = np.broadcast_to(limit, nodes.shape).flat[at]
+            raise self.fault(f"{key} of nodes in [0, {most})", nodes.flat[at])
+        return nodes
+
+    def require_size(self, key: str, size: int, expected: int, of: str, others: str) -> None:
+        """Raises unless an array has as many rows or entries as there are others."""
+        if size != expected:
+            raise self.fault(f"{key} of {expected} {of}, as many as {others}", size)
+
+    def fault(self, expected: str, got: object) -> BadFileError:
+        """Creates an error about the file."""
+        return bad_file(self.path, f"expected {expected}, got {got}")
 
 
-def _stored_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
+def _as_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
     if not isinstance(stored, dict):
         raise bad_file(path, f"expected a dict of {what}, got a {type(stored).__name__}")
     return stored
 
 
-class _Pairs:
-    """The pairs of a part of a split.
+def _stored_parts(split: Path, *, together: bool = False) -> dict[str, _Stored]:
+    """The arrays of each part, from a file for each, or from one file of all."""
+    if together:
+        path = split / "split_dict.pt"
+        parts = _as_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
+        return {part: _Stored(path, parts.get(file)) for part, file in SPLIT_FILES.items()}
+    paths = {part: split / f"{file}.pt" for part, file in SPLIT_FILES.items()}
+    contents = "a dict of arrays: the edges of a part"
+    return {part: _Stored(path, read_torch_numbers(path, contents)) for part, path in paths.items()}
 
-    Args:
-      path: its file.
-      stored: its arrays, by name.
-      num_nodes: number of nodes of the graph.
-      candidates: whether it has sources, targets and candidates instead of pairs.
+
+def _pairs(stored: _Stored, key: str, num_nodes: int) -> np.ndarray:
+    """Pairs of nodes, int32 [2, pairs]."""
+    pairs = stored.nodes(key, 2, num_nodes)
+    if pairs.shape[1] != 2:
+        raise stored.fault(f"{key} of shape [pairs, 2]", pairs.shape)
+    return np.ascontiguousarray(pairs.T)
+
+
+def _citations(stored: _Stored, num_nodes: int) -> np.ndarray:
+    """Sources and targets of pairs, int32 [2, pairs]."""
+    ends = [stored.nodes(key, 1, num_nodes) for key in ("source_node", "target_node")]
+    if ends[0].size != ends[1].size:
+        raise stored.fault(
+            "as many source_node as target_node", f"{ends[0].size} and {ends[1].size}"
+        )
+    return np.stack(ends)
+
+
+def _candidates(stored: _Stored, num_nodes: int, count: int) -> np.ndarray:
+    """Candidates for the target of each pair, int32 [pairs, candidates]."""
+    key = "target_node_neg"
+    found = stored.nodes(key, 2, num_nodes)
+    stored.require_size(key, len(found), count, "rows", "pairs")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TriplesDataset:
+    """A knowledge graph, whose edges are triples of a head, a relation and a tail.
+
+    Nodes are numbered over all types, those of the first type first; ``first_of["drug"]`` is the
+    first drug. ``CSRGraph.from_edges(*train[[0, 2]], num_nodes)`` is the graph of the training,
+    in which heads are senders, and ``train[1]`` has the relation of each edge.
+
+    Attributes:
+      name: name of the data set.
+      num_nodes_of: number of nodes of each type, in the order of their numbers.
+      num_relations: number of relations.
+      train: training triples, int32 [3, triples]: head, relation, tail.
+      validation: validation triples.
+      test: test triples.
+      validation_heads: nodes among which the head of each validation triple is ranked, int32
+        [triples, candidates].
+      validation_tails: the same for its tail.
+      test_heads: the same for the heads of the test.
+      test_tails: the same for the tails of the test.
     """
 
-    def __init__(self, path: Path, stored: dict[Any, Any], num_nodes: int, candidates: bool):
-        self._path, self._num_nodes, self._candidates = path, num_nodes, candidates
-        self._arrays = stored
+    name: str
+    num_nodes_of: dict[str, int]
+    num_relations: int
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    validation_heads: np.ndarray
+    validation_tails: np.ndarray
+    test_heads: np.ndarray
+    test_tails: np.ndarray
 
-    def pairs(self) -> np.ndarray:
-        """The pairs that an edge joins, int32 [2, pairs]."""
-        if not self._candidates:
-            return self._of_pairs("edge")
-        ends = [self._nodes(key, 1) for key in ("source_node", "target_node")]
-        if ends[0].size != ends[1].size:
-            got = f"{ends[0].size} and {ends[1].size}"
-            message = f"expected as many source_node as target_node, got {got}"
-            raise bad_file(self._path, message)
-        return np.stack(ends)
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of all types."""
+        return sum(self.num_nodes_of.values())
 
-    def negatives(self, count: int) -> np.ndarray:
-        """Pairs without an edge, int32 [2, pairs], or candidates, int32 [pairs, candidates]."""
-        if not self._candidates:
-            return self._of_pairs("edge_neg")
-        found = self._nodes("target_node_neg", 2)
-        if found.shape[0] != count:
-            expected = f"target_node_neg of {count} rows, as many as pairs"
-            raise bad_file(self._path, f"expected {expected}, got {found.shape[0]}")
-        return found
+    @property
+    def first_of(self) -> dict[str, int]:
+        """The first node of each type."""
+        ends = np.cumsum([0, *self.num_nodes_of.values()]).tolist()
+        return dict(zip(self.num_nodes_of, ends[:-1], strict=True))
 
-    def _of_pairs(self, key: str) -> np.ndarray:
-        pairs = self._nodes(key, 2)
-        if pairs.shape[1] != 2:
-            raise bad_file(self._path, f"expected {key} of shape [pairs, 2], got {pairs.shape}")
-        return np.ascontiguousarray(pairs.T)
 
-    def _nodes(self, key: str, axes: int) -> np.ndarray:
-        """An array of nodes, int32."""
-        stored = self._arrays.get(key)
-        if not isinstance(stored, StoredArray):
-            expected = f"an array {key!r} among {sorted(map(str, self._arrays))[:9]}"
-            raise bad_file(self._path, f"expected {expected}, got a {type(stored).__name__}")
-        with naming(self._path, "the pairs of a part"):
-            nodes = to_int32(stored.value, self._path, key)
-            if nodes.ndim != axes:
-                message = f"expected {key} of {axes} axes, got shape {nodes.shape}"
-                raise bad_file(self._path, message)
-            good = (nodes >= 0) & (nodes < self._num_nodes)
-            if not good.all():
-                bad = nodes.flat[int(np.argmin(good))]
-                expected = f"{key} of nodes in [0, {self._num_nodes})"
-                raise bad_file(self._path, f"expected {expected}, got {bad}")
-        return nodes
+# The folder of the split, and whether nodes have types.
+_TRIPLES = {"ogbl-wikikg2": ("time", False), "ogbl-biokg": ("random", True)}
+_ENTITY = "entity"  # type of all nodes of a graph without types
+
+
+def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
+    """Reads ogbl-wikikg2 or ogbl-biokg as unpacked from OGB's archive.
+
+    The parts of the split are files of torch, which are read without torch and without executing
+    any code that they refer to. The training triples are all edges of the graph, so that only the
+    numbers of nodes are read from ``raw/``.
+
+    Args:
+      path: folder with ``raw/`` and ``split/``, whose files ``train.pt``, ``valid.pt`` and
+        ``test.pt`` hold arrays ``head``, ``relation`` and ``tail``, the types of heads and tails
+        for ogbl-biokg, and the candidates ``head_neg`` and ``tail_neg``.
+      name: one of the two names above.
+
+    Returns:
+      The data set, with OGB's split.
+
+    Raises:
+      FileNotFoundError: a folder or file is missing.
+      ValueError: an unknown name, or an invalid file; the message names it.
+    """
+    if name not in _TRIPLES:
+        raise bad_input("datasets.read_ogb_triples", "name", f"one of {', '.join(_TRIPLES)}", name)
+    (split, is_typed), folder = _TRIPLES[name], Path(path)
+    require_folder(folder / "raw", f"the csv files of {name}")
+    require_folder(folder / "split" / split, "train.pt, valid.pt and test.pt")
+    num_nodes_of = _numbers_of_nodes(folder / "raw", is_typed=is_typed)
+    ranges = _Ranges(num_nodes_of)
+    arrays: dict[str, Any] = {}
+    for part, stored in _stored_parts(folder / "split" / split).items():
+        arrays[part] = _triples(stored, ranges)
+        if part != "train":
+            for end in ("head", "tail"):
+                arrays[f"{part}_{end}s"] = ranges.nodes(stored, f"{end}_neg", end, 2)
+    relations = int(max(arrays[part][1].max(initial=-1) for part in SPLIT_FILES)) + 1
+    return TriplesDataset(name, num_nodes_of, relations, **arrays)
+
+
+def _numbers_of_nodes(raw: Path, *, is_typed: bool) -> dict[str, int]:
+    """The number of nodes of each type."""
+    path = raw / ("num-node-dict.csv.gz" if is_typed else "num-node-list.csv.gz")
+    found = read_numbers_of_types(path) if is_typed else {_ENTITY: read_count(path, "nodes")}
+    if sum(found.values()) > np.iinfo(np.int32).max:
+        got = f"{sum(found.values())} nodes"
+        raise bad_file(csv_path(path), f"expected no more nodes than int32 counts, got {got}")
+    return found
+
+
+def _triples(stored: _Stored, ranges: _Ranges) -> np.ndarray:
+    """Heads, relations and tails, int32 [3, triples]."""
+    relations = stored.numbers("relation", 1)
+    if (relations < 0).any():
+        raise stored.fault("relation from 0 on", relations[int(np.argmax(relations < 0))])
+    heads, tails = (ranges.nodes(stored, end, end, 1) for end in ("head", "tail"))
+    sizes = [heads.size, relations.size, tails.size]
+    if len(set(sizes)) > 1:
+        raise stored.fault("as many head as relation and tail", sizes)
+    return np.stack([heads, relations, tails])
+
+
+class _Ranges:
+    """The numbers of the nodes of each type among those of all types.
+
+    Args:
+      num_nodes_of: number of nodes of each type.
+    """
+
+    def __init__(self, num_nodes_of: dict[str, int]):
+        self._numbers = {name: number for number, name in enumerate(num_nodes_of)}
+        self._counts = np.array(list(num_nodes_of.values()), np.int64)
+        self._first = np.cumsum(self._counts) - self._counts
+
+    def nodes(self, stored: _Stored, key: str, end: str, axes: int) -> np.ndarray:
+        """Converts nodes numbered within their types to nodes numbered over all types, int32."""
+        rows, types = stored.numbers(end, 1).size, np.zeros(1, np.int64)
+        local = stored.numbers(key, axes)
+        if len(self._numbers) > 1:
+            types = self._types(stored, f"{end}_type")
+            stored.require_size(f"{end}_type", types.size, len(local), "entries", key)
+        stored.require_size(key, len(local), rows, "rows", "triples")
+        types = types.reshape(-1, *(1,) * (axes - 1))
+        return (stored.nodes(key, axes, self._counts[types]) + self._first[types]).astype(np.int32)
+
+    def _types(self, stored: _Stored, key: str) -> np.ndarray:
+        """The number of the type of each head or tail, [triples]."""
+        names = stored.arrays.get(key)
+        if not isinstance(names, list) or not all(
+            type(name) is str and name in self._numbers for name in names
+        ):
+            raise stored.fault(f"{key} as a list of {', '.join(self._numbers)}", "others")
+        return np.array([self._numbers[name] for name in names], np.int64)

@@ -1,24 +1,61 @@
 """ogbn-mag: papers, authors, institutions and fields of study, from OGB's raw csv folder."""
 
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, require_folder
-from jaxgnn.datasets.formats.files import csv_path, read_csv
+from jaxgnn.datasets.formats.files import csv_path, require_cells
 from jaxgnn.datasets.readers.ogb_tables import (
-    read_counts,
+    read_column,
+    read_count,
     read_ends,
     read_features,
     read_numbers_of_types,
     read_parts,
     read_table_of_text,
-    require_rows,
 )
-from jaxgnn.datasets.records.relations_dataset import Relation, RelationsDataset
 
-_SPLIT = "time"
+_COUNTS = "num-node-dict"
+Relation = tuple[str, str, str]
+"""Type of the senders, name of the relation, and type of the receivers."""
+
+
+@dataclass(frozen=True, eq=False)
+class RelationsDataset:
+    """One graph with nodes of several types, joined by several relations, as numpy arrays.
+
+    ``CSRGraph.from_edges(*dataset.edges[relation], num_nodes=…, num_senders=…)`` is the graph of a
+    relation, with as many rows as there are nodes of its last type.
+
+    Attributes:
+      name: name of the data set.
+      num_nodes: number of nodes of each type.
+      edges: senders and receivers of each relation, int32 [2, edges], by ``("author", "writes",
+        "paper")``; both are counted from 0 in their type.
+      features: float32 [nodes, features] of each type that has some.
+      target: the type of the nodes to classify.
+      labels: class of each node of that type, int32.
+      num_classes: number of classes.
+      train: sorted training nodes of that type, int32.
+      validation: validation nodes.
+      test: test nodes.
+      years: the year of each node of each type that has one, int32.
+    """
+
+    name: str
+    num_nodes: dict[str, int]
+    edges: dict[Relation, np.ndarray]
+    features: dict[str, np.ndarray]
+    target: str
+    labels: np.ndarray
+    num_classes: int
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    years: dict[str, np.ndarray]
 
 
 def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
@@ -47,18 +84,16 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
     relations = _relations(raw / "triplet-type-list.csv.gz", num_nodes)
     features, years = {}, {}
     for kind, count in num_nodes.items():
-        found = read_features(raw / "node-feat" / kind / "node-feat.csv.gz", count, "num-node-dict")
-        if found is not None:
-            features[kind] = found
-        years_file = raw / "node-feat" / kind / "node_year.csv.gz"
-        if csv_path(years_file).is_file():
-            years[kind] = _column(years_file, "the year of a node", count)
+        folder_of_kind = raw / "node-feat" / kind
+        file = folder_of_kind / "node-feat.csv.gz"
+        if csv_path(file).is_file():
+            features[kind] = read_features(file, count, "node", counted_in=_COUNTS)
+        file = folder_of_kind / "node_year.csv.gz"
+        if csv_path(file).is_file():
+            years[kind] = read_column(file, "the year of a node", count, _COUNTS)
     labels_file = raw / "node-label" / target / "node-label.csv.gz"
-    labels = _column(labels_file, "the class of a node", num_nodes[target])
-    if (labels < 0).any():
-        line = int(np.argmax(labels < 0))
-        message = f"line {line + 1}: expected classes from 0 on, got {labels[line]}"
-        raise bad_file(csv_path(labels_file), message)
+    labels = read_column(labels_file, "the class of a node", num_nodes[target], _COUNTS)
+    require_cells(labels_file, labels, labels >= 0, "classes from 0 on")
     return RelationsDataset(
         name="ogbn-mag",
         num_nodes=num_nodes,
@@ -68,7 +103,7 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
         labels=labels,
         num_classes=int(labels.max(initial=-1)) + 1,
         years=years,
-        **read_parts(folder / "split" / _SPLIT / target, num_nodes[target], f"{target}s"),
+        **read_parts(folder / "split" / "time" / target, num_nodes[target], f"{target}s"),
     )
 
 
@@ -87,9 +122,8 @@ def _labelled_type(path: Path, num_nodes: dict[str, int]) -> str:
 def _relations(path: Path, num_nodes: dict[str, int]) -> list[Relation]:
     """The relations, in the order of the file."""
     relations: list[Relation] = []
-    for line, row in enumerate(
-        read_table_of_text(path, "a line a relation: senders, name, receivers"), 1
-    ):
+    rows = read_table_of_text(path, "a line a relation: senders, name, receivers")
+    for line, row in enumerate(rows, start=1):
         fits = len(row) == 3 and row[0] in num_nodes and row[2] in num_nodes
         if not fits or not row[1].replace("_", "").isalnum():
             expected = f"type, name, type, with types of {', '.join(num_nodes)}"
@@ -105,16 +139,6 @@ def _edges(raw: Path, relation: Relation, num_nodes: dict[str, int]) -> np.ndarr
     """Senders and receivers of a relation, int32 [2, edges]."""
     folder = raw / "relations" / "___".join(relation)
     require_folder(folder, "edge.csv.gz and num-edge-list.csv.gz")
-    counts = read_counts(folder / "num-edge-list.csv.gz", "edges")
-    require_rows(folder / "num-edge-list.csv.gz", counts.size, 1, "num-node-dict")
-    limits = np.array([num_nodes[relation[0]]]), np.array([num_nodes[relation[2]]])
-    edges = read_ends(folder / "edge.csv.gz", limits)
-    require_rows(folder / "edge.csv.gz", edges.shape[1], int(counts[0]), "num-edge-list")
-    return edges
-
-
-def _column(path: Path, contents: str, rows: int) -> np.ndarray:
-    """A whole number on each line, int32 [rows]."""
-    values = read_csv(path, np.int32, f"a line for each: {contents}", columns=1)[:, 0]
-    require_rows(path, values.size, rows, "num-node-dict")
-    return values
+    count = read_count(folder / "num-edge-list.csv.gz", "edges", _COUNTS)
+    limits = num_nodes[relation[0]], num_nodes[relation[2]]
+    return read_ends(folder / "edge.csv.gz", count, limits)
