@@ -1,31 +1,36 @@
 """A user's own graph from plain files: edges, labels, and optionally features and parts."""
 
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets.formats.file_errors import bad_file, require_file
 from jaxgnn.datasets.formats.graph_text import read_table, text_suffix
 from jaxgnn.datasets.formats.npy import read_npy
-from jaxgnn.datasets.readers.own_features import nodes_of_rows, read_features
-from jaxgnn.datasets.readers.own_files import File, find_files, graph_name
-from jaxgnn.datasets.readers.own_nodes import (
+from jaxgnn.datasets.readers.own_tables import (
     NODE_COLUMNS,
     Nodes,
     is_whole,
+    nodes_of_rows,
     number_classes,
+    read_features,
     read_labels,
 )
 from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset
 from jaxgnn.datasets.records.splits import stratified_split
 
 _FRACTIONS = (0.6, 0.2, 0.2)
+_SUFFIXES = (".csv", ".tsv", ".txt", ".npy")
 # Column names by which a header of edges is recognised.
 _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
 _ENDS += ("receivers", "node1", "node2", "node_1", "node_2", "id_1", "id_2", "u", "v", "citing")
 _ENDS += ("cited",)
+
+File = str | PathLike[str]
 
 
 def read_graph(
@@ -91,7 +96,7 @@ def read_graph(
         number of columns or nodes, a feature that is not a finite number, fewer than two classes, a
         part that is empty or overlaps another, or features that cannot be mapped.
     """
-    files = find_files(Path(path), labels, features, splits)
+    files = _find_files(Path(path), labels, features, splits)
     nodes, named_labels = read_labels(files["labels"])
     classes, label_ids = (), np.full(nodes.count, -1, np.int32)
     if labelled:
@@ -105,7 +110,7 @@ def read_graph(
     elif labelled:
         parts = _random_parts(files["labels"], label_ids, seed)
     dataset = NodeDataset(
-        name=graph_name(Path(path)),
+        name=_graph_name(Path(path)),
         senders=senders,
         receivers=receivers,
         features=read_features(files.get("features"), nodes, mapped=map_features),
@@ -118,6 +123,58 @@ def read_graph(
     if labelled:
         dataset.validate(files)
     return dataset
+
+
+def _find_files(
+    path: Path, labels: File | None, features: File | None, splits: File | Mapping[str, File] | None
+) -> dict[str, Path]:
+    """The file of each field; ``features`` and all three parts are optional."""
+    if not path.exists():
+        raise FileNotFoundError(f"no folder or file {path}: expected a graph, as read_graph says")
+    folder = path if path.is_dir() else path.parent
+    given: dict[str, File | None] = {"labels": labels, "features": features}
+    if isinstance(splits, Mapping):
+        if sorted(splits) != sorted(SPLITS):
+            expected = f"a file for each of {', '.join(SPLITS)}"
+            raise bad_input("datasets.read_graph", "splits", expected, sorted(splits))
+        given |= splits
+    parts_folder = folder if splits is None or isinstance(splits, Mapping) else Path(splits)
+    found = {"edges": _beside(path, "edges") if path.is_dir() else path}
+    for field in ("labels", "features", *SPLITS):
+        own = given.get(field)
+        where = parts_folder if field in SPLITS else folder
+        file = Path(own) if own else _beside(where, field)
+        if field == "labels" and file is None:
+            file = _beside(folder, "target")
+        if file is not None:
+            found[field] = file
+    parts = [part for part in SPLITS if part in found]
+    needed = ["edges", "labels", *(SPLITS if parts or splits is not None else ())]
+    for field in needed:
+        file = found.get(field)
+        if file is None:
+            where = parts_folder if field in SPLITS else folder
+            beside = f", as there is one {parts[0]}.*" if field in SPLITS and parts else ""
+            raise FileNotFoundError(
+                f"no file {where / field}.* ({', '.join(_SUFFIXES)}): expected one{beside}"
+            )
+        require_file(file, f"the {field} of a graph")
+    return {field: file for field, file in found.items() if file is not None}
+
+
+def _beside(folder: Path, field: str) -> Path | None:
+    """The only file in a folder with the name of a field."""
+    names = [f"{field}{suffix}{gz}" for suffix in _SUFFIXES for gz in ("", ".gz")]
+    found = [folder / name for name in names if (folder / name).is_file()]
+    if len(found) > 1:
+        raise bad_file(folder, f"expected one file of {field}, got {' and '.join(map(str, found))}")
+    return found[0] if found else None
+
+
+def _graph_name(path: Path) -> str:
+    path = path.resolve()
+    stem = path.name.partition(".")[0]
+    return path.name if path.is_dir() else path.parent.name if stem == "edges" else stem
 
 
 def _read_edges(path: Path, nodes: Nodes, *, directed: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -1,21 +1,28 @@
-"""Nodes and classes of a user's own graph, from the file of its labels."""
+"""Nodes, classes and features of a user's own graph, from tables of text or ``.npy`` files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file
-from jaxgnn.datasets.formats.files import to_int32, whole_number
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets.formats.file_errors import bad_file, require_room
+from jaxgnn.datasets.formats.files import real_number, to_float32, to_int32, whole_number
 from jaxgnn.datasets.formats.graph_text import TextTable, read_table, text_suffix
-from jaxgnn.datasets.formats.npy import read_npy
+from jaxgnn.datasets.formats.npy import map_npy, read_npy
 
 # Column names that mark names of nodes.
 NODE_COLUMNS = ("node", "node_id", "id", "name")
 _LABEL_COLUMNS = ("label", "labels", "class", "y", "target", "subject", "category", "group")
 _UNKNOWN = ("", "-1")
 _LARGEST_ID = np.iinfo(np.int64).max
+# Columns behind the node, where each row has one feature and its value.
+_COORDINATES = (("feature_id", "value"), ("feature", "value"))
+_LARGEST = float(np.finfo(np.float32).max)
+_MOST_FEATURES = 1 << 24
+# One-hot features of more nodes would take more than 256 MiB.
+_MOST_ONE_HOT = 8192
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def read_labels(path: Path) -> tuple[Nodes, list[str]]:
     table = read_table(path, "a node and its label, or its label", _heads_labels, columns=(1, 2))
     texts = [row[-1] for row in table.rows]
     if table.columns == 1:
-        check_blank(table, "a label, or -1 where it is not known")
+        _require_no_blank(table, "a label, or -1 where it is not known")
         return Nodes(path, len(texts), None, {}, True), texts
     nodes = _named_nodes(table)
     if nodes.ids:
@@ -107,7 +114,7 @@ def _heads_labels(first: list[str], rest: list[list[str]]) -> bool:
     return not is_whole(first[0]) and bool(rest) and all(is_whole(row[0]) for row in rest)
 
 
-def check_blank(table: TextTable, expected: str) -> None:
+def _require_no_blank(table: TextTable, expected: str) -> None:
     """Raises if an empty line may represent a node with a missing label or feature."""
     if table.columns == 1 and table.blank is not None:
         raise bad_file(table.path, f"line {table.blank}: expected {expected}, got an empty line")
@@ -143,9 +150,126 @@ def number_classes(path: Path, texts: Sequence[str]) -> tuple[tuple[str, ...], n
     return tuple(names), np.array([ids.get(text, -1) for text in texts], np.int32)
 
 
-def is_whole(cell: str) -> bool:
+def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = False) -> np.ndarray:
+    """Features of the nodes, [nodes, features] float32; one-hot ones without a file.
+
+    Args:
+      path: their file, or None.
+      nodes: the nodes.
+      mapped: whether they are memory-mapped; None if the file allows it.
+    """
+    on_disk = None if mapped is False else _mapped(path, nodes)
+    if on_disk is not None:
+        return on_disk
+    if mapped:
+        expected = "a file features.npy of numbers [nodes, features] in C order, to be mapped"
+        raise bad_input("datasets.read_graph", "features", expected, path)
+    if path is None:
+        if nodes.count > _MOST_ONE_HOT:
+            raise bad_file(
+                nodes.source.parent,
+                f"expected a file features.*: only graphs of up to {_MOST_ONE_HOT} nodes get a "
+                f"feature for each node without one, and this one has {nodes.count}",
+            )
+        return np.eye(nodes.count, dtype=np.float32)
+    if text_suffix(path) == ".npy":
+        values = to_float32(read_npy(path, "the features of each node"), path, "features")
+        _require_count(path, len(values), nodes)
+        return values
+    table = read_table(path, "the features of a node", _heads_features)
+    named = bool(table.header) and table.header[0] in NODE_COLUMNS
+    if named and table.header[1:] in _COORDINATES:
+        return _coordinate_features(table, nodes)
+    _require_no_blank(table, "a number")
+    _require_count(path, len(table.rows), nodes)
+    features = np.empty((nodes.count, table.columns - named), np.float32)
+    order = nodes_of_rows(table, nodes) if named else range(nodes.count)
+    for row, node in enumerate(order):
+        features[node] = [_finite(table, row, column) for column in range(named, table.columns)]
+    return features
+
+
+def _mapped(path: Path | None, nodes: Nodes) -> np.ndarray | None:
+    """The memory-mapped features; None if the file cannot be mapped."""
+    if path is None or text_suffix(path) != ".npy":
+        return None
+    values = map_npy(path, "the features of each node")
+    if values.ndim != 2 or not values.flags.c_contiguous:
+        return None
+    _require_count(path, len(values), nodes)
+    return values
+
+
+def nodes_of_rows(table: TextTable, nodes: Nodes) -> list[int]:
+    """The node of each row, each node once."""
+    order = [nodes.find(table, row, 0) for row in range(len(table.rows))]
+    seen: set[int] = set()
+    for row, node in enumerate(order):
+        if node in seen:
+            raise table.fault(row, 0, "each node once")
+        seen.add(node)
+    return order
+
+
+def _coordinate_features(table: TextTable, nodes: Nodes) -> np.ndarray:
+    """Features from rows of a node, a feature and a value; zero where the table has no row."""
+    count = len(table.rows)
+    rows = np.array([nodes.find(table, row, 0) for row in range(count)])
+    columns = np.array([_feature(table, row) for row in range(count)])
+    values = np.array([_finite(table, row, 2) for row in range(count)], np.float32)
+    width = int(columns.max()) + 1
+    require_room(table.path, 4 * nodes.count * width, "its dense matrix")
+    cells = rows * width + columns
+    order = np.argsort(cells, kind="stable")
+    repeated = np.flatnonzero(cells[order][1:] == cells[order][:-1])
+    if repeated.size:
+        row = int(order[repeated[0] + 1])
+        raise table.fault(row, 1, f"each feature of a node once ({table.rows[row][0]} has it)")
+    features = np.zeros((nodes.count, width), np.float32)
+    features[rows, columns] = values
+    return features
+
+
+def _feature(table: TextTable, row: int) -> int:
+    """The number of the feature in a row."""
     try:
-        whole_number(cell)
+        number = whole_number(table.rows[row][1])
+    except ValueError:
+        number = -1
+    if not 0 <= number < _MOST_FEATURES:
+        raise table.fault(row, 1, f"the number of a feature in [0, {_MOST_FEATURES})")
+    return number
+
+
+def _finite(table: TextTable, row: int, column: int) -> float:
+    """The number in a cell; it must be finite in float32."""
+    try:
+        value = real_number(table.rows[row][column])
+    except ValueError:
+        value = np.nan
+    if not abs(value) <= _LARGEST:
+        raise table.fault(row, column, "a finite number")
+    return value
+
+
+def _require_count(path: Path, rows: int, nodes: Nodes) -> None:
+    if rows != nodes.count:
+        expected = f"features of the {nodes.count} nodes of {nodes.source.name}"
+        raise bad_file(path, f"expected {expected}, got {rows} rows")
+
+
+def is_whole(cell: str) -> bool:
+    return _parses(whole_number, cell)
+
+
+def _heads_features(first: list[str], rest: list[list[str]]) -> bool:
+    """Whether the first row of features names columns: it has no number."""
+    return not any(_parses(real_number, cell) for cell in first)
+
+
+def _parses(parse: Callable[[str], object], cell: str) -> bool:
+    try:
+        parse(cell)
     except ValueError:
         return False
     return True
