@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, require_file, require_folder, require_room
-from jaxgnn.datasets.formats.files import read_csv
+from jaxgnn.datasets.formats.files import read_csv, require_cells
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 
 LabelReader = Callable[[Path, str], np.ndarray]
@@ -48,12 +48,7 @@ def read_tu(path: str | PathLike[str]) -> GraphsDataset:
 
 
 def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
-    """Reads a folder, and labels of nodes and edges in one of two ways.
-
-    Args:
-      folder: the folder, which has the files of one data set.
-      read_labels: ``one_hot`` or ``as_they_are``.
-    """
+    """Reads a folder, and its labels of nodes and edges by ``one_hot`` or ``as_they_are``."""
     require_folder(folder, "files like MUTAG_A.txt")
     prefix = _prefix(folder)
     graph_of_node = _graph_of_node(_file(prefix, "graph_indicator"))
@@ -87,7 +82,7 @@ def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
 
 
 def _prefix(folder: Path) -> Path:
-    """Common prefix of the paths of the files: the folder and the name of the data set."""
+    """Common prefix of the paths of the files."""
     found = sorted(folder.glob("*_A.txt"))
     if len(found) != 1:
         expected = "one file that ends in _A.txt, the edges of one data set"
@@ -109,11 +104,8 @@ def _graph_of_node(path: Path) -> np.ndarray:
     graphs = _read(path, np.int32, "a line a node: its graph", columns=1)[:, 0]
     if not graphs.size:
         raise bad_file(path, "expected at least one node, got an empty file")
-    bad = (graphs < 1) | (graphs > graphs.size)
-    if bad.any():
-        line = int(np.argmax(bad))
-        expected = f"graphs counted from 1, at most {graphs.size}"
-        raise bad_file(path, f"line {line + 1}: expected {expected}, got {graphs[line]}")
+    good = (graphs >= 1) & (graphs <= graphs.size)
+    require_cells(path, graphs, good, f"graphs counted from 1, at most {graphs.size}")
     return graphs - 1
 
 
@@ -121,13 +113,7 @@ def _edges(path: Path, graph_of_node: np.ndarray) -> np.ndarray:
     """The nodes of each edge, counted from 0 over all graphs, [2, edges]."""
     edges = _read(path, np.int32, "a line an edge: two nodes", columns=2)
     good = (edges >= 1) & (edges <= graph_of_node.size)
-    if not good.all():
-        line, column = divmod(int(np.argmin(good)), 2)
-        raise bad_file(
-            path,
-            f"line {line + 1}, column {column + 1}: expected nodes from 1 to {graph_of_node.size}, "
-            f"got {edges[line, column]}",
-        )
+    require_cells(path, edges, good, f"nodes from 1 to {graph_of_node.size}")
     ends = edges.T - 1
     apart = graph_of_node[ends[0]] != graph_of_node[ends[1]]
     if apart.any():
@@ -165,25 +151,15 @@ def _features(prefix: Path, of: str, count: int, read_labels: LabelReader) -> np
 
 def _finite(path: Path, contents: str) -> np.ndarray:
     values = _read(path, np.float32, contents)
-    finite = np.isfinite(values)
-    if not finite.all():
-        line, column = divmod(int(np.argmin(finite)), values.shape[1])
-        where = f"line {line + 1}, column {column + 1}"
-        raise bad_file(path, f"{where}: expected a finite number, got {values[line, column]}")
+    require_cells(path, values, np.isfinite(values), "a finite number")
     return values
 
 
 def as_they_are(path: Path, contents: str) -> np.ndarray:
     """Labels as non-negative numbers, float32 [lines, labels]."""
     values = _read(path, np.int32, contents)
-    bad = (values < 0) | (values > _MOST_CATEGORIES)
-    if bad.any():
-        line, column = divmod(int(np.argmax(bad)), values.shape[1])
-        where, expected = (
-            f"line {line + 1}, column {column + 1}",
-            f"a label in 0..{_MOST_CATEGORIES}",
-        )
-        raise bad_file(path, f"{where}: expected {expected}, got {values[line, column]}")
+    good = (values >= 0) & (values <= _MOST_CATEGORIES)
+    require_cells(path, values, good, f"a label in 0..{_MOST_CATEGORIES}")
     return values.astype(np.float32)
 
 

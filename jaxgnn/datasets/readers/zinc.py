@@ -6,13 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder
+from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file, require_folder
 from jaxgnn.datasets.formats.files import read_lines, whole_number
+from jaxgnn.datasets.formats.pickle_parts import StoredArray
+from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
+from jaxgnn.datasets.formats.torch_file import tensor_parts
 from jaxgnn.datasets.readers.tu import as_they_are, read_folder
-from jaxgnn.datasets.readers.zinc_pickles import graphs_of, read_molecules
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
+_MOST_KINDS = 1000
+_ATOMS, _BONDS, _LABEL = "atom_type", "bond_type", "logP_SA_cycle_normalized"
 
 
 def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDataset:
@@ -45,91 +49,105 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
     is_pickled = (folder / "train.pickle").is_file() or not (folder / "ZINC_train").is_dir()
     read = _read_pickle if is_pickled else _read_folder
     parts = {part: read(folder, file, subset=subset) for part, file in _PARTS.items()}
-    sizes = np.cumsum([0, *(len(data) for data in parts.values())])
-    arrays: dict[str, Any] = {
-        field: np.concatenate([getattr(data, field) for data in parts.values()])
-        for field in _FIELDS
-    }
-    kinds: dict[str, Any] = {
-        f"{of}_categories": (int(arrays[f"{of}_features"].max(initial=0)) + 1,)
-        for of in ("node", "edge")
-    }
+    graphs = [graph for part in parts.values() for graph in part]
+    ends = np.cumsum([0, *map(len, parts.values())])
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([graph[name] for graph in graphs])
+
+    atoms, bonds = joined("nodes"), joined("edges")
     split: dict[str, Any] = {
-        part: np.arange(*sizes[place : place + 2], dtype=np.int32)
+        part: np.arange(*ends[place : place + 2], dtype=np.int32)
         for place, part in enumerate(parts)
     }
-    return GraphsDataset(name="zinc", num_classes=1, **arrays, **kinds, **split)
-
-
-def _read_pickle(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
-    """Reads a part from the pickle of the benchmark."""
-    path = folder / f"{file}.pickle"
-    molecules = read_molecules(path)
-    numbers = np.arange(len(molecules))
-    if subset:
-        numbers = _numbers(folder / f"{file}.index", len(molecules))
-    return graphs_of(path, molecules, numbers)
-
-
-def _read_folder(folder: Path, file: str, *, subset: bool) -> GraphsDataset:
-    """Reads a part from a folder of the TU collection."""
-    path = folder / f"ZINC_{file}"
-    data = read_folder(path, as_they_are)
-    _check(path, data)
-    return _chosen(data, _numbers(folder / f"{file}.index", len(data))) if subset else data
-
-
-_FIELDS = (
-    "senders",
-    "receivers",
-    "num_nodes_of_each",
-    "num_edges_of_each",
-    "labels",
-    "node_features",
-    "edge_features",
-)
-
-
-def _check(folder: Path, data: GraphsDataset) -> None:
-    """Raises unless each graph has a number, and each atom and bond a kind."""
-    has_number = data.class_names is None and data.labels.shape[1] == 1
-    for name, features in (("node", data.node_features), ("edge", data.edge_features)):
-        if features is None or features.shape[1] != 1:
-            raise bad_file(
-                folder, f"expected a file *_{name}_labels.txt of one column, and no other"
-            )
-    if not has_number:
-        raise bad_file(folder, "expected a file *_graph_attributes.txt of one column")
-
-
-def _numbers(path: Path, count: int) -> np.ndarray:
-    """Numbers of graphs, separated by commas, in any order."""
-    cells = (
-        b",".join(read_lines(path, "numbers of molecules")).decode("utf-8", "replace").split(",")
+    return GraphsDataset(
+        name="zinc",
+        senders=joined("senders"),
+        receivers=joined("receivers"),
+        num_nodes_of_each=np.array([len(graph["nodes"]) for graph in graphs], np.int32),
+        num_edges_of_each=np.array([len(graph["edges"]) for graph in graphs], np.int32),
+        labels=np.array([graph["globals"] for graph in graphs], np.float32),
+        num_classes=1,
+        node_features=atoms,
+        edge_features=bonds,
+        node_categories=(int(atoms.max(initial=0)) + 1,),
+        edge_categories=(int(bonds.max(initial=0)) + 1,),
+        **split,
     )
+
+
+def _numbers(folder: Path, file: str, count: int, *, subset: bool) -> list[int]:
+    """Numbers of the molecules to read: all, or those of an index, separated by commas."""
+    if not subset:
+        return list(range(count))
+    path = folder / f"{file}.index"
+    text = b",".join(read_lines(path, "numbers of molecules")).decode("utf-8", "replace")
     with naming(path, "numbers separated by commas"):
-        numbers = np.array([whole_number(cell.strip()) for cell in cells], np.int64)
+        numbers = np.array([whole_number(cell.strip()) for cell in text.split(",")], np.int64)
     good = (numbers >= 0) & (numbers < count)
     if not good.all():
         raise bad_file(path, f"expected numbers in [0, {count}), got {numbers[np.argmin(good)]}")
-    return numbers
+    return numbers.tolist()
 
 
-def _chosen(data: GraphsDataset, graphs: np.ndarray) -> GraphsDataset:
-    """The data set restricted to some of the graphs."""
-    pieces = [data[graph] for graph in graphs.tolist()]
+def _read_folder(folder: Path, file: str, *, subset: bool) -> list[dict[str, Any]]:
+    """The graphs of a part from a folder of the TU collection."""
+    path = folder / f"ZINC_{file}"
+    data = read_folder(path, as_they_are)
+    for name, features in (("node", data.node_features), ("edge", data.edge_features)):
+        if features is None or features.shape[1] != 1:
+            message = f"expected a file *_{name}_labels.txt of one column, and no other"
+            raise bad_file(path, message)
+    if data.class_names is not None or data.labels.shape[1] != 1:
+        raise bad_file(path, "expected a file *_graph_attributes.txt of one column")
+    return [data[number] for number in _numbers(folder, file, len(data), subset=subset)]
 
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([piece[name] for piece in pieces])
 
-    return GraphsDataset(
-        name=data.name,
-        senders=joined("senders"),
-        receivers=joined("receivers"),
-        num_nodes_of_each=data.num_nodes_of_each[graphs],
-        num_edges_of_each=data.num_edges_of_each[graphs],
-        labels=data.labels[graphs],
-        num_classes=data.num_classes,
-        node_features=joined("nodes"),
-        edge_features=joined("edges"),
-    )
+def _read_pickle(folder: Path, file: str, *, subset: bool) -> list[dict[str, Any]]:
+    """The graphs of a part from the pickle of the benchmark, a list of molecules."""
+    path = folder / f"{file}.pickle"
+    require_file(path, "a list of molecules")
+    molecules = read_number_bytes(path, path.read_bytes(), parts=tensor_parts())
+    if not isinstance(molecules, list):
+        raise bad_file(path, f"expected a list of molecules, got a {type(molecules).__name__}")
+    if not molecules:
+        raise bad_file(path, "expected at least one molecule, got an empty list")
+    numbers = _numbers(folder, file, len(molecules), subset=subset)
+    return [_graph(path, number, molecules[number]) for number in numbers]
+
+
+def _graph(path: Path, number: int, molecule: Any) -> dict[str, Any]:
+    """The graph of a molecule, a dict of tensors: kinds of atoms and of bonds, zero for no bond."""
+    with naming(path, f"molecule {number}"):
+        if not isinstance(molecule, dict):
+            raise bad_file(path, f"molecule {number}: expected a dict of tensors, got another")
+        atoms, bonds = (_kinds(path, number, molecule, key) for key in (_ATOMS, _BONDS))
+        if atoms.ndim != 1 or bonds.shape != (atoms.size, atoms.size):
+            got = f"{atoms.shape} and {bonds.shape}"
+            expected = f"{_ATOMS} [atoms] and {_BONDS} [atoms, atoms]"
+            raise bad_file(path, f"molecule {number}: expected {expected}, got {got}")
+        label = molecule.get(_LABEL)
+        values = label.value.ravel() if isinstance(label, StoredArray) else np.array([label])
+        if values.size != 1 or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+            raise bad_file(path, f"molecule {number}: expected {_LABEL} as one finite number")
+        senders, receivers = np.nonzero(bonds)
+        return {
+            "senders": senders.astype(np.int32),
+            "receivers": receivers.astype(np.int32),
+            "nodes": atoms.astype(np.float32)[:, None],
+            "edges": bonds[senders, receivers].astype(np.float32)[:, None],
+            "globals": values.astype(np.float32),
+        }
+
+
+def _kinds(path: Path, number: int, molecule: dict[Any, Any], key: str) -> np.ndarray:
+    """An array of kinds, non-negative whole numbers."""
+    stored = molecule.get(key)
+    kinds = stored.value if isinstance(stored, StoredArray) else np.zeros(0)
+    if kinds.dtype.kind not in "iu":
+        raise bad_file(path, f"molecule {number}: expected {key} as a tensor of integers")
+    good = (kinds >= 0) & (kinds < _MOST_KINDS)
+    if not good.all():
+        expected, got = f"{key} in 0..{_MOST_KINDS - 1}", kinds.flat[int(np.argmin(good))]
+        raise bad_file(path, f"molecule {number}: expected {expected}, got {got}")
+    return kinds
