@@ -20,8 +20,8 @@ from jaxgnn.datasets.generators.synthetic import SCALES as SCALES
 from jaxgnn.datasets.generators.synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets.generators.synthetic import synthetic as synthetic
 from jaxgnn.datasets.readers.graphsaint import read_graphsaint as read_graphsaint
-from jaxgnn.datasets.readers.hyperedge_text import read_hyperedge_text as read_hyperedge_text
-from jaxgnn.datasets.readers.hypergcn import read_hypergcn as read_hypergcn
+from jaxgnn.datasets.readers.hypergraphs import read_hyperedge_text as read_hyperedge_text
+from jaxgnn.datasets.readers.hypergraphs import read_hypergcn as read_hypergcn
 from jaxgnn.datasets.readers.npz_graph import read_npz_graph as read_npz_graph
 from jaxgnn.datasets.readers.ogb import read_ogb as read_ogb
 from jaxgnn.datasets.readers.ogb_graphs import read_ogb_code as read_ogb_code
@@ -43,9 +43,9 @@ from jaxgnn.datasets.readers.zinc import read_zinc as read_zinc
 from jaxgnn.datasets.records.edge_split import EdgeSplit as EdgeSplit
 from jaxgnn.datasets.records.edge_split import LinkPart as LinkPart
 from jaxgnn.datasets.records.edge_split import split_edges as split_edges
-from jaxgnn.datasets.records.graph_splits import split_graphs as split_graphs
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset as GraphsDataset
-from jaxgnn.datasets.records.hypergraph_dataset import HypergraphDataset as HypergraphDataset
+from jaxgnn.datasets.records.node_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets.records.node_dataset import NodeDataset as NodeDataset
+from jaxgnn.datasets.records.splits import split_graphs as split_graphs
 
 _suggest_names(__name__)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from jaxgnn.datasets.embedded.digits import MAX_PIXEL, images_and_labels
-from jaxgnn.datasets.records.graph_splits import split_graphs
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
+from jaxgnn.datasets.records.splits import split_graphs
 
 _SIDE = 8
 # Half of the eight neighbours of a pixel; the others are the same edges in the other direction.

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from jaxgnn.datasets.records.hypergraph_dataset import HypergraphDataset
-from jaxgnn.datasets.records.node_dataset import NodeDataset
+from jaxgnn.datasets.records.node_dataset import HypergraphDataset, NodeDataset
 from jaxgnn.datasets.records.splits import stratified_split
 
 MAX_PIXEL = 16

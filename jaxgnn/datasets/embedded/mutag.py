@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets.formats.npy import read_npz
-from jaxgnn.datasets.records.graph_splits import split_graphs
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
+from jaxgnn.datasets.records.splits import split_graphs
 
 _PATH = Path(__file__).parent / "mutag.npz"
 _ATOMS = ("C", "N", "O", "F", "I", "Cl", "Br")
