@@ -20,6 +20,7 @@ from jaxgnn.datasets.generators.synthetic import SCALES as SCALES
 from jaxgnn.datasets.generators.synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets.generators.synthetic import synthetic as synthetic
 from jaxgnn.datasets.readers.graphsaint import read_graphsaint as read_graphsaint
+from jaxgnn.datasets.readers.graphsaint import read_reddit as read_reddit
 from jaxgnn.datasets.readers.hypergraphs import read_hyperedge_text as read_hyperedge_text
 from jaxgnn.datasets.readers.hypergraphs import read_hypergcn as read_hypergcn
 from jaxgnn.datasets.readers.npz_graph import read_npz_graph as read_npz_graph
@@ -34,7 +35,6 @@ from jaxgnn.datasets.readers.ogb_mag import RelationsDataset as RelationsDataset
 from jaxgnn.datasets.readers.ogb_mag import read_ogb_mag as read_ogb_mag
 from jaxgnn.datasets.readers.own_graph import read_graph as read_graph
 from jaxgnn.datasets.readers.planetoid import read_planetoid as read_planetoid
-from jaxgnn.datasets.readers.reddit import read_reddit as read_reddit
 from jaxgnn.datasets.readers.table import GRAPH_READERS as GRAPH_READERS
 from jaxgnn.datasets.readers.table import READERS as READERS
 from jaxgnn.datasets.readers.table import read as read

@@ -8,7 +8,7 @@ from scipy.sparse import csgraph, csr_array
 
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets.formats.npy import read_npz
-from jaxgnn.datasets.records.node_dataset import NodeDataset
+from jaxgnn.datasets.records.node_dataset import NodeDataset, distinct_edges
 from jaxgnn.datasets.records.splits import class_split
 
 _PATH = Path(__file__).parent / "cora.npz"
@@ -79,7 +79,8 @@ def cora(
         raise bad_input("datasets.cora", "largest_component", expected, largest_component)
     stored = read_npz(_PATH, None, "the data set Cora, which comes with the library")
     labels = stored["classes"].astype(np.int32)
-    edges = _both_directions(stored["cited"], stored["citing"])
+    cited = np.stack([stored["cited"], stored["citing"]])
+    edges = distinct_edges(cited, labels.size, both_directions=True)
     kept = np.ones(labels.size, bool)
     if largest_component:
         kept = _in_largest_component(edges, labels.size)
@@ -102,12 +103,6 @@ def cora(
     )
     dataset.validate()
     return dataset
-
-
-def _both_directions(cited: np.ndarray, citing: np.ndarray) -> np.ndarray:
-    """Lists each pair of joined papers once in each direction: [2, edges], sorted by first row."""
-    pairs = np.concatenate([[cited, citing], [citing, cited]], axis=1)
-    return np.unique(pairs, axis=1)
 
 
 def _in_largest_component(edges: np.ndarray, papers: int) -> np.ndarray:

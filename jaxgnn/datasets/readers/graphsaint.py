@@ -1,4 +1,4 @@
-"""Flickr, Yelp, and other data sets in GraphSAINT's four files."""
+"""Reddit in DGL's two files, and Flickr, Yelp and others in GraphSAINT's four files."""
 
 import re
 from os import PathLike
@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder
-from jaxgnn.datasets.formats.files import numbers_to_int32, read_json, to_float32
+from jaxgnn.datasets.formats.files import numbers_to_int32, read_json, to_float32, to_int32
 from jaxgnn.datasets.formats.matrices import read_adjacency
-from jaxgnn.datasets.formats.npy import read_npy
+from jaxgnn.datasets.formats.npy import read_npy, read_npz
 from jaxgnn.datasets.records.node_dataset import NodeDataset
 
+_DATA, _GRAPH = "reddit_data.npz", "reddit_graph.npz"
+_NODE_TYPES = {"train": 1, "validation": 2, "test": 3}
 _FILES = {
     "graph": "adj_full.npz",
     "features": "feats.npy",
@@ -22,6 +24,65 @@ _FILES = {
 # Written as JSON integers are, so that no node has two keys.
 _NODE_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _ROLES = {"train": "tr", "validation": "va", "test": "te"}
+
+
+def read_reddit(path: str | PathLike[str]) -> NodeDataset:
+    """Reads the Reddit posts graph: 232,965 nodes, 114,615,892 edges, 41 communities.
+
+    Features are used as stored. The graph is symmetric as published, so nothing is added.
+
+    Args:
+      path: folder with ``reddit_data.npz`` (arrays feature, label and node_types, where 1, 2, 3
+        mean training, validation, test) and ``reddit_graph.npz`` (a sparse matrix).
+
+    Returns:
+      The data set; the number of classes is the largest label plus one.
+
+    Raises:
+      FileNotFoundError: the folder or a file is missing.
+      ValueError: a file is invalid; the message names it.
+    """
+    folder = Path(path)
+    require_folder(folder, f"{_DATA} and {_GRAPH}")
+    data_path, graph_path = folder / _DATA, folder / _GRAPH
+    arrays = read_npz(
+        data_path, ("feature", "label", "node_types"), "arrays feature, label and node_types"
+    )
+    senders, receivers, num_nodes = read_adjacency(graph_path)
+    for key, array in arrays.items():
+        if array.shape[:1] != (num_nodes,):
+            expected = f"{num_nodes} rows of {key}, as many as {graph_path} has nodes"
+            raise bad_file(data_path, f"expected {expected}, got shape {array.shape}")
+    labels = to_int32(arrays["label"], data_path, "labels")
+    splits = _splits_of_types(arrays["node_types"], data_path)
+    dataset = NodeDataset(
+        name="reddit",
+        senders=senders,
+        receivers=receivers,
+        features=to_float32(arrays["feature"], data_path, "features"),
+        labels=labels,
+        num_classes=int(labels.max(initial=-1)) + 1,
+        **splits,
+    )
+    from_data = dict.fromkeys(("features", "labels", *splits), data_path)
+    dataset.validate({**from_data, "senders": graph_path, "receivers": graph_path})
+    return dataset
+
+
+def _splits_of_types(node_types: np.ndarray, path: Path) -> dict[str, Any]:
+    with naming(path, "node_types"):
+        if node_types.ndim != 1 or node_types.dtype.kind not in "iuf":
+            got = f"{node_types.ndim}-d {node_types.dtype}"
+            raise bad_file(path, f"expected node_types as a 1-d array of numbers, got {got}")
+        good = np.isin(node_types, list(_NODE_TYPES.values()))
+        if not good.all():
+            first = int(np.argmin(good))
+            got = f"{node_types[first]} at [{first}]"
+            raise bad_file(path, f"expected node_types 1, 2 or 3, got {got}")
+        return {
+            split: np.flatnonzero(node_types == code).astype(np.int32)
+            for split, code in _NODE_TYPES.items()
+        }
 
 
 def read_graphsaint(
@@ -53,11 +114,8 @@ def read_graphsaint(
         read_npy(paths["features"], "a [nodes, features] array"), paths["features"], "features"
     )
     if features.shape[0] != num_nodes:
-        raise bad_file(
-            paths["features"],
-            f"expected {num_nodes} rows, as many as {paths['graph']} has nodes, "
-            f"got {features.shape[0]}",
-        )
+        expected = f"{num_nodes} rows, as many as {paths['graph']} has nodes"
+        raise bad_file(paths["features"], f"expected {expected}, got {features.shape[0]}")
     labels = _labels(paths["labels"], num_nodes)
     splits = _splits(paths["splits"])
     dataset = NodeDataset(
@@ -108,11 +166,8 @@ def _rectangular(path: Path, class_map: dict[str, Any]) -> np.ndarray:
     for key in class_map:
         if key not in lists or len(lists[key]) != tasks:
             got = f"{len(lists[key])} labels" if key in lists else "a single label"
-            raise bad_file(
-                path,
-                f"expected labels of one shape, ({tasks},) as the first list has, got {got} for "
-                f"node {key}",
-            )
+            expected = f"labels of one shape, ({tasks},) as the first list has"
+            raise bad_file(path, f"expected {expected}, got {got} for node {key}")
     if not tasks:
         raise bad_file(path, "expected at least one label in the list of each node, got none")
     flat = [label for labels in lists.values() for label in labels]
@@ -130,8 +185,7 @@ def _splits(path: Path) -> dict[str, Any]:
             if any(isinstance(node, list) for node in ids):
                 expected = f"expected plain node ids under {role!r}, for a 1-d int32 array"
                 raise bad_file(path, f"{expected}, got a list among them")
-            what = f"node ids under {role!r}"
-            splits[split] = np.sort(numbers_to_int32(ids, path, what))
+            splits[split] = np.sort(numbers_to_int32(ids, path, f"node ids under {role!r}"))
     return splits
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import bad_file, naming
 from jaxgnn.datasets.formats.files import to_float32, to_int32
-from jaxgnn.datasets.formats.matrices import csr_to_dense
+from jaxgnn.datasets.formats.matrices import csr_to_dense, rows_of_entries, square_size
 from jaxgnn.datasets.formats.npy import npz_names, read_npz
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
-from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset
+from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset, distinct_edges
 from jaxgnn.datasets.records.splits import class_split
 
 _CONTENTS = "arrays adj_data, adj_indices, adj_indptr, adj_shape, attr_* and labels"
@@ -52,12 +52,8 @@ def read_npz_graph(
     """
     file = Path(path)
     names = npz_names(file, _CONTENTS)
-    rows, columns, count = _edges(file, names)
-    pairs = np.stack([rows, columns]).astype(np.int64)
-    pairs = pairs[:, pairs[0] != pairs[1]]
-    if not directed:
-        pairs = np.concatenate([pairs, pairs[::-1]], axis=1)
-    cells = np.unique(pairs[0] * count + pairs[1])
+    edges, count = _edges(file, names)
+    edges = distinct_edges(edges[:, edges[0] != edges[1]], count, both_directions=not directed)
     labels = _labels(file, names, count)
     sizes = np.bincount(labels)
     if (sizes <= sum(per_class)).any():
@@ -66,8 +62,8 @@ def read_npz_graph(
         raise bad_file(file, f"expected {expected}, got {sizes[small]} of class {small}")
     dataset = NodeDataset(
         name=file.name.removesuffix(".npz"),
-        senders=(cells // count).astype(np.int32),
-        receivers=(cells % count).astype(np.int32),
+        senders=edges[0],
+        receivers=edges[1],
         features=_features(file, names),
         labels=labels,
         num_classes=sizes.size,
@@ -78,23 +74,16 @@ def read_npz_graph(
     return dataset
 
 
-def _edges(file: Path, names: frozenset[str]) -> tuple[np.ndarray, np.ndarray, int]:
-    """Rows and columns of the entries of the adjacency matrix, and the number of its nodes."""
+def _edges(file: Path, names: frozenset[str]) -> tuple[np.ndarray, int]:
+    """The entries of the adjacency matrix, int32 [2, entries], and the number of its nodes."""
     parts = _sparse(file, names, "adj")
-    if parts is None:
-        raise bad_file(file, f"expected {_CONTENTS}, got {sorted(names)[:20]}")
     with naming(file, "a graph"):
-        indptr, indices, shape = (parts[name] for name in ("indptr", "indices", "shape"))
-        if shape.shape != (2,) or shape[0] != shape[1]:
-            raise bad_file(file, f"adj: expected a square matrix, got {shape.tolist()[:5]}")
-        count = int(to_int32(shape, file, "the shape of adj")[0])
-        indptr, indices = to_int32(indptr, file, "adj_indptr"), to_int32(indices, file, "columns")
-        rises = indptr.shape == (count + 1,) and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
-        if not rises or indices.ndim != 1 or indptr[-1] != indices.size:
-            raise bad_file(file, f"adj: row offsets do not rise from 0 to {indices.size}")
-        if ((indices < 0) | (indices >= count)).any():
+        count = square_size(file, parts["shape"], "adj: ")
+        columns = to_int32(parts["indices"], file, "columns")
+        if columns.ndim != 1 or ((columns < 0) | (columns >= count)).any():
             raise bad_file(file, f"adj: expected columns in [0, {count})")
-        return np.repeat(np.arange(count, dtype=np.int32), np.diff(indptr)), indices, count
+        rows = rows_of_entries(file, parts["indptr"], count, columns.size, "adj: ")
+        return np.stack([rows, columns]), count
 
 
 def _features(file: Path, names: frozenset[str]) -> np.ndarray:
@@ -103,8 +92,6 @@ def _features(file: Path, names: frozenset[str]) -> np.ndarray:
         dense = read_npz(file, ("attr_matrix",), _CONTENTS)["attr_matrix"]
         return to_float32(dense, file, "attr_matrix")
     parts = _sparse(file, names, "attr")
-    if parts is None:
-        raise bad_file(file, f"expected {_CONTENTS}, got {sorted(names)[:20]}")
     with naming(file, "attributes"):
         shape = tuple(to_int32(parts["shape"], file, "the shape of attr").ravel().tolist())
         fields: dict[str, Any] = {name: StoredArray(parts[name]) for name in _CSR[:3]}
@@ -121,11 +108,11 @@ def _labels(file: Path, names: frozenset[str], count: int) -> np.ndarray:
     return np.unique(labels, return_inverse=True)[1].astype(np.int32)
 
 
-def _sparse(file: Path, names: frozenset[str], matrix: str) -> dict[str, np.ndarray] | None:
-    """The parts of a sparse matrix by their names; None if the file has no such matrix."""
+def _sparse(file: Path, names: frozenset[str], matrix: str) -> dict[str, np.ndarray]:
+    """The parts of a sparse matrix by their names."""
     for beginning in _BEGINNINGS:
         keys = {part: beginning.format(matrix) + part for part in _CSR}
         if names >= set(keys.values()):
             arrays = read_npz(file, tuple(keys.values()), _CONTENTS)
             return {part: arrays[key] for part, key in keys.items()}
-    return None
+    raise bad_file(file, f"expected {_CONTENTS}, got {sorted(names)[:20]}")

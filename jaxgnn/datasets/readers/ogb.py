@@ -10,7 +10,7 @@ import numpy as np
 from jaxgnn.datasets.formats.file_errors import require_folder
 from jaxgnn.datasets.formats.files import csv_path, read_csv, require_cells, to_int32
 from jaxgnn.datasets.readers.ogb_tables import read_count, read_ends, read_parts, require_rows
-from jaxgnn.datasets.records.node_dataset import NodeDataset
+from jaxgnn.datasets.records.node_dataset import NodeDataset, distinct_edges
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,10 @@ def read_ogb(
     require_rows(features_file, features.shape[0], rows, f"num-{what}-list")
     if recipe.edge_features:
         features = _incident_edges(features, edges, num_nodes, edge_reduction)
-    if recipe.symmetric or undirected:
+    if recipe.symmetric:
         edges = np.concatenate([edges, edges[::-1]], axis=1)
-    if undirected and not recipe.symmetric:
-        pairs = np.unique(edges[0].astype(np.int64) * num_nodes + edges[1])
-        edges = np.stack(np.divmod(pairs, num_nodes)).astype(np.int32)
+    elif undirected:
+        edges = distinct_edges(edges, num_nodes, both_directions=True)
     dataset = NodeDataset(
         name=name,
         senders=edges[0],

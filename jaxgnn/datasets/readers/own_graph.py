@@ -20,7 +20,7 @@ from jaxgnn.datasets.readers.own_tables import (
     read_features,
     read_labels,
 )
-from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset
+from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset, distinct_edges
 from jaxgnn.datasets.records.splits import stratified_split
 
 _FRACTIONS = (0.6, 0.2, 0.2)
@@ -177,7 +177,7 @@ def _graph_name(path: Path) -> str:
     return path.name if path.is_dir() else path.parent.name if stem == "edges" else stem
 
 
-def _read_edges(path: Path, nodes: Nodes, *, directed: bool) -> tuple[np.ndarray, np.ndarray]:
+def _read_edges(path: Path, nodes: Nodes, *, directed: bool) -> np.ndarray:
     """Senders and receivers, each edge once."""
     if text_suffix(path) == ".npy":
         pairs = _edge_array(path, nodes)
@@ -185,10 +185,7 @@ def _read_edges(path: Path, nodes: Nodes, *, directed: bool) -> tuple[np.ndarray
         table = read_table(path, "the two nodes of an edge", _heads_edges, columns=(2,))
         rows = range(len(table.rows))
         pairs = np.array([[nodes.find(table, row, column) for column in (0, 1)] for row in rows]).T
-    if not directed:
-        pairs = np.concatenate([pairs, pairs[::-1]], axis=1)
-    senders, receivers = np.unique(pairs, axis=1).astype(np.int32)
-    return senders, receivers
+    return distinct_edges(pairs, nodes.count, both_directions=not directed)
 
 
 def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:

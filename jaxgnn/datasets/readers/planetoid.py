@@ -6,13 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder, require_room
-from jaxgnn.datasets.formats.files import numbers_to_int32, read_csv, to_int32
+from jaxgnn.datasets.formats.file_errors import (
+    bad_file,
+    naming,
+    require_file,
+    require_folder,
+    require_room,
+)
+from jaxgnn.datasets.formats.files import numbers_to_int32, read_csv
 from jaxgnn.datasets.formats.matrices import read_matrix
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_numbers
-from jaxgnn.datasets.records.node_dataset import NodeDataset
+from jaxgnn.datasets.records.node_dataset import NodeDataset, distinct_edges
 
+_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
 _VALIDATION = 500
 _LISTS = "a dict of lists: node -> its neighbours"
 
@@ -57,9 +64,9 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     _require(files["tx"], tested.shape[1] == width, f"{width} columns", tested.shape[1])
     first = f"numbers from {labelled.size} on, behind the nodes of {files['allx'].name}"
     _require(files["test.index"], test.min() >= labelled.size, first, test.min())
-    if train + _VALIDATION > labelled.size:
-        got = f"{train} training nodes, and {labelled.size} of {files['ally'].name}"
-        raise bad_file(files["y"], f"expected {_VALIDATION} nodes for the validation, got {got}")
+    expected = f"{_VALIDATION} nodes for the validation"
+    got = f"{train} training nodes, and {labelled.size} of {files['ally'].name}"
+    _require(files["y"], train + _VALIDATION <= labelled.size, expected, got)
     count = int(test.max()) + 1
     require_room(files["allx"], 4 * count * known.shape[1], "its features and those of the test")
     features = np.zeros((count, known.shape[1]), np.float32)
@@ -83,9 +90,6 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     return dataset
 
 
-_PARTS = ("allx", "ally", "tx", "ty", "y", "graph", "test.index")
-
-
 def _prefix(folder: Path, name: str | None) -> Path:
     """Common prefix of the paths of the files: the folder, ``ind.`` and the name."""
     require_folder(folder, "files like ind.cora.allx")
@@ -100,8 +104,7 @@ def _prefix(folder: Path, name: str | None) -> Path:
 
 def _test_nodes(path: Path) -> np.ndarray:
     """The numbers of the test nodes, in the order of the files' rows."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: expected a test node a line")
+    require_file(path, "a test node a line")
     nodes = read_csv(path, np.int32, "a test node a line", columns=1)[:, 0]
     _require(path, np.unique(nodes).size == nodes.size, "every node once", "one of them again")
     _require(path, nodes.min() >= 0, "numbers from 0 on", nodes.min())
@@ -121,29 +124,24 @@ def _classes(path: Path) -> tuple[np.ndarray, int]:
     return np.where(sums == 1, hot.argmax(axis=1), -1).astype(np.int32), hot.shape[1]
 
 
-def _edges(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every pair of neighbours once in each direction, [edges] int32 each."""
+def _edges(path: Path, count: int) -> np.ndarray:
+    """Every pair of neighbours once in each direction, int32 [2, edges]."""
     stored: Any = read_numbers(path, _LISTS)
     with naming(path, _LISTS):
-        if not isinstance(stored, dict):
-            raise bad_file(path, f"expected {_LISTS}, got a {type(stored).__name__}")
+        _require(path, isinstance(stored, dict), _LISTS, f"a {type(stored).__name__}")
         lists = [v.value.tolist() if isinstance(v, StoredArray) else v for v in stored.values()]
-        if not all(isinstance(others, list | tuple) for others in lists):
-            raise bad_file(path, f"expected {_LISTS}, got a value that is no list")
+        are_lists = all(isinstance(others, list | tuple) for others in lists)
+        _require(path, are_lists, _LISTS, "a value that is no list")
         # A pickle may refer to the same list many times.
         require_room(path, 24 * sum(map(len, lists)), "its edges")
         nodes = numbers_to_int32(list(stored), path, "nodes")
         others = numbers_to_int32([node for one in lists for node in one], path, "neighbours")
         pairs = np.stack([np.repeat(nodes, [len(one) for one in lists]), others])
         good = (pairs >= 0) & (pairs < count)
-        if not good.all():
-            bad = pairs.flat[int(np.argmin(good))]
-            raise bad_file(path, f"expected nodes in [0, {count}), got {bad}")
-        pairs = pairs[:, pairs[0] != pairs[1]].astype(np.int64)
-        cells = np.unique(
-            np.concatenate([pairs[0] * count + pairs[1], pairs[1] * count + pairs[0]])
-        )
-        return to_int32(cells // count, path, "nodes"), to_int32(cells % count, path, "nodes")
+        bad = pairs.flat[int(np.argmin(good))] if good.size else None
+        _require(path, good.all(), f"nodes in [0, {count})", bad)
+        pairs = pairs[:, pairs[0] != pairs[1]]
+        return distinct_edges(pairs, count, both_directions=True)
 
 
 def _require(path: Path, good: Any, expected: str, got: Any) -> None:

@@ -149,6 +149,20 @@ class HypergraphDataset:
         check.splits_are_disjoint()
 
 
+def distinct_edges(edges: np.ndarray, num_nodes: int, *, both_directions: bool) -> np.ndarray:
+    """Edges [2, edges] without repeats, sorted by sender and receiver, int32.
+
+    Args:
+      edges: senders and receivers.
+      num_nodes: number of nodes.
+      both_directions: whether the reverse of each edge is added.
+    """
+    if both_directions:
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+    cells = np.unique(edges[0].astype(np.int64) * num_nodes + edges[1])
+    return np.stack(np.divmod(cells, max(num_nodes, 1))).astype(np.int32)
+
+
 class _Check:
     """Checks of a data set, one method per property, with common error messages.
 
