@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from jaxgnn import _sudoku_boards
+from jaxgnn import _sudoku
 from jaxgnn._errors import bad_input
-from jaxgnn._sudoku_effort import SudokuEffort
+from jaxgnn._sudoku import SudokuEffort
 
 if TYPE_CHECKING:
     from jaxgnn import pretrained
@@ -95,16 +95,16 @@ def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAns
         raise bad_input(_SUDOKU, "--weights", "a file that exists", weights)
     if puzzle == "-":
         given = io.StringIO() if sys.stdin is None else sys.stdin
-        board = _sudoku_boards.board_of_file(_SUDOKU, "standard input", given)
+        board = _sudoku.board_of_file(_SUDOKU, "standard input", given)
     else:
-        board = _sudoku_boards.board_of(_SUDOKU, "puzzle", puzzle)
-    clashes = _sudoku_boards.conflicts(board)
+        board = _sudoku.board_of(_SUDOKU, "puzzle", puzzle)
+    clashes = _sudoku.conflicts(board)
     if clashes:
         raise ValueError(f"{_SUDOKU}: puzzle must obey the rules, but {clashes[0]}")
 
-    from jaxgnn.datasets.sudoku import _solve
+    from jaxgnn.datasets.sudoku.solving import unique_solution
 
-    _solve.unique_solution(_SUDOKU, "puzzle", board)
+    unique_solution(_SUDOKU, "puzzle", board)
 
     from jaxgnn import pretrained
 

@@ -128,8 +128,7 @@ ALLOWED = {
     "jaxgnn._fractions": set(),
     "jaxgnn._suggestions": set(),
     "jaxgnn._methods": set(),
-    "jaxgnn._sudoku_boards": {"jaxgnn._errors"},
-    "jaxgnn._sudoku_effort": {"jaxgnn._errors"},
+    "jaxgnn._sudoku": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
         "jaxgnn._arrays",
@@ -203,7 +202,7 @@ ALLOWED = {
     "jaxgnn.datasets.sudoku": {
         "jaxgnn._errors",
         "jaxgnn._ffi",
-        "jaxgnn._sudoku_boards",
+        "jaxgnn._sudoku",
         "jaxgnn.datasets.formats",
         "jaxgnn.datasets.sudoku",
     },
@@ -221,7 +220,7 @@ ALLOWED = {
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
-        "jaxgnn._sudoku_effort",
+        "jaxgnn._sudoku",
         "jaxgnn._version",
         "jaxgnn.datasets",
         "jaxgnn.models",

@@ -1355,8 +1355,8 @@ TRAINING = (
     Fault(
         "command: a puzzle is checked after JAX is imported",
         "jaxgnn/_command_line.py",
-        "from jaxgnn import _sudoku_boards",
-        "from jaxgnn import _info, _sudoku_boards",
+        "from jaxgnn import _sudoku\n",
+        "from jaxgnn import _info, _sudoku\n",
         _tests("test_command_line", "test_errors_of_the_command_line_do_not_wait_for_jax"),
     ),
     Fault(

@@ -17,7 +17,7 @@ from experiments.sudoku.config import (
     SolveConfig,
     TrainConfig,
 )
-from jaxgnn._sudoku_boards import board_of
+from jaxgnn._sudoku import board_of
 
 _UNNAMED = tyro.conf.arg(name="")
 

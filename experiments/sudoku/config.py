@@ -10,7 +10,7 @@ from experiments._options import BatchDevices, Reporting, ReportOptions
 from experiments._seeds import check_seeds
 from experiments.sudoku.recipes import Name, Recipe, recipe
 from jaxgnn._errors import bad_input
-from jaxgnn._sudoku_effort import SudokuEffort
+from jaxgnn._sudoku import SudokuEffort
 
 # Minimum of each numeric option of a recipe.
 _LEAST = {

@@ -11,8 +11,8 @@ from experiments.sudoku.chosen import PATHS, chosen_network, load_run
 from experiments.sudoku.config import ExportConfig, SolveConfig
 from experiments.sudoku.networks import network_options
 from jaxgnn._errors import bad_input
-from jaxgnn._sudoku_boards import board_of
-from jaxgnn.datasets.sudoku._solve import unique_solution
+from jaxgnn._sudoku import board_of
+from jaxgnn.datasets.sudoku.solving import unique_solution
 from jaxgnn.pretrained import SudokuAnswer, SudokuSolver, load_weights, save_weights
 from jaxgnn.training.files import format_row, parse_json, read_json, read_steps
 

@@ -4,7 +4,7 @@ Experiments train and export them; this package loads and runs them. The log of 
 stored beside its weights.
 """
 
-from jaxgnn._sudoku_effort import SudokuEffort as SudokuEffort
+from jaxgnn._sudoku import SudokuEffort as SudokuEffort
 from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.pretrained._model_file import load_model as load_model
 from jaxgnn.pretrained._model_file import save_model as save_model

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn._sudoku_effort import SudokuEffort
+from jaxgnn._sudoku import SudokuEffort
 from jaxgnn.models import sudoku_digits
 from jaxgnn.models._sudoku_losses import fulfils_rules
 from jaxgnn.models._sudoku_recurrence import perturbed

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
-from jaxgnn._sudoku_effort import SudokuEffort
+from jaxgnn._sudoku import SudokuEffort
 from jaxgnn.datasets import sudoku
 from jaxgnn.pretrained._solving import solve_sudokus
 from jaxgnn.pretrained._weights import load_weights

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxgnn.datasets import sudoku
-from jaxgnn.datasets.sudoku import _generate, _solve
-from jaxgnn.datasets.sudoku._templates import iterate_solutions
+from jaxgnn.datasets.sudoku import _generate, solving
+from jaxgnn.datasets.sudoku.solving import iterate_solutions
 
 from . import sudoku_oracle as oracle
 
@@ -175,7 +175,7 @@ def test_the_solver_in_numpy_finds_all_solutions_and_no_others(mixed):
 
 
 def test_without_the_library_boards_are_solved_slowly_and_puzzles_refused(monkeypatch):
-    monkeypatch.setattr(_solve.native, "why_missing", lambda: "needs a library")
+    monkeypatch.setattr(solving.native, "why_missing", lambda: "needs a library")
     with pytest.warns(UserWarning, match="slow path: needs a library"):
         found, solutions = sudoku.solve(np.stack([EASY, 0 * EASY]))
     assert found.tolist() == [1, 2] and solutions.shape == (2, 2, 81)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn._sudoku_boards import UNITS, have_conflicts
+from jaxgnn._sudoku import UNITS, have_conflicts
 from jaxgnn.datasets import sudoku
 
 COUNT = 64

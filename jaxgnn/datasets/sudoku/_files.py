@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgnn._sudoku_boards import CELLS, as_boards, conflicts, have_conflicts
+from jaxgnn._sudoku import CELLS, as_boards, conflicts, have_conflicts
 from jaxgnn.datasets.formats import files as _files
-from jaxgnn.datasets.sudoku._puzzles import Puzzles
-from jaxgnn.datasets.sudoku._solve import describe_count, solve
+from jaxgnn.datasets.sudoku._generate import Puzzles
+from jaxgnn.datasets.sudoku.solving import describe_count, solve
 
 _PAIR = 2 * CELLS + 1
 _KAGGLE_HEADER = b"quizzes,solutions"

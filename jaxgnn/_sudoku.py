@@ -1,4 +1,7 @@
-"""Boards as text and as arrays, and conflicts between their digits."""
+"""Boards as text and as arrays, conflicts between digits, and limits of a network's work.
+
+Command lines use these before JAX is imported.
+"""
 
 import os
 from dataclasses import dataclass
@@ -71,7 +74,7 @@ def parse(text: str) -> np.ndarray:
 
 
 def board_of_text(where: str, argument: str, text: str) -> np.ndarray:
-    """The board [81] of a text; ``where`` and ``argument`` begin the message of an error."""
+    """The board [81] of a text; ``where`` and ``argument`` begin an error's message."""
     cells = text.translate(_DECORATION)
     for i, character in enumerate(cells):
         if character not in "123456789" + _EMPTY:
@@ -180,22 +183,42 @@ def have_conflicts(boards: np.ndarray) -> np.ndarray:
 
 def as_boards(boards: np.ndarray, where: str, argument: str = "boards") -> np.ndarray:
     """Checks that ``boards`` are [count, 81] digits, and returns them as int8."""
-    boards = np.asarray(boards)
+    boards, begin = np.asarray(boards), f"datasets.sudoku.{where}: {argument}"
     if boards.ndim != 2 or boards.shape[1] != CELLS or boards.dtype.kind not in "iu":
         shape, kind = list(boards.shape), boards.dtype
-        raise ValueError(
-            f"datasets.sudoku.{where}: {argument}: expected integers [count, {CELLS}], "
-            f"got {kind} {shape}"
-        )
+        raise ValueError(f"{begin}: expected integers [count, {CELLS}], got {kind} {shape}")
     bad = (boards < 0) | (boards > 9)
     if bad.any():
         row, cell = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        raise ValueError(
-            f"datasets.sudoku.{where}: {argument}: expected 0 to 9, "
-            f"got {boards[row, cell]} at [{row}, {cell}]"
-        )
+        raise ValueError(f"{begin}: expected 0 to 9, got {boards[row, cell]} at [{row}, {cell}]")
     return boards.astype(np.int8)
 
 
 def _as_board(board: np.ndarray, where: str) -> np.ndarray:
     return as_boards(np.asarray(board)[None], where, "board")[0]
+
+
+@dataclass(frozen=True)
+class SudokuEffort:
+    """Limits of a network's work on a puzzle.
+
+    Attributes:
+      steps: largest number of message passing steps for a puzzle, of all attempts together.
+      attempt_steps: largest number of steps of one attempt.
+      attempts: number of new attempts made at the same time.
+      seed: seed of the noise in new attempts.
+
+    Raises:
+      ValueError: if one of the first three is not at least 1, or the seed is negative.
+    """
+
+    steps: int = 2048
+    attempt_steps: int = 128
+    attempts: int = 8
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, least in {"steps": 1, "attempt_steps": 1, "attempts": 1, "seed": 0}.items():
+            value = getattr(self, name)
+            if value < least:
+                raise bad_input("SudokuEffort", name, f"at least {least}", value)

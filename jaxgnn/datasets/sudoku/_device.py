@@ -1,4 +1,4 @@
-"""The symmetries of Sudoku, on the device.
+"""The symmetries of Sudoku, and more givens for training, on the device.
 
 Relabelling the digits, permuting rows inside a band, columns inside a stack, bands and stacks, and
 transposing turn a puzzle into another one with the same number of givens and solutions. There are
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 # All orders of three things.
 _ORDERS = np.array(list(itertools.permutations(range(3))), np.int32)
@@ -83,15 +83,48 @@ def augment(key: Array, *boards: Int[Array, "*batch 81"]) -> Any:
     return tuple(apply_symmetry(symmetry, board) for board in boards)
 
 
+def reveal(
+    key: Array,
+    puzzle: Int[Array, "81"],
+    solution: Int[Array, "81"],
+    givens: Int[Array, ""] | int,
+) -> Int[Array, "81"]:
+    """Adds random cells of the solution as givens: ``add_givens`` for one puzzle, on the device.
+
+    So minimal puzzles are data for all numbers of givens, and a curriculum chooses the number. A
+    batch needs a key for each: `jax.vmap(reveal)(jax.random.split(key, count), puzzles, solutions,
+    givens)`.
+
+    Args:
+      key: key of ``jax.random``.
+      puzzle: 0 where a cell is empty.
+      solution: digits from 1.
+      givens: new number of givens; a puzzle that has as many or more is unchanged.
+
+    Returns:
+      The puzzle with its new givens.
+
+    Example:
+      >>> puzzle = jnp.zeros(81, jnp.int8).at[0].set(5)
+      >>> solution = jnp.full(81, 5, jnp.int8)
+      >>> int((reveal(jax.random.key(0), puzzle, solution, 30) > 0).sum())
+      30
+    """
+    blank = puzzle == 0
+    rank = jnp.sum(_precede(key, puzzle.size) & blank, axis=1)
+    return jnp.where(blank & (rank < givens - jnp.sum(~blank)), solution, puzzle)
+
+
 def _random_order(key: Array, count: int) -> Int[Array, "count"]:
-    """A permutation: ranks of random numbers. For so few, comparing all is faster than a sort."""
+    return _precede(key, count).sum(axis=1, dtype=jnp.int32)
+
+
+def _precede(key: Array, count: int) -> Bool[Array, "count count"]:
+    """Whether entry j precedes entry i in a random order, at [i, j]: a sort, faster for so few."""
     numbers = jax.random.bits(key, (count,))
     place = jnp.arange(count)
     # Equal numbers keep their order.
-    below = (numbers < numbers[:, None]) | (
-        (numbers == numbers[:, None]) & (place < place[:, None])
-    )
-    return below.sum(axis=1, dtype=jnp.int32)
+    return (numbers < numbers[:, None]) | ((numbers == numbers[:, None]) & (place < place[:, None]))
 
 
 def _inverse(permutation: Int[Array, "count"]) -> Int[Array, "count"]:
