@@ -19,12 +19,7 @@ from jaxgnn.models import MaxKGNN
 
 
 class Form(NamedTuple):
-    """Conversion of an array of PyTorch Geometric to one of this library, and back.
-
-    Attributes:
-      here: function from an array there to one here.
-      there: function from an array here to one there.
-    """
+    """Conversion of an array of PyTorch Geometric to one of this library, and back."""
 
     here: Callable[[np.ndarray], np.ndarray]
     there: Callable[[np.ndarray], np.ndarray]
@@ -44,8 +39,8 @@ class Match(NamedTuple):
       theirs: name in the state dict, after the prefix of the layer.
       form: how one array becomes the other.
       shared: parameter that must be equal where the layer lacks ``ours``, since it shares them.
-      older: whether this is the name in earlier releases, or in another layer there that is the
-        same one here; it is read and not written.
+      older: whether this name is read and not written: that of an earlier release, or of another
+        layer there that is the same one here.
       at: place on the first axis of the parameter, of which the array there is this part; None for
         all of it.
     """
@@ -59,55 +54,32 @@ class Match(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A number of the layer that is not a parameter here, and is an array [1] there.
+    """A number of the layer, the field of a record, that is an optional array [1] there."""
 
-    If a state dict lacks it, the layer keeps its own.
-
-    Attributes:
-      ours: attribute of the layer that is a record, and the field of it, separated by a dot.
-      theirs: name in the state dict, after the prefix of the layer.
-    """
-
-    ours: str
+    ours: str  # the record and the field, separated by a dot
     theirs: str
 
 
 class Part(NamedTuple):
-    """A module inside a layer, and its prefix in the state dict.
+    """A module inside a layer, and its prefix in the state dict."""
 
-    Attributes:
-      ours: path of attributes from the layer to the module, such as ``"convolutions.0"``.
-      theirs: prefix of the names of its parameters.
-      unused: whether the arrays there are ignored if the layer lacks the module.
-      older: whether this is the prefix in earlier releases, which is read and not written.
-    """
-
-    ours: str
+    ours: str  # path of attributes from the layer, such as "convolutions.0"
     theirs: str
-    unused: bool = False
-    older: bool = False
+    unused: bool = False  # whether the arrays there are ignored if the layer lacks the module
+    older: bool = False  # whether this prefix is read and not written
 
 
 class Ignored(NamedTuple):
-    """An array that is ignored here.
-
-    Attributes:
-      theirs: name in the state dict, after the prefix of the layer.
-    """
+    """The name of an array that is ignored here."""
 
     theirs: str
 
 
 class InOrder(NamedTuple):
-    """Names in the order of a state dict, by which other arrays are stacked.
-
-    Attributes:
-      theirs: the names, after the prefix of the layer.
-      what: description of the named things.
-    """
+    """Names in the order of a state dict, by which other arrays are stacked."""
 
     theirs: tuple[str, ...]
-    what: str
+    what: str  # description of the named things
 
 
 KINDS = nnx.Param, nnx.BatchStat  # the variables that a state dict holds
@@ -116,17 +88,26 @@ type Entry = Match | Number | Part | Ignored | InOrder
 type Row = Sequence[Entry]
 
 
+def _matches(names: dict[str, str], form: Form = SAME, **options: Any) -> list[Match]:
+    return [Match(ours, theirs, form, **options) for ours, theirs in names.items()]
+
+
 def _kernel(ours: str, theirs: str, **options: Any) -> Match:
     """The matrix of a linear layer, [in, out] here and [out, in] there."""
     return Match(f"{ours}.kernel", f"{theirs}.weight", TRANSPOSED, **options)
 
 
-_LINEAR = [Match("kernel", "weight", TRANSPOSED), Match("bias", "bias")]
-_NORM = [Match("scale", "weight"), Match("bias", "bias")]
+def _parts(names: dict[str, str]) -> list[Part]:
+    return [Part(ours, theirs) for ours, theirs in names.items()]
+
+
+_BIAS = Match("bias", "bias")
+_LINEAR = [Match("kernel", "weight", TRANSPOSED), _BIAS]
+_LIN = [_kernel("linear", "lin"), _BIAS]
+_NORM = [Match("scale", "weight"), _BIAS]
 _BATCH_NORM = [
     *_NORM,
-    Match("mean", "running_mean"),
-    Match("var", "running_var"),
+    *_matches({"mean": "running_mean", "var": "running_var"}),
     Ignored("num_batches_tracked"),
 ]
 _SAGE = [
@@ -137,17 +118,20 @@ _SAGE = [
     _kernel("self_linear", "lin_root", older=True),
     Match("self_linear.bias", "lin_rel.bias", older=True),
 ]
-_OF_EDGES = [Part("edge_linear", "lin_edge"), Part("residual_linear", "res"), Match("bias", "bias")]
+_OF_EDGES = [*_parts({"edge_linear": "lin_edge", "residual_linear": "res"}), _BIAS]
+_ATTENTION = {f"{end}_attention": f"att_{end}" for end in ("src", "dst", "edge")}
+_GAT_ATTENTION = [*_matches(_ATTENTION, ONE_MORE_AXIS), *_OF_EDGES]
 _GAT = [
     _kernel("src_linear", "lin"),
     _kernel("src_linear", "lin_src", older=True),
     _kernel("dst_linear", "lin_dst", shared="src_linear.kernel", older=True),
-    Match("src_attention", "att_src", ONE_MORE_AXIS),
-    Match("dst_attention", "att_dst", ONE_MORE_AXIS),
-    Match("edge_attention", "att_edge", ONE_MORE_AXIS),
-    *_OF_EDGES,
+    *_GAT_ATTENTION,
 ]
-_BIPARTITE_GAT = [_kernel("src_linear", "lin_src"), _kernel("dst_linear", "lin_dst"), *_GAT[3:]]
+_BIPARTITE_GAT = [
+    _kernel("src_linear", "lin_src"),
+    _kernel("dst_linear", "lin_dst"),
+    *_GAT_ATTENTION,
+]
 _GATV2 = [
     Part("src_linear", "lin_l"),
     _kernel("dst_linear", "lin_r", shared="src_linear.kernel"),
@@ -156,52 +140,30 @@ _GATV2 = [
     *_OF_EDGES,
 ]
 _TRANSFORMER = [
-    *(Part(f"{part}_linear", f"lin_{part}") for part in ("query", "key", "value", "edge", "beta")),
+    *_parts({f"{x}_linear": f"lin_{x}" for x in ("query", "key", "value", "edge", "beta")}),
     Part("root_linear", "lin_skip", unused=True),  # also there with root_weight=False
 ]
-_HYPERGRAPH = [
-    Match("kernel", "lin.weight", TRANSPOSED),
-    Match("attention", "att", ONE_MORE_AXIS),
-    Match("bias", "bias"),
-]
-
-
-_GIN = [Match("epsilon", "eps", ONE_MORE_AXIS), Part("mlp", "nn")]
-_LE = {"sender": "lin1", "receiver": "lin2", "self": "lin3"}
-_RGCN = [
-    Match("kernel", "weight"),
-    Match("coefficients", "comp"),
-    Match("root_linear.kernel", "root"),
-    Match("bias", "bias"),
-]
 _GATED = [
-    *(Part(f"{part}_linear", f"lin_{part}") for part in ("key", "query", "value")),
+    *_parts({f"{x}_linear": f"lin_{x}" for x in ("key", "query", "value")}),
     Part("root_linear", "lin_skip"),
-    Match("bias", "bias"),
+    _BIAS,
 ]
+_GIN = [Match("epsilon", "eps", ONE_MORE_AXIS), Part("mlp", "nn")]
 _GATED_GRAPH = [
     Match("linears.*.kernel", "weight"),
-    *(
-        entry
-        for ours, theirs in {"message_gates": "ih", "state_gates": "hh"}.items()
-        for entry in (
-            Match(f"{ours}.kernel", f"rnn.weight_{theirs}", TRANSPOSED),
-            Match(f"{ours}.bias", f"rnn.bias_{theirs}"),
-        )
-    ),
+    Match("message_gates.kernel", "rnn.weight_ih", TRANSPOSED),
+    Match("message_gates.bias", "rnn.bias_ih"),
+    Match("state_gates.kernel", "rnn.weight_hh", TRANSPOSED),
+    Match("state_gates.bias", "rnn.bias_hh"),
 ]
-_CF = [
-    Part("sender_linear", "lin1"),
-    Part("linear", "lin2"),
-    Part("filter_hidden", "nn.0"),
-    Part("filter_linear", "nn.2"),
-]
-_SCHNET = [
-    Part("conv", "conv"),
-    Part("conv.filter_hidden", "mlp.0"),  # which is conv.nn.0 there
-    Part("conv.filter_linear", "mlp.2"),
-    Part("linear", "lin"),
-]
+_RGCN = {"kernel": "weight", "coefficients": "comp", "root_linear.kernel": "root", "bias": "bias"}
+_CF = {"sender_linear": "lin1", "linear": "lin2", "filter_hidden": "nn.0", "filter_linear": "nn.2"}
+_SCHNET = {
+    "conv": "conv",
+    "conv.filter_hidden": "mlp.0",  # which is conv.nn.0 there
+    "conv.filter_linear": "mlp.2",
+    "linear": "lin",
+}
 
 
 def _pna(layer: nn.PNAConv) -> Row:
@@ -312,7 +274,7 @@ def _maxk_gnn(model: MaxKGNN) -> Row:
 
 ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.SAGEConv: _SAGE,
-    nn.GCNConv: [_kernel("linear", "lin"), Match("bias", "bias")],
+    nn.GCNConv: _LIN,
     nn.GINConv: _GIN,
     nn.GATConv: _gat,
     nn.GATv2Conv: _GATV2,
@@ -322,23 +284,25 @@ ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.PNAConv: _pna,
     nn.HGTConv: _hgt,
     nn.GINEConv: [*_GIN, Part("edge_linear", "lin")],
-    nn.EdgeConv: [Part("mlp", "nn")],
-    nn.CFConv: _CF,
-    nn.SchNetInteraction: _SCHNET,
+    nn.EdgeConv: _parts({"mlp": "nn"}),
+    nn.CFConv: _parts(_CF),
+    nn.SchNetInteraction: _parts(_SCHNET),
     nn.SGConv: [_kernel("linear", "lin"), Match("bias", "lin.bias")],
-    nn.ChebConv: [Part("linears", "lins"), Match("bias", "bias")],
-    nn.LEConv: [Part(f"{ours}_linear", theirs) for ours, theirs in _LE.items()],
-    nn.GCNIIConv: [Match("linear.kernel", "weight1"), Match("initial_linear.kernel", "weight2")],
-    nn.RGCNConv: _RGCN,
+    nn.ChebConv: [Part("linears", "lins"), _BIAS],
+    nn.LEConv: _parts({"sender_linear": "lin1", "receiver_linear": "lin2", "self_linear": "lin3"}),
+    nn.GCNIIConv: _matches({"linear.kernel": "weight1", "initial_linear.kernel": "weight2"}),
+    nn.RGCNConv: _matches(_RGCN),
     nn.HeteroConv: _hetero,
     nn.SuperGATConv: [
-        _kernel("linear", "lin"),
-        Match("src_attention", "att_l", ONE_MORE_AXIS),
-        Match("dst_attention", "att_r", ONE_MORE_AXIS),
-        Match("bias", "bias"),
+        *_LIN,
+        *_matches({"src_attention": "att_l", "dst_attention": "att_r"}, ONE_MORE_AXIS),
     ],
     nn.AGNNConv: [Match("beta", "beta", ONE_MORE_AXIS)],
-    nn.HypergraphConv: _HYPERGRAPH,
+    nn.HypergraphConv: [
+        Match("kernel", "lin.weight", TRANSPOSED),
+        Match("attention", "att", ONE_MORE_AXIS),
+        _BIAS,
+    ],
     nn.FusedLinear: _LINEAR,
     nn.FusedMLP: _mlp,
     nn.BatchNorm: [Part("norm", "module")],

@@ -28,20 +28,9 @@ def _dropping(name: str) -> Any:
     return made
 
 
-_OURS: dict[str, Any] = {
-    name: _dropping(name)
-    for name in (
-        "segment_sum",
-        "segment_mean",
-        "segment_variance",
-        "segment_normalize",
-        "segment_max",
-        "segment_max_or_constant",
-        "segment_min",
-        "segment_min_or_constant",
-        "segment_softmax",
-    )
-}
+_SEGMENTS = ("sum", "mean", "variance", "normalize", "softmax")
+_SEGMENTS += ("max", "max_or_constant", "min", "min_or_constant")
+_OURS = {f"segment_{name}": _dropping(f"segment_{name}") for name in _SEGMENTS}
 
 
 def _rebuilt(module: types.ModuleType, names: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -21,7 +22,6 @@ from jaxgnn.interop._pyg_names import (
     Part,
     row_of,
 )
-from jaxgnn.interop._pyg_views import View, field, part, stack, whole
 
 
 def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: str = "") -> M:
@@ -88,7 +88,6 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
     The names are those that ``from_pyg`` reads, with all biases of the layer. Torch loads it by
     ``module.load_state_dict({name: torch.from_numpy(array) for name, array in
     state_dict.items()})``.
-    state_dict.items()})``.
 
     Args:
       layer: a layer that ``from_pyg`` reads, or a network of such layers.
@@ -116,6 +115,72 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
     }
 
 
+@dataclass(frozen=True)
+class _Variables:
+    """Variables of a layer as one array of a state dict.
+
+    Attributes:
+      variables: one; or several of one shape, along a new first axis if ``stacked``.
+      at: the part of the first axis of a variable; None for all of it.
+      stacked: whether there is a new axis.
+    """
+
+    variables: tuple[nnx.Variable, ...]
+    at: int | None = None
+    stacked: bool = False
+
+    @property
+    def key(self) -> Hashable:
+        """Pieces of variables: their identity, and the part of the first axis."""
+        return tuple((id(variable), self.at) for variable in self.variables)
+
+    @property
+    def pieces(self) -> set[tuple[int, int | None]]:
+        return {(id(variable), self.at) for variable in self.variables}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        own = self.variables[0].shape[self.at is not None :]
+        return (len(self.variables), *own) if self.stacked else own
+
+    def read(self) -> np.ndarray:
+        """A copy of the array."""
+        whole = [variable[...] for variable in self.variables]
+        arrays = [np.asarray(array if self.at is None else array[self.at]) for array in whole]
+        return np.stack(arrays) if self.stacked else np.array(arrays[0], order="C")
+
+    def write(self, array: np.ndarray) -> None:
+        """Sets the variables to a copy of an array of any dtype."""
+        for variable, values in zip(
+            self.variables, array if self.stacked else [array], strict=True
+        ):
+            own = jnp.array(values, variable.dtype)
+            variable[...] = own if self.at is None else variable[...].at[self.at].set(own)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A number in a record that is an attribute of a layer, not a variable, as an array [1]."""
+
+    layer: Any
+    attribute: str
+    name: str
+
+    pieces = frozenset[tuple[int, int | None]]()
+    shape = (1,)
+
+    @property
+    def key(self) -> Hashable:
+        return id(self.layer), self.attribute, self.name
+
+    def read(self) -> np.ndarray:
+        return np.array([getattr(getattr(self.layer, self.attribute), self.name)], np.float32)
+
+    def write(self, array: np.ndarray) -> None:
+        record = getattr(self.layer, self.attribute)
+        setattr(self.layer, self.attribute, record._replace(**{self.name: float(array[0])}))
+
+
 class _Place(NamedTuple):
     """Destination of an array of a state dict.
 
@@ -126,7 +191,7 @@ class _Place(NamedTuple):
       older: whether the name is that of an earlier release.
     """
 
-    view: View
+    view: _Variables | _Field
     ours: str
     form: Form
     older: bool
@@ -137,11 +202,7 @@ class _Place(NamedTuple):
 
 
 class _Names:
-    """All possible names in a state dict of a layer.
-
-    Args:
-      layer: the layer or network.
-      prefix: common prefix of all names.
+    """All possible names in a state dict of a layer, behind a prefix.
 
     Attributes:
       places: destination of the array of each name.
@@ -166,7 +227,7 @@ class _Names:
                 continue
             name = theirs + entry.theirs
             if isinstance(entry, Number):
-                view = field(module, *entry.ours.split("."))
+                view = _Field(module, *entry.ours.split("."))
                 self.places[name] = _Place(view, ours + entry.ours, SAME, older)
             elif isinstance(entry, Ignored):
                 self.ignored.append(name)
@@ -209,15 +270,13 @@ def _at(module: Any, path: str) -> Any:
     return module
 
 
-def _view(module: nnx.Module, path: str, at: int | None) -> View | None:
+def _view(module: nnx.Module, path: str, at: int | None) -> _Variables | None:
     """The view of a path and an index on the first axis; None if the layer lacks it."""
-    if "*" in path:
-        items, _, of_each = path.partition(".*.")
-        return stack([_at(item, of_each) for item in _at(module, items)])
+    items, starred, of_each = path.partition(".*.")
+    if starred:
+        return _Variables(tuple(_at(item, of_each) for item in _at(module, items)), stacked=True)
     variable = _at(module, path)
-    if variable is None:
-        return None
-    return whole(variable) if at is None else part(variable, at)
+    return None if variable is None else _Variables((variable,), at)
 
 
 def _covered(name: str, names: Iterable[str]) -> str | None:
@@ -225,22 +284,8 @@ def _covered(name: str, names: Iterable[str]) -> str | None:
     return next((n for n in names if name == n or (n.endswith(".") and name.startswith(n))), None)
 
 
-def _variables(layer: nnx.Module) -> dict[str, nnx.Variable]:
-    """The variables of a layer that a state dict has, by name."""
-    return {
-        ".".join(map(str, path)): node
-        for path, node in nnx.iter_graph(layer)
-        if isinstance(node, KINDS)
-    }
-
-
 def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[Hashable, np.ndarray]:
-    """Converts the given arrays to their forms here, by the keys of their views.
-
-    Raises:
-      ValueError: if an array has another shape, is not of numbers, or differs from another one of
-        the same view.
-    """
+    """Converts the given arrays to their forms here, by the keys of their views."""
     arrays: dict[Hashable, np.ndarray] = {}
     sources: dict[Hashable, str] = {}
     for name, value in given.items():
@@ -289,19 +334,15 @@ def _check_all_are_used(layer: nnx.Module, names: _Names, given: Mapping[str, An
 
 
 def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[Hashable]) -> None:
-    """Raises ValueError if a variable of the layer, or a part of one, has no array, or no name.
-
-    Args:
-      where: name of the function in errors.
-      layer: the layer.
-      names: the names that its state dict may have.
-      found: keys of the views that are set.
-    """
+    """Raises if a variable of the layer, or a part of one, has no name, or no view in ``found``."""
     pieces = {
         piece for p in names.places.values() if p.view.key in found for piece in p.view.pieces
     }
     missing: dict[str, str] = {}  # for the first name of each, what is said of it
-    for ours, variable in _variables(layer).items():
+    for path, variable in nnx.iter_graph(layer):
+        if not isinstance(variable, KINDS):
+            continue
+        ours = ".".join(map(str, path))
         of_variable = {
             name: piece
             for name, p in names.places.items()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxgnn._ffi import sudoku as native
-from jaxgnn._sudoku_boards import CELLS, as_boards, conflicts
+from jaxgnn._sudoku import CELLS, as_boards, conflicts
 
 _EVERY = np.array([2**64 - 1, 2**17 - 1], np.uint64)
 
