@@ -1361,7 +1361,7 @@ TRAINING = (
     ),
     Fault(
         "solver: compilation counts for nothing",
-        "jaxgnn/pretrained/_solving.py",
+        "jaxgnn/pretrained/_sudoku.py",
         "self.compile_seconds += time.perf_counter() - begin",
         "pass",
         _tests(

@@ -34,6 +34,12 @@ NETWORKS = (
 )
 """Classes of ``jaxgnn.models`` that a file may contain."""
 
+_SUDOKU_NETWORKS = (
+    "CandidateNetwork",
+    "EquivariantRelationalNetwork",
+    "RecurrentRelationalNetwork",
+    "SudokuGNN",
+)
 _DESCRIPTION = "description.json"
 _FORMAT = 1
 _PLAIN = str | int | float | None
@@ -88,7 +94,7 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
         if isinstance(value, dict):
             expected = "made of numbers and names, which a file can hold"
             raise bad_input("save_model", f"model: its option {name}", expected, value[UNSAVED])
-    write_model("save_model", path, model, options)
+    _write("save_model", path, model, options)
 
 
 def load_model(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
@@ -111,17 +117,48 @@ def load_model(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
       ValueError: if it is not such a file, is truncated or of a newer format, names another class
         or other options, or has missing or mismatched arrays. Names the file.
     """
-    return read_model(Path(path), options, NETWORKS, "a model that save_model has written")
+    return _read(Path(path), options, NETWORKS, "a model that save_model has written")
 
 
-def write_model(
-    where: str, path: str | os.PathLike[str], model: nnx.Module, options: Mapping[str, Any]
+def save_weights(
+    path: str | os.PathLike[str], model: nnx.Module, options: Mapping[str, Any]
 ) -> None:
-    """Writes a model that its class and these options can restore.
+    """Writes the parameters of a model, with its options.
+
+    Args:
+      path: the file, an uncompressed ``.npz``.
+      model: one of the Sudoku networks of ``jaxgnn.models``.
+      options: keyword arguments of its class, without ``rngs``, of types that JSON supports.
 
     Raises:
-      ValueError: if they can not, because shapes, dtypes or limits differ.
+      ValueError: if the model is of another class, or its parameters do not match
+        ``options``.
     """
+    network = type(model).__name__
+    if network not in _SUDOKU_NETWORKS:
+        raise bad_input("save_weights", "model", f"one of {', '.join(_SUDOKU_NETWORKS)}", network)
+    _write("save_weights", path, model, options)
+
+
+def load_weights(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
+    """Creates the model of a file written by ``save_weights``.
+
+    Args:
+      path: the file; a file of ``save_model`` with a Sudoku network is supported too.
+      **options: keyword arguments of the model's class that replace those of the file, such as
+        ``dtype`` or ``implementation``.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not such a file, or does not fit the model that it names.
+    """
+    return _read(Path(path), options, _SUDOKU_NETWORKS, "weights that save_weights has written")
+
+
+def _write(
+    where: str, path: str | os.PathLike[str], model: nnx.Module, options: Mapping[str, Any]
+) -> None:
+    """Writes a model; raises ValueError if its class and these options could not restore it."""
     network = type(model).__name__
     arrays = {name: np.asarray(leaf) for name, leaf in _named(model).items()}
     _check_sizes(where, network, options, arrays)
@@ -133,7 +170,7 @@ def write_model(
         np.savez(file, **content)
 
 
-def read_model(
+def _read(
     path: Path, options: Mapping[str, Any], networks: tuple[str, ...], contents: str
 ) -> nnx.Module:
     """Creates the model of a file.
@@ -144,27 +181,25 @@ def read_model(
       networks: names of the allowed classes.
       contents: expected content of the file, for errors.
     """
-    found = _read(path, contents)
+    try:
+        found = read_npz(path, None, contents, short_floats=True)
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: expected an .npz file of arrays: {reason}") from error
     network, saved = _described(path, found, networks, contents)
     with naming(path, f"weights of a {network}"):
         model = _make(network, saved)
     if options:  # errors of the caller's options do not name the file
         model = _make(network, {**saved, **options})
-    found = _with_short_floats(found, _named(model))
+    expected = _named(model)
+    for name, array in found.items():
+        # NumPy's files know floats such as bfloat16 only by their size.
+        if name in expected and array.dtype.kind == expected[name].dtype.kind == "V":
+            found[name] = array.view(expected[name].dtype)
     _check(str(path), found, model)
     graphdef, state = nnx.split(model)
-    names, treedef = list(_named(model)), jax.tree.structure(state)
-    return nnx.merge(
-        graphdef, jax.tree.unflatten(treedef, [jax.numpy.asarray(found[n]) for n in names])
-    )
-
-
-def _read(path: Path, contents: str) -> dict[str, np.ndarray]:
-    try:
-        return read_npz(path, None, contents, short_floats=True)
-    except ValueError as error:
-        reason = str(error).removeprefix(f"{path}: ")
-        raise ValueError(f"{path}: expected an .npz file of arrays: {reason}") from error
+    leaves = [jax.numpy.asarray(found[name]) for name in expected]
+    return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
 
 def _described(
@@ -174,32 +209,21 @@ def _described(
     try:
         description = parse_json(str(found.pop(_DESCRIPTION)))
         version, writer = description.get("format", 0), description.get("jaxgnn")
-        if isinstance(version, int) and version > _FORMAT:
-            raise _newer(path, version, writer)
-        network, saved = description["network"], description["options"]
-    except _NewerFormatError:
-        raise
+        is_newer = isinstance(version, int) and version > _FORMAT
+        network, saved = ("", {}) if is_newer else (description["network"], description["options"])
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"{path}: expected {contents}") from None
+    if is_newer:
+        expected = f"a format up to {_FORMAT}, which jaxgnn {__version__} reads"
+        got = f"{version}, written by jaxgnn {str(writer)[:80]}"
+        raise ValueError(f"{path}: expected {expected}, got {got}")
     if network not in networks:
-        raise ValueError(
-            f"{path}: expected one of {', '.join(networks)}, got {str(network)[:80]!r}"
-        )
+        got = f"{str(network)[:80]!r}"
+        raise ValueError(f"{path}: expected one of {', '.join(networks)}, got {got}")
     if not isinstance(saved, dict) or not all(_is_plain(n, v) for n, v in saved.items()):
         raise ValueError(f"{path}: expected options of {network} that are numbers or names")
     _check_sizes(str(path), network, saved, found)
     return network, saved
-
-
-class _NewerFormatError(ValueError):
-    """An error about a file of a later version of the library."""
-
-
-def _newer(path: Path, version: int, writer: Any) -> _NewerFormatError:
-    return _NewerFormatError(
-        f"{path}: expected a format up to {_FORMAT}, which jaxgnn {__version__} reads, got "
-        f"{version}, written by jaxgnn {str(writer)[:80]}"
-    )
 
 
 def _is_plain(name: str, value: Any) -> bool:
@@ -217,9 +241,8 @@ def _check_sizes(
     for name, value in options.items():
         limit = min(entries, _MOST.get(name, entries))
         if isinstance(value, int | float) and name not in _NO_SIZES and value > max(limit, 1):
-            raise ValueError(
-                f"{where}: {name} of {network} is {str(value)[:80]}, expected at most {limit}"
-            )
+            got = f"{name} of {network} is {str(value)[:80]}"
+            raise ValueError(f"{where}: {got}, expected at most {limit}")
 
 
 def _make(network: str, options: Mapping[str, Any]) -> nnx.Module:
@@ -242,27 +265,14 @@ def _named(model: nnx.Module) -> dict[str, Any]:
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
 
 
-def _with_short_floats(
-    arrays: dict[str, np.ndarray], expected: dict[str, Any]
-) -> dict[str, np.ndarray]:
-    """Stores the names of dtypes that NumPy's files know only by their size, such as bfloat16."""
-    named = {}
-    for name, array in arrays.items():
-        dtype = expected[name].dtype if name in expected else array.dtype
-        is_short_float = array.dtype.kind == dtype.kind == "V"
-        named[name] = array.view(dtype) if is_short_float else array
-    return named
-
-
 def _check(where: str, arrays: Mapping[str, np.ndarray], model: nnx.Module) -> None:
     """Raises for the first array that does not match the model."""
     expected = {name: (leaf.dtype, leaf.shape) for name, leaf in _named(model).items()}
     got = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     for name in sorted(expected.keys() | got.keys()):
         if expected.get(name) != got.get(name):
-            raise ValueError(
-                f"{where}: {name} is {_type(got.get(name))}, expected {_type(expected.get(name))}"
-            )
+            found, wanted = _type(got.get(name)), _type(expected.get(name))
+            raise ValueError(f"{where}: {name} is {found}, expected {wanted}")
 
 
 def _type(kind: tuple[Any, tuple[int, ...]] | None) -> str:
