@@ -18,7 +18,6 @@ from jaxgnn._sudoku import SudokuEffort
 if TYPE_CHECKING:
     from jaxgnn import pretrained
 
-
 # Begins the message of every error of the command.
 _SUDOKU = "jaxgnn sudoku"
 

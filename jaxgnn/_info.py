@@ -15,6 +15,8 @@ from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.registry import BY_NAME, OPS
 from pallas_kernels.chip import Chip
 
+_PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
+
 
 def kernels() -> list[dispatch.Kernel]:
     """Every kernel of every op, from the op's own module; some have more than one table."""
@@ -39,25 +41,19 @@ def tables() -> dict[str, dispatch.Kernel]:
     return {name: dispatch.Kernel(name, entries) for name, entries in merged.items()}
 
 
-_PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
-
-
-def _describe_chip(chip: Chip) -> str:
-    return (
-        f"{chip.name}, compute capability {chip.capability}, "
-        f"{chip.multiprocessors} multiprocessors, "
-        f"{chip.block_bytes >> 10} KiB of shared memory a block, "
-        f"{chip.cache_bytes >> 20} MiB of second-level cache"
-    )
-
-
 def report() -> str:
     """Versions, devices, and for each op the usable implementations on each platform."""
     lines = [f"jaxgnn {__version__}, Python {platform.python_version()}"]
     lines.append(", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
     for device in jax.devices():
         lines.append(f"device {device.id}: {device.platform}, {device.device_kind}")
-    lines.append(f"GPU kernels are made for: {_describe_chip(Chip.current())}")
+    chip = Chip.current()
+    lines.append(
+        f"GPU kernels are made for: {chip.name}, compute capability {chip.capability}, "
+        f"{chip.multiprocessors} multiprocessors, "
+        f"{chip.block_bytes >> 10} KiB of shared memory a block, "
+        f"{chip.cache_bytes >> 20} MiB of second-level cache"
+    )
     for name in ("cpu", "cuda"):
         path = _ffi.library_path(name)
         lines.append(f"compiled kernels for {name}: {'none' if path is None else path}")
@@ -69,20 +65,16 @@ def report() -> str:
 
 
 def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
-    lines = []
+    lines, op = [], BY_NAME.get(kernel.name)
     for name in get_args(dispatch.Name):
-        if name not in kernel.implementations:
-            reason = _why_there_is_none(kernel.name, name)
-        else:
+        if name in kernel.implementations:
             reason = kernel.unavailable(name, here)
+        elif name == "ffi" and op is not None and op.native_of is not None:
+            reason = f"that of {op.native_of}"
+        else:
+            reason = "not in this release"
         lines.append(f"  {kernel.name:29} {name:7} {'usable' if reason is None else reason}")
     return lines
-
-
-def _why_there_is_none(kernel: str, name: dispatch.Name) -> str:
-    op = BY_NAME.get(kernel)
-    other = op.native_of if op is not None and name == "ffi" else None
-    return f"that of {other}" if other is not None else "not in this release"
 
 
 def _version(package: str) -> str:

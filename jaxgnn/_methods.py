@@ -20,7 +20,6 @@ class Binding:
     """A callable that becomes a method where it is an attribute of a class, as functions do."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds an instance; the class itself gets the callable as it is."""
         return self if instance is None else types.MethodType(self, instance)  # pyrefly: ignore
 
 
@@ -53,10 +52,9 @@ class Method(Binding, abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function with these arguments, as the callable is made to do."""
+        """Calls the function, in the way of the callable."""
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Binds an instance; the class itself gets the callable as it is."""
         if instance is None or not self._binds:
             return self
         if is_pytree(instance):
@@ -79,11 +77,7 @@ class Method(Binding, abc.ABC):
 
 
 class BoundMethod:
-    """A method of an instance that is no pytree.
-
-    Attributes:
-      inner: the function of the other arguments.
-    """
+    """A method of an instance that is no pytree; ``inner`` is the function of other arguments."""
 
     def __init__(self, instance: Any, inner: Callable[..., Any]):
         functools.update_wrapper(self, inner, updated=())
@@ -91,11 +85,9 @@ class BoundMethod:
         self.inner = inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function of the instance with the other arguments."""
         return self.inner(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are one method of one instance, which need not be comparable."""
         return isinstance(other, BoundMethod) and self.inner is other.inner
 
     def __hash__(self) -> int:
@@ -113,8 +105,7 @@ def unbound(function: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def captured_by(function: Any) -> Any:
     """The instance that the function of a ``BoundMethod`` captures; None for other functions."""
-    reference = getattr(function, _CAPTURED, None)
-    return None if reference is None else reference()
+    return getattr(function, _CAPTURED, lambda: None)()
 
 
 _CAPTURED = "_jaxgnn_captured"
@@ -166,16 +157,15 @@ def _has_changed(leaf: Any, before: dict[str, Any]) -> bool:
     return any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(added))
 
 
+class _Probe:
+    """A class that is none of the user's."""
+
+
 def _binds(function: Any) -> bool:
     """Whether a callable gets an instance as its first argument where it is a method."""
     if isinstance(function, staticmethod) or not hasattr(type(function), "__get__"):
         return False
-    probe = _Probe()
-    return function.__get__(probe, _Probe) is not function
-
-
-class _Probe:
-    """An instance of no class of the user."""
+    return function.__get__(_Probe(), _Probe) is not function
 
 
 def _bound(function: Callable[..., Any], reference: Callable[[], Any]) -> Callable[..., Any]:

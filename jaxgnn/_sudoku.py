@@ -20,15 +20,11 @@ _EMPTY = ".0"
 _DECORATION = str.maketrans("", "", " \t\r\n|+-=")
 
 
-def _units() -> tuple[np.ndarray, list[str]]:
-    """The cells of rows, columns and boxes, [27, 9], and their names."""
-    rows = np.arange(CELLS).reshape(9, 9)
-    boxes = rows.reshape(3, 3, 3, 3).swapaxes(1, 2).reshape(9, 9)
-    names = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range(1, 10)]
-    return np.concatenate([rows, rows.T, boxes]), names
-
-
-UNITS, UNIT_NAMES = _units()
+_ROWS = np.arange(CELLS).reshape(9, 9)
+_BOXES = _ROWS.reshape(3, 3, 3, 3).swapaxes(1, 2).reshape(9, 9)
+UNITS = np.concatenate([_ROWS, _ROWS.T, _BOXES])
+"""Cells of rows, columns and boxes, [27, 9]."""
+UNIT_NAMES = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range(1, 10)]
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,11 @@ def suggest_names(module: str) -> None:
 
     The function is set from here, so that type checkers still know which names there are.
     """
-    vars(sys.modules[module])["__getattr__"] = functools.partial(_raise_missing, module)
 
+    def raise_missing(name: str) -> None:
+        raise missing_name(module, name)
 
-def _raise_missing(module: str, name: str) -> None:
-    raise missing_name(module, name)
+    vars(sys.modules[module])["__getattr__"] = raise_missing
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def _close(name: str, known: Iterable[str], *, is_own: bool) -> list[str]:
     names = list(known)
     if name in names:
         return [name]
-    longer = [other for other in names if name in other] if is_own else []
+    longer = [other for other in names if is_own and name in other]
     first = [other for other in longer if other.startswith(name)]
     if 0 < len(first) <= _MOST_SUGGESTIONS:
         return first
