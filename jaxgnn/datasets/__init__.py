@@ -5,12 +5,15 @@ Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset
 arrays; only ``synthetic`` can leave its arrays on the device. ``split_edges`` splits a graph for
 link prediction, and ``split_graphs`` a data set of graphs. ``pydoc_text`` is a text for language
 models; ``sudoku`` has puzzles.
+
+All readers raise ``FileNotFoundError`` if a folder or file is missing, and ``ValueError`` for an
+unknown name or an invalid file. The message names the file, and in text the line.
 """
 
 from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets.embedded.cora import cora as cora
-from jaxgnn.datasets.embedded.digit_graphs import digit_graphs as digit_graphs
+from jaxgnn.datasets.embedded.digits import digit_graphs as digit_graphs
 from jaxgnn.datasets.embedded.digits import digits as digits
 from jaxgnn.datasets.embedded.digits import digits_hypergraph as digits_hypergraph
 from jaxgnn.datasets.embedded.mutag import mutag as mutag

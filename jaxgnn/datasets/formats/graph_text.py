@@ -16,21 +16,13 @@ _LONGEST_QUOTE = 80
 
 @dataclass(frozen=True)
 class TextTable:
-    """The cells of a file, all rows of equal length.
-
-    Attributes:
-      path: the file.
-      header: names of the columns, in lower case; empty if the first row is data.
-      rows: cells of each row, without blanks around them.
-      numbers: number of the line of each row, counted from 1.
-      blank: number of the first empty line between rows; None if there is none.
-    """
+    """The cells of a file, all rows of equal length."""
 
     path: Path
-    header: tuple[str, ...]
-    rows: list[list[str]]
-    numbers: list[int]
-    blank: int | None
+    header: tuple[str, ...]  # names of the columns, in lower case; empty if the first row is data
+    rows: list[list[str]]  # without blanks around cells
+    numbers: list[int]  # of the line of each row, counted from 1
+    blank: int | None  # number of the first empty line between rows
 
     @property
     def columns(self) -> int:
@@ -67,10 +59,6 @@ def read_table(
       contents: expected content of a row, for messages.
       is_header: whether the first row, given the others, names the columns.
       columns: the allowed numbers of columns; None for any.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file, and the invalid line.
     """
     with naming(path, "a table of text"):
         texts = [line.decode("utf-8") for line in read_text(path, contents).splitlines()]
@@ -83,7 +71,12 @@ def read_table(
     ]
     if not lines:
         raise bad_file(path, f"expected {contents}, but the file has none: it is empty")
-    separator = _separator(path, lines[0][1], "" if columns == (1,) else None)
+    # None stands for blanks, and an empty text for none, where a line is a cell.
+    separator = next((found for found in _SEPARATORS if found in lines[0][1]), None)
+    if separator is None and columns == (1,):
+        separator = ""
+    elif separator is None and text_suffix(path) in _SEPARATED:
+        separator = ","
     rows = [_cells(path, number, text, separator) for number, text in lines]
     numbers = [number for number, _ in lines]
     expected = columns or (len(rows[0]),)
@@ -100,18 +93,6 @@ def read_table(
     between = range(numbers[0], numbers[-1])
     blank = next((number for number in between if not texts[number - 1].strip()), None)
     return TextTable(path, header, rows, numbers, blank)
-
-
-def _separator(path: Path, first: str, blanks: str | None) -> str | None:
-    """The separator of cells: None for blanks, and empty for none, where a line is a cell.
-
-    Args:
-      path: the file.
-      first: its first row.
-      blanks: meaning of a row without any of the separators.
-    """
-    found = next((separator for separator in _SEPARATORS if separator in first), blanks)
-    return "," if found is None and text_suffix(path) in _SEPARATED else found
 
 
 def _cells(path: Path, number: int, text: str, separator: str | None) -> list[str]:

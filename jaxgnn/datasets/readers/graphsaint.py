@@ -37,10 +37,6 @@ def read_reddit(path: str | PathLike[str]) -> NodeDataset:
 
     Returns:
       The data set; the number of classes is the largest label plus one.
-
-    Raises:
-      FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is invalid; the message names it.
     """
     folder = Path(path)
     require_folder(folder, f"{_DATA} and {_GRAPH}")
@@ -101,10 +97,6 @@ def read_graphsaint(
 
     Returns:
       The data set; the number of classes is the largest label plus one.
-
-    Raises:
-      FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is invalid; the message names it.
     """
     folder = Path(path)
     require_folder(folder, ", ".join(_FILES.values()))

@@ -45,10 +45,6 @@ def read_hypergcn(
 
     Returns:
       The data set; classes are the different labels, in ascending order.
-
-    Raises:
-      FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is invalid, or refers to code; the message names it.
     """
     folder = Path(path)
     require_folder(folder, ", ".join(_PICKLES))
@@ -156,10 +152,6 @@ def read_hyperedge_text(
 
     Returns:
       The data set; classes are the different labels, in ascending order.
-
-    Raises:
-      FileNotFoundError: the folder or a file is missing.
-      ValueError: a line is invalid; the message names file and line.
     """
     folder = Path(path)
     require_folder(folder, _TEXTS)

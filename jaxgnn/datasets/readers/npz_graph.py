@@ -47,8 +47,7 @@ def read_npz_graph(
       The data set, named after the file.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file is invalid, or a class has too few nodes for the split.
+      ValueError: a class has too few nodes for the split.
     """
     file = Path(path)
     names = npz_names(file, _CONTENTS)

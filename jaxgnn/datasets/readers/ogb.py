@@ -61,11 +61,6 @@ def read_ogb(
 
     Returns:
       The data set; the number of classes is the largest label plus one.
-
-    Raises:
-      FileNotFoundError: a folder or file is missing.
-      ValueError: an unknown name or reduction, or an invalid file; the message names the file and,
-        for an invalid cell, its line.
     """
     if name not in _RECIPES:
         raise ValueError(f"read_ogb: name: expected one of {sorted(_RECIPES)}, got {name!r}")

@@ -78,10 +78,6 @@ def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
 
     Returns:
       The data set, with its split.
-
-    Raises:
-      FileNotFoundError: a folder or file is missing.
-      ValueError: an unknown name, or an invalid file; the message names the file and the line.
     """
     if name not in OGB_GRAPHS:
         raise bad_input("datasets.read_ogb_graphs", "name", f"one of {', '.join(OGB_GRAPHS)}", name)
@@ -190,9 +186,7 @@ def read_ogb_code(
       The data set with OGB's split, in which no project is in two parts.
 
     Raises:
-      FileNotFoundError: a folder or file is missing.
-      ValueError: an option is below one, or a file is invalid; the message names the file and the
-        line.
+      ValueError: an option is below one.
     """
     for name, value in (("vocabulary", vocabulary), ("words", words)):
         if value < 1:

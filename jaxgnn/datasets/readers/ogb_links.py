@@ -96,10 +96,6 @@ def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
 
     Returns:
       The data set, with OGB's split.
-
-    Raises:
-      FileNotFoundError: a folder or file is missing.
-      ValueError: an unknown name, or an invalid file; the message names it.
     """
     if name not in _RECIPES:
         raise bad_input("datasets.read_ogb_links", "name", f"one of {', '.join(_RECIPES)}", name)
@@ -306,10 +302,6 @@ def read_ogb_triples(path: str | PathLike[str], name: str) -> TriplesDataset:
 
     Returns:
       The data set, with OGB's split.
-
-    Raises:
-      FileNotFoundError: a folder or file is missing.
-      ValueError: an unknown name, or an invalid file; the message names it.
     """
     if name not in _TRIPLES:
         raise bad_input("datasets.read_ogb_triples", "name", f"one of {', '.join(_TRIPLES)}", name)

@@ -71,10 +71,6 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
 
     Returns:
       The data set, with labels and split of the one type that ``nodetype-has-label`` names.
-
-    Raises:
-      FileNotFoundError: a folder or file is missing.
-      ValueError: a file is invalid; the message names it and the line.
     """
     folder = Path(path)
     raw = folder / "raw"

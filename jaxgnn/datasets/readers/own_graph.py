@@ -91,7 +91,6 @@ def read_graph(
       not 0, 1, and so on.
 
     Raises:
-      FileNotFoundError: a file is missing.
       ValueError: the file, the line and the fault: a node that the labels do not have, another
         number of columns or nodes, a feature that is not a finite number, fewer than two classes, a
         part that is empty or overlaps another, or features that cannot be mapped.

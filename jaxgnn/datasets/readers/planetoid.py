@@ -43,10 +43,6 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     Returns:
       The data set with Planetoid's split: the first nodes, as many as ``y`` has, are for training,
       the next 500 for validation, and those of ``test.index`` for the test.
-
-    Raises:
-      FileNotFoundError: the folder or a file is missing.
-      ValueError: a file is invalid, or refers to code; the message names it.
     """
     prefix = _prefix(Path(path), name)
     files = {part: prefix.with_name(f"{prefix.name}.{part}") for part in _PARTS}

@@ -40,10 +40,6 @@ def read(name: str, path: str | PathLike[str], **options: Any) -> NodeDataset:
 
     Returns:
       The validated data set.
-
-    Raises:
-      FileNotFoundError: the folder or a file in it is missing.
-      ValueError: an unknown name, or an invalid file.
     """
     if name not in READERS:
         raise ValueError(f"datasets.read: name: expected one of {sorted(READERS)}, got {name!r}")

@@ -39,7 +39,6 @@ def read_tu(path: str | PathLike[str]) -> GraphsDataset:
       sorted by graph, and otherwise in the order of the file; repeats and self loops are kept.
 
     Raises:
-      FileNotFoundError: the folder or a file is missing.
       ValueError: the file, the line and the fault: a node or a graph out of range, an edge from one
         graph to another, another number of lines than nodes, edges or graphs, or a feature that is
         not a finite number.

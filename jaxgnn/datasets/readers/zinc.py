@@ -39,10 +39,6 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
 
     Returns:
       The data set, with its split.
-
-    Raises:
-      FileNotFoundError: a folder or a file is missing.
-      ValueError: a file is invalid, or refers to code; the message names it.
     """
     folder = Path(path)
     require_folder(folder, "train.pickle, val.pickle and test.pickle, or ZINC_train and so on")

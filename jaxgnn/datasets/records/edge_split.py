@@ -157,8 +157,7 @@ def _bounds(
         if size < 1:
             expected = f"of enough pairs for at least one in each part, of which {name} has none"
             raise bad_input(_WHERE, "senders", expected, f"{count} pairs")
-    ends = np.cumsum([num_test, num_validation, num_supervision])
-    return int(ends[0]), int(ends[1]), int(ends[2])
+    return num_test, num_test + num_validation, num_test + num_validation + num_supervision
 
 
 def _rounded(share: float, count: int) -> int:
@@ -166,9 +165,10 @@ def _rounded(share: float, count: int) -> int:
 
 
 def _check_fractions(validation: float, test: float, supervision: float | None) -> None:
-    for name, value in (("validation", validation), ("test", test), ("supervision", supervision)):
-        if name == "supervision" and value is None:
-            continue
+    given = {"validation": validation, "test": test}
+    if supervision is not None:
+        given["supervision"] = supervision
+    for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
             or_none = "None or " if name == "supervision" else ""
             raise bad_input(_WHERE, name, f"{or_none}a fraction in (0, 1)", repr(value))
@@ -178,11 +178,7 @@ def _check_fractions(validation: float, test: float, supervision: float | None) 
 
 
 def _checked_edges(senders: Any, receivers: Any, num_nodes: int) -> np.ndarray:
-    """The edges as int32 [2, edges].
-
-    Raises:
-      ValueError: if they are not lists of nodes of one length.
-    """
+    """The edges as int32 [2, edges]; raises unless they are lists of nodes of one length."""
     if isinstance(num_nodes, bool) or not isinstance(num_nodes, int | np.integer) or num_nodes < 1:
         raise bad_input(_WHERE, "num_nodes", "an int of at least 1", repr(num_nodes))
     found = []

@@ -77,7 +77,7 @@ class NodeDataset:
         """
         check = _Check(self, files or {})
         check.features()
-        check.edges()
+        check.pairs(dict.fromkeys(("senders", "receivers"), (self.num_nodes, "node ids")))
         check.labels(may_be_unknown=True)
         for split in SPLITS:
             check.split(split)
@@ -131,18 +131,11 @@ class HypergraphDataset:
         return False
 
     def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
-        """Checks that the arrays are consistent with each other and with the description of fields.
-
-        Args:
-          files: for a field's name, its source file; errors then name the file.
-
-        Raises:
-          ValueError: for the first invalid field: data set, field, file, the expected and the
-            actual value, and its position.
-        """
+        """Checks that the arrays are consistent, as ``NodeDataset.validate`` does."""
         check = _Check(self, files or {})
         check.features()
-        check.incidences()
+        limits = {"node_ids": (self.num_nodes, "node ids")}
+        check.pairs(limits | {"hyperedge_ids": (self.num_hyperedges, "hyperedge ids")})
         check.labels()
         for split in SPLITS:
             check.split(split, may_be_empty=split == "validation")
@@ -182,32 +175,28 @@ class _Check:
         self._array("features", ndim=2, dtype=np.float32)
         self._every("features", np.isfinite(self._data.features), "finite numbers")
 
-    def edges(self) -> None:
-        self._pairs("senders", "receivers")
-        self._in_range("senders", self._data.num_nodes, "node ids")
-        self._in_range("receivers", self._data.num_nodes, "node ids")
-
-    def incidences(self) -> None:
-        self._pairs("node_ids", "hyperedge_ids")
-        self._in_range("node_ids", self._data.num_nodes, "node ids")
-        self._in_range("hyperedge_ids", self._data.num_hyperedges, "hyperedge ids")
+    def pairs(self, limits: dict[str, tuple[int, str]]) -> None:
+        """Checks two fields of equal length; each has the limit of its ids, and their name."""
+        for field in limits:
+            self._array(field, ndim=1, dtype=np.int32)
+        first, second = limits
+        sizes = [getattr(self._data, field).size for field in limits]
+        if sizes[0] != sizes[1]:
+            self._fail(second, f"as many as {first} ({sizes[0]})", f"{sizes[1]}")
+        for field, (limit, what) in limits.items():
+            self._in_range(field, limit, what)
 
     def labels(self, *, may_be_unknown: bool = False) -> None:
-        labels, nodes = self._data.labels, self._data.num_nodes
-        if self._data.multilabel:
-            self._array("labels", ndim=2, dtype=np.float32)
-            expected_shape = (nodes, self._data.num_classes)
-        else:
-            self._array("labels", ndim=1, dtype=np.int32)
-            expected_shape = (nodes,)
-        if labels.shape != expected_shape:
-            self._fail("labels", f"shape {expected_shape}", f"shape {labels.shape}")
-        if self._data.multilabel:
+        data, labels = self._data, self._data.labels
+        shape = (data.num_nodes, data.num_classes) if data.multilabel else (data.num_nodes,)
+        self._array("labels", ndim=len(shape), dtype=np.float32 if data.multilabel else np.int32)
+        if labels.shape != shape:
+            self._fail("labels", f"shape {shape}", f"shape {labels.shape}")
+        if data.multilabel:
             self._every("labels", (labels == 0) | (labels == 1), "zeros and ones")
         else:
-            classes = self._data.num_classes
-            known = (labels >= -may_be_unknown) & (labels < classes)
-            self._every("labels", known, f"class ids in [0, {classes})")
+            known = (labels >= -may_be_unknown) & (labels < data.num_classes)
+            self._every("labels", known, f"class ids in [0, {data.num_classes})")
 
     def split(self, field: str, *, may_be_empty: bool = False) -> None:
         self._array(field, ndim=1, dtype=np.int32)
@@ -246,13 +235,6 @@ class _Check:
             if len(np.unique(names)) != size:
                 repeated = next(name for name, n in Counter(list(names)).items() if n > 1)
                 self._fail(field, "every name once", f"{repeated!s:.80} twice")
-
-    def _pairs(self, field: str, other: str) -> None:
-        self._array(field, ndim=1, dtype=np.int32)
-        self._array(other, ndim=1, dtype=np.int32)
-        sizes = [getattr(self._data, name).size for name in (field, other)]
-        if sizes[0] != sizes[1]:
-            self._fail(other, f"as many as {field} ({sizes[0]})", f"{sizes[1]}")
 
     def _array(self, field: str, *, ndim: int, dtype: type) -> None:
         array = getattr(self._data, field)

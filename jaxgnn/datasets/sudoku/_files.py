@@ -29,7 +29,6 @@ def read_palm(path: str | PathLike[str]) -> Puzzles:
       The puzzles. The uniqueness of the solutions is not checked.
 
     Raises:
-      FileNotFoundError: there is no such file.
       ValueError: the file and the number of the first invalid line: of another length, with other
         characters, with a digit twice in a unit, or with an invalid solution, or the solution of
         another puzzle.
@@ -49,9 +48,7 @@ def read_kaggle(path: str | PathLike[str]) -> Puzzles:
       The puzzles. The uniqueness of the solutions is not checked.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file and the number of the first invalid line, as for ``read_palm``; the
-        header is line 1.
+      ValueError: as ``read_palm``; the header is line 1.
     """
     file, header = Path(path), _KAGGLE_HEADER.decode()
     lines = _files.read_lines(file, f"a line {header!r} and lines of two times 81 digits")
@@ -72,7 +69,6 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
       The puzzles and their solutions.
 
     Raises:
-      FileNotFoundError: there is no such file.
       ValueError: the file and the number of the first invalid line: of another length, with other
         characters, with a digit twice in a unit, or with no solution or several.
     """
@@ -152,14 +148,13 @@ def _blocks(
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """Yields positions and digits, [lines, width], of the lines up to the first invalid one.
 
+    An error about that line follows after all lines before it.
+
     Args:
       file: name of the file in errors.
       lines: its lines, from line number ``first`` on.
       width: characters of a line; the middle one of a pair is a comma, and 0 in the digits.
       first: number of the first line.
-
-    Raises:
-      ValueError: about that line, after all lines before it; or if there are no lines.
     """
     if not lines:
         raise ValueError(f"{file}: it holds no puzzles")
@@ -167,11 +162,15 @@ def _blocks(
         block = [line.strip() for line in lines[start : start + _LINES]]
         good, problem = len(block), None
         for i in np.flatnonzero([len(line) != width for line in block])[:1].tolist():
-            good, problem = i, _describe_length(block[i], width)
+            expected = f"{CELLS} digits" + (f", a comma and {CELLS} digits" * (width == _PAIR))
+            got = f"{len(block[i])} characters: {_quote(block[i])}"
+            good, problem = i, f"expected {expected}, got {got}"
         digits, fits = _as_digits(block[:good], width)
         for flat in np.flatnonzero(~fits.ravel())[:1].tolist():
             good, column = divmod(flat, width)
-            problem = _describe_character(block[good], column)
+            expected = "','" if column == CELLS else "a digit or '.'"
+            got = repr(chr(block[good][column]))
+            problem = f"expected {expected} at column {column + 1}, got {got}"
         yield slice(start, start + good), digits[:good]
         if problem is not None:
             raise ValueError(f"{file}: line {first + start + good}: {problem}")
@@ -186,16 +185,6 @@ def _as_digits(lines: list[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
         fits[:, CELLS] = codes[:, CELLS] == ord(",")
         digits[:, CELLS] = 0
     return digits.astype(np.int8), fits
-
-
-def _describe_length(line: bytes, width: int) -> str:
-    expected = f"{CELLS} digits" + (f", a comma and {CELLS} digits" if width == _PAIR else "")
-    return f"expected {expected}, got {len(line)} characters: {_quote(line)}"
-
-
-def _describe_character(line: bytes, column: int) -> str:
-    expected = "','" if column == CELLS else "a digit or '.'"
-    return f"expected {expected} at column {column + 1}, got {chr(line[column])!r}"
 
 
 def _quote(line: bytes) -> str:
