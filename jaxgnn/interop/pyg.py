@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,6 @@ from jaxgnn.interop._pyg_names import (
     Form,
     Ignored,
     InOrder,
-    Match,
     Number,
     Part,
     row_of,
@@ -130,13 +129,13 @@ class _Variables:
     stacked: bool = False
 
     @property
-    def key(self) -> Hashable:
-        """Pieces of variables: their identity, and the part of the first axis."""
+    def pieces(self) -> tuple[tuple[int, int | None], ...]:
+        """Identities of variables, with the part of the first axis."""
         return tuple((id(variable), self.at) for variable in self.variables)
 
     @property
-    def pieces(self) -> set[tuple[int, int | None]]:
-        return {(id(variable), self.at) for variable in self.variables}
+    def key(self) -> Hashable:
+        return self.pieces
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,8 +165,8 @@ class _Field:
     attribute: str
     name: str
 
-    pieces = frozenset[tuple[int, int | None]]()
-    shape = (1,)
+    pieces: ClassVar[tuple[tuple[int, int | None], ...]] = ()
+    shape: ClassVar[tuple[int, ...]] = (1,)
 
     @property
     def key(self) -> Hashable:
@@ -182,19 +181,12 @@ class _Field:
 
 
 class _Place(NamedTuple):
-    """Destination of an array of a state dict.
-
-    Attributes:
-      view: what it sets.
-      ours: the name of that.
-      form: how an array there becomes one here.
-      older: whether the name is that of an earlier release.
-    """
+    """Destination of an array of a state dict."""
 
     view: _Variables | _Field
-    ours: str
-    form: Form
-    older: bool
+    ours: str  # name of what the view sets
+    form: Form  # how an array there becomes one here
+    older: bool  # whether the name is that of an earlier release
 
     def shape_there(self) -> tuple[int, ...]:
         """The shape that the array has in a state dict."""
@@ -204,17 +196,13 @@ class _Place(NamedTuple):
 class _Names:
     """All possible names in a state dict of a layer, behind a prefix.
 
-    Attributes:
-      places: destination of the array of each name.
-      ignored: names, and prefixes that end in a dot, of ignored arrays.
-      lacking: names and prefixes of missing parts of the layer, with their names here.
-      orders: names in the order of a state dict, and descriptions of the named things.
+    Some are prefixes themselves, which end in a dot.
     """
 
     def __init__(self, layer: nnx.Module, prefix: str):
         self.places: dict[str, _Place] = {}
         self.ignored: list[str] = []
-        self.lacking: dict[str, str] = {}
+        self.lacking: dict[str, str] = {}  # missing parts of the layer, with their names here
         self.orders: list[InOrder] = []
         self._read(layer, "", prefix, older=False)
 
@@ -232,30 +220,23 @@ class _Names:
             elif isinstance(entry, Ignored):
                 self.ignored.append(name)
             elif isinstance(entry, Part):
-                self._read_part(module, entry, ours, f"{name}.", older or entry.older)
+                part = _at(module, entry.ours)
+                if isinstance(part, nnx.Module):
+                    path = f"{ours}{entry.ours}."
+                    self._read(part, path, f"{name}.", older=older or entry.older)
+                elif entry.unused:
+                    self.ignored.append(f"{name}.")
+                else:
+                    self.lacking[f"{name}."] = ours + entry.ours
             else:
-                self._read_match(module, entry, ours, name, older or entry.older)
-
-    def _read_part(
-        self, module: nnx.Module, entry: Part, ours: str, theirs: str, older: bool
-    ) -> None:
-        part = _at(module, entry.ours)
-        if isinstance(part, nnx.Module):
-            self._read(part, f"{ours}{entry.ours}.", theirs, older)
-        elif entry.unused:
-            self.ignored.append(theirs)
-        else:
-            self.lacking[theirs] = ours + entry.ours
-
-    def _read_match(
-        self, module: nnx.Module, entry: Match, ours: str, name: str, older: bool
-    ) -> None:
-        for path in filter(None, (entry.ours, entry.shared)):
-            view = _view(module, path, entry.at)
-            if view is not None:
-                self.places[name] = _Place(view, ours + path, entry.form, older)
-                return
-        self.lacking[name] = ours + entry.ours
+                for path in filter(None, (entry.ours, entry.shared)):
+                    view = _view(module, path, entry.at)
+                    if view is not None:
+                        is_older = older or entry.older
+                        self.places[name] = _Place(view, ours + path, entry.form, is_older)
+                        break
+                else:
+                    self.lacking[name] = ours + entry.ours
 
 
 def _at(module: Any, path: str) -> Any:

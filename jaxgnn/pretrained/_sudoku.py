@@ -304,22 +304,13 @@ class _Run:
 
 
 class _Progress(NamedTuple):
-    """State of attempts, on the device or, when they are done, as NumPy arrays.
+    """State of attempts, on the device or, when they are done, as NumPy arrays."""
 
-    Attributes:
-      step: [] int32, number of steps so far.
-      state: state of the network; None when they are done.
-      digits: [count, attempts, 81] int32, the answers: solutions, or those after the last step.
-      solved_at: [count, attempts] int32, steps after which the answers were solutions, 0 for none.
-      chances: [count, attempts, 81, 9] float32, probabilities of the digits, the mean over all
-        steps.
-    """
-
-    step: Any
-    state: Any
-    digits: Any
-    solved_at: Any
-    chances: Any
+    step: Any  # [] int32, number of steps so far
+    state: Any  # state of the network; None when they are done
+    digits: Any  # [count, attempts, 81] int32, solutions, or the answers after the last step
+    solved_at: Any  # [count, attempts] int32, steps after which these were solutions, 0 for none
+    chances: Any  # [count, attempts, 81, 9] float32, mean probabilities of digits over all steps
 
 
 @partial(jax.jit, static_argnames="graphdef")
