@@ -162,9 +162,9 @@ def _blocks(
         block = [line.strip() for line in lines[start : start + _LINES]]
         good, problem = len(block), None
         for i in np.flatnonzero([len(line) != width for line in block])[:1].tolist():
-            expected = f"{CELLS} digits" + (f", a comma and {CELLS} digits" * (width == _PAIR))
+            second = f", a comma and {CELLS} digits" if width == _PAIR else ""
             got = f"{len(block[i])} characters: {_quote(block[i])}"
-            good, problem = i, f"expected {expected}, got {got}"
+            good, problem = i, f"expected {CELLS} digits{second}, got {got}"
         digits, fits = _as_digits(block[:good], width)
         for flat in np.flatnonzero(~fits.ravel())[:1].tolist():
             good, column = divmod(flat, width)
