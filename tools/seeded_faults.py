@@ -870,7 +870,7 @@ GRAPHS = (
     ),
     Fault(
         "host arrays: bytes of the other order are taken as those of the machine",
-        "jaxgnn/_arrays/byte_order.py",
+        "jaxgnn/_arrays/arrays.py",
         'return array.astype(array.dtype.newbyteorder("="))',
         'return array.view(array.dtype.newbyteorder("="))',
         _tests("graph/test_host_arrays", "test_arrays_of_the_other_byte_order_give_the_same"),
@@ -1002,14 +1002,14 @@ LAYERS = (
     ),
     Fault(
         "GCNConv: degrees do not count the self loops that are added",
-        "jaxgnn/graph/csr/gcn.py",
+        "jaxgnn/graph/csr/normalization.py",
         "degrees = degrees + missing.astype(dtype)",
         "pass",
         _tests("nn/test_gcn", "test_gcn_is_that_of_pytorch_geometric"),
     ),
     Fault(
         "GCNConv: self loops are added to nodes that have one",
-        "jaxgnn/graph/csr/gcn.py",
+        "jaxgnn/graph/csr/normalization.py",
         "looped = jnp.where(rows == indices, indices, num_nodes)",
         "looped = jnp.where(rows == indices, num_nodes, num_nodes)",
         _tests("nn/test_gcn", "test_gcn_is_that_of_pytorch_geometric"),
@@ -1577,7 +1577,7 @@ RELATIONS = (
 DISTRIBUTED = (
     Fault(
         "edges of a device: numbers behind dropped edges count the own device alone",
-        "jaxgnn/graph/local/edges.py",
+        "jaxgnn/graph/local/local_graph.py",
         "lax.all_gather(part, axis, tiled=True) for part",
         "part for part",
         ("tests/distributed/test_every_layer.py",),
@@ -1612,7 +1612,7 @@ DISTRIBUTED = (
     ),
     Fault(
         "means over nodes: padding rows count",
-        "jaxgnn/graph/local/node_means.py",
+        "jaxgnn/graph/local/local_graph.py",
         "counted = jnp.where(graph.is_real_row, counted, 0)",
         "counted = jnp.where(graph.is_real_row, counted, counted)",
         ("tests/distributed/test_networks.py",),

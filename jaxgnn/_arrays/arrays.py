@@ -12,8 +12,6 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn._arrays.byte_order import in_native_order as in_native_order
-from jaxgnn._arrays.concrete import is_concrete as is_concrete
 from jaxgnn._errors import bad_input
 
 MAX_INT32 = np.iinfo(np.int32).max
@@ -266,3 +264,19 @@ def require_no_heads(where: str, argument: str, weights: Any) -> None:
     if weights is not None and weights.ndim > 1:
         expected = "one number for each edge, since only ops.spmm takes heads"
         raise bad_input(where, f"{argument}.weights", expected, f"shape {weights.shape}")
+
+
+def in_native_order(array: Any) -> Any:
+    """Returns the array in the byte order of the machine; anything but NumPy's is unchanged.
+
+    Arrays of the other byte order come from files, such as FITS, netCDF and big-endian ``.npy``.
+    NumPy computes with them; ``jax.numpy`` refuses them.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """Whether the host can read the values of every array now; None counts as readable."""
+    return not any(isinstance(a, jax.core.Tracer) for a in arrays)

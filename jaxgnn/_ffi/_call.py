@@ -13,7 +13,7 @@ from jax import Array
 
 from jaxgnn._arrays.arrays import empty_like
 from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
-from jaxgnn.graph.plan.on_demand import given_plan
+from jaxgnn.graph.plan.parts import given_plan
 from pallas_kernels.chip import Chip
 
 Shape = tuple[int, ...]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num
 
-from jaxgnn._arrays.byte_order import in_native_order
+from jaxgnn._arrays.arrays import in_native_order
 from jaxgnn._errors import bad_input
 
 # Number of terms that are added sequentially.

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from jaxgnn._arrays.concrete import is_concrete
+from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.metrics._arrays import (
     all_finite,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxgnn._arrays.concrete import is_concrete
+from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
 
 _BASE = 2**32

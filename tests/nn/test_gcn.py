@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxgnn import CSRGraph, nn
 from jaxgnn.graph import GraphBatch, GraphSample
-from jaxgnn.graph.csr import gcn as _gcn
+from jaxgnn.graph.csr import normalization as _gcn
 from jaxgnn.nn.conv import gcn_sum as _gcn_sum
 from jaxgnn.testing import random_array
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, UInt
 
 from jaxgnn._arrays.arrays import KeepsArrays, is_concrete
@@ -110,3 +112,23 @@ def column_dtype(dim: int) -> np.dtype:
     if dim <= 2**8:
         return np.dtype(np.uint8)
     return np.dtype(np.uint16) if dim <= 2**16 else np.dtype(np.uint32)
+
+
+def bounded_rows(cbsr: CBSR) -> CBSR:
+    """Compressed rows with all columns in range: entries out of range count as zeros.
+
+    They get a free column of their row. There is one, since fewer than ``dim`` are used.
+    """
+    if cbsr.in_range:
+        return cbsr
+    columns = jnp.asarray(cbsr.indices)
+    if cbsr.dim <= np.iinfo(columns.dtype).max:
+        exists = columns < cbsr.dim
+        # As columns ascend, those up to the first free one are at the place of their number.
+        taken = lax.cumprod(
+            (columns == jnp.arange(cbsr.k, dtype=columns.dtype)).astype(jnp.int32), columns.ndim - 1
+        )
+        free = jnp.sum(taken, -1, keepdims=True).clip(0, cbsr.dim - 1).astype(columns.dtype)
+        values = jnp.where(exists, cbsr.values, 0)
+        cbsr = dataclasses.replace(cbsr, values=values, indices=jnp.where(exists, columns, free))
+    return dataclasses.replace(cbsr, in_range=True)

@@ -12,16 +12,21 @@ import numpy.typing as npt
 from jaxtyping import PyTree
 
 from jaxgnn._arrays.arrays import offset_dtype, own, put_own
-from jaxgnn.graph.csr.building import sorted_graph
-from jaxgnn.graph.csr.edge_data import keep_order, ordered_edge_data
-from jaxgnn.graph.csr.edge_list import EdgeList, EdgeNames, rows_of_edge_index
+from jaxgnn.graph.csr.edge_list import (
+    EdgeList,
+    EdgeNames,
+    keep_order,
+    ordered_edge_data,
+    rows_of_edge_index,
+    sorted_graph,
+)
 from jaxgnn.graph.csr.interchange import (
     NetworkXAttributes,
     attribute_data,
     networkx_edges,
     scipy_parts,
 )
-from jaxgnn.graph.plan.on_demand import plan_on_demand
+from jaxgnn.graph.plan.parts import plan_on_demand
 
 if TYPE_CHECKING:
     from jaxgnn.graph.csr.csr_graph import CSRGraph

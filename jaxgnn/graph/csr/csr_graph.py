@@ -27,24 +27,37 @@ from jaxgnn._arrays.arrays import (
     take,
 )
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.csr.bounds import bounded_graph
 from jaxgnn.graph.csr.constructors import GraphConstructors
-from jaxgnn.graph.csr.edge_data import keep_order, known_order, ordered_edge_data, reordered
-from jaxgnn.graph.csr.edge_list import EdgeNames, as_array
-from jaxgnn.graph.csr.gcn import gcn_coefficients
+from jaxgnn.graph.csr.edge_list import (
+    EdgeNames,
+    as_array,
+    keep_order,
+    known_order,
+    ordered_edge_data,
+    reordered,
+)
 from jaxgnn.graph.csr.interchange import to_scipy
-from jaxgnn.graph.csr.normalization import Edges, Normalization, degree_scales, normalized_weights
+from jaxgnn.graph.csr.normalization import (
+    Edges,
+    Normalization,
+    degree_scales,
+    gcn_coefficients,
+    normalized_weights,
+)
 from jaxgnn.graph.csr.self_loops import with_self_loops
-from jaxgnn.graph.csr.validation import arrays_of, validate_graph, validate_structure
+from jaxgnn.graph.csr.validation import arrays_of, bounded_graph, validate_graph, validate_structure
 from jaxgnn.graph.plan.device_sorting import is_for_device
-from jaxgnn.graph.plan.on_demand import PlanOnDemand, given_plan, makes_plan, plan_on_demand
 from jaxgnn.graph.plan.parts import (
     ALL_PARTS,
     OPS,
     ConcreteParts,
+    PlanOnDemand,
     available,
+    given_plan,
+    makes_plan,
     parts_for,
     parts_of_leaves,
+    plan_on_demand,
 )
 from jaxgnn.graph.plan.plan import GraphPlan, Part, make_traced_plan
 from jaxgnn.graph.plan.row_sums import sum_rows

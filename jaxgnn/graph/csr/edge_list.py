@@ -1,24 +1,35 @@
-"""Edge lists as callers pass them, and checks of these lists."""
+"""Edge lists and data of edges as callers pass them: checks, and the graph of a list."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int, PyTree
 
 from jaxgnn._arrays.arrays import (
     first_outside,
+    ids_in_range,
+    in_native_order,
     is_concrete,
+    kept,
+    own,
+    put_own,
     require_integers,
+    require_kept_integers,
     require_length,
     require_size,
     require_weights,
+    take,
 )
-from jaxgnn._arrays.byte_order import in_native_order
-from jaxgnn._arrays.id_range import least_and_most
+from jaxgnn._arrays.eager import least_and_most
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.plan.device_sorting import is_for_device
+from jaxgnn.graph.csr.validation import check_finite
+from jaxgnn.graph.plan.device_sorting import is_for_device, sort_on_device
+from jaxgnn.graph.plan.parts import plan_on_demand
+from jaxgnn.graph.plan.sorting import compress, sort_edges
 
 
 class EdgeNames(NamedTuple):
@@ -118,3 +129,161 @@ def _check_range(where, name, ids, edge_mask, bound):
     at = first_outside(ids, bound, mask)
     if at is not None:
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
+
+
+def ordered_edge_data(
+    names: EdgeNames, tree: PyTree, permutation: Int[Array, " edges"] | np.ndarray
+) -> PyTree:
+    """Returns ``tree`` with the entries of each leaf in the order of the graph's edge slots.
+
+    Args:
+      names: the function and the argument that errors name.
+      tree: a pytree of arrays [edges, ...], one entry for each edge in input order.
+      permutation: position in the input of each edge slot [edges].
+
+    Returns:
+      The same tree of JAX arrays, on the default device.
+
+    Raises:
+      ValueError: names the path of the first leaf that is not an array of numbers with one entry
+        for each edge, or whose integers JAX would cut.
+    """
+    length = permutation.shape[0]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = names.edge_data + jax.tree_util.keystr(path)
+        require_leading(names.where, name, leaf, length, "edge")
+        require_kept_integers(names.where, name, leaf)
+    return jax.tree.map(lambda leaf: take(leaf, permutation), tree)
+
+
+def require_leading(where: str, argument: str, leaf: Any, length: int, of_what: str) -> None:
+    """Raises ValueError unless ``leaf`` is an array of numbers whose first axis has ``length``."""
+    expected = f"an array of shape ({length}, ...), one entry per {of_what}"
+    if not isinstance(leaf, np.ndarray | jax.Array):
+        raise bad_input(where, argument, expected, type(leaf).__name__)
+    if leaf.ndim == 0 or leaf.shape[0] != length:
+        raise bad_input(where, argument, expected, f"shape {leaf.shape}")
+    # The other dtypes of numpy are strings, objects and times.
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
+        raise bad_input(where, argument, "of a numeric or boolean dtype", leaf.dtype)
+
+
+def way_to_edge_slots(num_edges: int, shape: tuple[int, ...]) -> str:
+    """The end of an error on features of edges, [..., edges, features], of another number of rows.
+
+    Empty for features with a row for each edge slot, which are wrong in another way.
+    """
+    if num_edges in shape[-2:-1]:
+        return ""
+    return (
+        "; give a row to each edge slot, self loops and padding included. "
+        "graph.sort_edges(features) brings those of the edges of the input into this order"
+    )
+
+
+def known_order(graph: Any) -> Any:
+    """The input position of each edge slot of this graph, or None if it is not known.
+
+    The order is no field, but is stored beside the fields, like the plan that a graph builds on
+    demand. So graphs with and without it are the same pytree and share compilations and
+    checkpoints. ``jit``, which flattens graphs, drops it.
+    """
+    return graph.__dict__.get("_edge_order")
+
+
+def keep_order[Graph](graph: Graph, order: Any) -> Graph:
+    """Stores the input position of each slot in ``graph``, which the library has just built."""
+    if order is not None:
+        graph.__dict__["_edge_order"] = order
+    return graph
+
+
+def reordered(order: Any, slots: Any) -> Any:
+    """``order[slots]``, on the host if both are on the host; None if the order is not known."""
+    if order is None:
+        return None
+    if is_concrete(order, slots):
+        return own(np.asarray(order)[np.asarray(slots)])
+    return order[slots]
+
+
+def sorted_graph(
+    cls: Any,
+    names: EdgeNames,
+    edges: EdgeList,
+    num_nodes: int,
+    num_senders: int | None = None,
+    *,
+    with_order: bool = False,
+) -> tuple[Any, Any]:
+    """Builds the graph of an edge list, and on request the input position of its edge slots.
+
+    Args:
+      cls: ``CSRGraph``.
+      names: the function and the arguments that errors name.
+      edges: the edges in input order, concrete or traced.
+      num_nodes: number of receivers.
+      num_senders: number of senders; None for that of receivers.
+      with_order: whether to return the positions.
+
+    Returns:
+      The graph, and the positions: in numpy if the list is concrete, traced otherwise. None unless
+      requested.
+    """
+    edges = as_arrays(edges)
+    num_cols = num_nodes if num_senders is None else num_senders
+    check_edge_list(names, edges, num_nodes, num_cols)
+    is_host = is_concrete(edges.senders, edges.receivers, edges.mask)
+    if is_host:
+        needs_order = with_order or edges.weights is not None
+        indptr, indices, order = _sort_concrete(edges, num_nodes, num_cols, needs_order)
+    else:
+        indptr, indices, order = _sort_traced(edges, num_nodes, num_cols)
+    weights = None if edges.weights is None else _taken(edges.weights, order)
+    # Edges out of range raise if the list is concrete, and are padding if it is traced.
+    parts = {"indptr": indptr, "indices": indices, "weights": weights}
+    graph = cls(**parts, num_cols=num_cols, in_range=True)
+    if is_concrete(indptr, weights) and weights is not None:
+        check_finite("CSRGraph", "weights", np.asarray(weights)[: np.asarray(indptr)[-1]])
+    if not with_order:
+        order = None
+    elif is_host:
+        order = own(np.asarray(order))
+    # Weights may be traced even if the structure is concrete.
+    return plan_on_demand(graph) if is_host else graph, order
+
+
+def _sort_concrete(edges: EdgeList, num_rows: int, num_cols: int, needs_order: bool):
+    """Sorts by receiver where arrays are placed; the order is None if it is not needed."""
+    senders, receivers, _, mask = edges
+    if is_for_device(receivers.shape[0]):
+        return sort_on_device(receivers, senders, num_rows, mask)
+    senders, receivers = (np.asarray(ids).astype(np.int32, copy=False) for ids in edges[:2])
+    if mask is not None:  # the senders of padding may be out of range
+        indptr, order = sort_edges(receivers, num_rows, mask)
+        return put_own(indptr), put_own(senders[order]), order
+    # Without an order only the senders and one byte an edge have to be moved.
+    values = np.arange(len(senders), dtype=np.int32 if needs_order else np.int8)
+    if len(senders) > np.iinfo(np.int32).max:
+        values = values.astype(np.int64)
+    shape = max(num_rows, 1), max(num_cols, 1)
+    indptr, indices, values = compress(receivers, senders, values, shape)
+    indptr = put_own(indptr[: num_rows + 1])
+    return indptr, put_own(indices), values if needs_order else None
+
+
+def _sort_traced(edges: EdgeList, num_rows: int, num_cols: int):
+    # A traced program may read the other arrays later, when it runs.
+    senders, receivers, _, mask = map(kept, edges)
+    if not is_concrete(senders, receivers):
+        exists = ids_in_range(senders, num_cols) & ids_in_range(receivers, num_rows)
+        mask = exists if mask is None else mask & exists
+    indptr, order = sort_edges(receivers, num_rows, mask)
+    return indptr, take(jnp.asarray(senders).astype(np.int32), order), order
+
+
+def _taken(array: Any, order: Any) -> Any:
+    """Returns ``array[order]`` on the host, or on the device where the order is."""
+    if isinstance(order, np.ndarray):
+        return take(array, order)
+    return jnp.asarray(kept(array))[order]

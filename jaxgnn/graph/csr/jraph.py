@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxgnn._arrays.arrays import is_concrete, put_own
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.csr.edge_data import require_leading
+from jaxgnn.graph.csr.edge_list import require_leading
 from jaxgnn.graph.plan.sorting import row_ids_on_host
 
 if TYPE_CHECKING:

@@ -9,9 +9,14 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.csr.building import sorted_graph
-from jaxgnn.graph.csr.edge_data import keep_order, known_order, reordered
-from jaxgnn.graph.csr.edge_list import EdgeList, EdgeNames
+from jaxgnn.graph.csr.edge_list import (
+    EdgeList,
+    EdgeNames,
+    keep_order,
+    known_order,
+    reordered,
+    sorted_graph,
+)
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
 _WHERE = "CSRGraph.with_self_loops"

@@ -7,6 +7,7 @@ of ``jax.jit``, and compile nothing. No gradient flows through them. Padding slo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -14,11 +15,11 @@ import numpy.typing as npt
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
-from jaxgnn._arrays.arrays import own, take
+from jaxgnn._arrays.arrays import is_concrete, own, require_one, take
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.transform_input import Edges, distinct_ids, edges_of
-from jaxgnn.graph.plan.sorting import inverse_permutation, sort_edges
+from jaxgnn.graph.csr.validation import arrays_of
+from jaxgnn.graph.plan.sorting import inverse_permutation, row_ids_on_host, sort_edges
 
 
 class Subgraph(NamedTuple):
@@ -250,3 +251,227 @@ def _selected(edges: Edges, slots: np.ndarray, num_nodes: int) -> CSRGraph:
     """The graph of all nodes, with the edges of these ascending slots."""
     weights = None if edges.weights is None else edges.weights[slots]
     return CSRGraph.from_edges(edges.senders[slots], edges.receivers[slots], num_nodes, weights)
+
+
+class Edges(NamedTuple):
+    """The edges of a graph without its padding, in numpy; weights are [edges] or [edges, heads]."""
+
+    senders: np.ndarray
+    receivers: np.ndarray
+    weights: np.ndarray | None
+
+
+def edges_of(
+    where: str, graph: CSRGraph, *, allow_bipartite: bool = False, allow_normalized: bool = False
+) -> Edges:
+    """Reads and checks the edges of a concrete graph."""
+    if not isinstance(graph, CSRGraph):
+        raise bad_input(where, "graph", "a CSRGraph", type(graph).__name__)
+    require_one(where, "graph", graph)
+    if not is_concrete(*arrays_of(graph)):
+        expected = "concrete, since its values tell the size of the result; call it outside jit"
+        raise bad_input(where, "graph", expected, "a tracer")
+    if not allow_bipartite and graph.num_rows != graph.num_cols:
+        raise bad_input(where, "graph", "square", f"shape {graph.shape}")
+    if not allow_normalized and graph.is_normalized:
+        expected = "not normalised, since its degrees change; normalise the result"
+        raise bad_input(where, "graph", expected, repr(graph.normalization))
+    graph.concrete_parts()  # checks the structure
+    indptr = np.asarray(graph.indptr)
+    real = slice(0, int(indptr[-1]))
+    weights = None if graph.weights is None else np.asarray(graph.weights)[real]
+    receivers = row_ids_on_host(indptr, int(indptr[-1]))
+    return Edges(np.asarray(graph.indices)[real], receivers, weights)
+
+
+def distinct_ids(where: str, name: str, nodes: npt.ArrayLike, num_nodes: int) -> np.ndarray:
+    """Reads distinct node ids, or a mask, as int32 ids."""
+    if not is_concrete(nodes):
+        raise bad_input(where, name, "concrete; call it outside jit", "a tracer")
+    ids = np.asarray(nodes)
+    if ids.size == 0:
+        ids = ids.astype(bool if ids.dtype == bool else np.int32)
+    if ids.ndim != 1:
+        raise bad_input(where, name, "of one axis", f"shape {ids.shape}")
+    if ids.dtype == bool:
+        if len(ids) != num_nodes:
+            expected = f"of shape ({num_nodes},), as a mask has it"
+            raise bad_input(where, name, expected, f"shape {ids.shape}")
+        return np.flatnonzero(ids).astype(np.int32)
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise bad_input(where, name, "of an integer dtype, or bool", ids.dtype)
+    outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+    if outside.size:
+        at = int(outside[0])
+        raise bad_input(where, f"{name}[{at}]", f"in [0, {num_nodes})", int(ids[at]))
+    by_id = np.argsort(ids, kind="stable")
+    again = by_id[1:][ids[by_id[1:]] == ids[by_id[:-1]]]
+    if again.size:
+        at = int(again.min())
+        first = int(np.flatnonzero(ids == ids[at])[0])
+        expected = f"an id that occurs once, since {name}[{first}] is the same"
+        raise bad_input(where, f"{name}[{at}]", expected, int(ids[at]))
+    return ids.astype(np.int32)
+
+
+Reduce = Literal["sum", "mean", "min", "max", "mul"]
+"""Reduction of the weights of merged edges."""
+
+_UFUNCS: dict[Reduce, Callable[..., np.ndarray]] = {
+    "sum": np.add.reduceat,
+    "mean": np.add.reduceat,  # then divided by the number of edges
+    "min": np.minimum.reduceat,
+    "max": np.maximum.reduceat,
+    "mul": np.multiply.reduceat,
+}
+
+
+@overload
+def coalesce(graph: CSRGraph, reduce: Reduce = "sum") -> CSRGraph: ...
+@overload
+def coalesce(
+    graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: Literal[True]
+) -> tuple[CSRGraph, np.ndarray]: ...
+def coalesce(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = False) -> Any:
+    """Merges all edges from one node to another into one edge.
+
+    An unweighted graph stays without weights, so an edge that occurred three times then counts
+    once. To keep the count, give the graph weights of one first.
+
+    Args:
+      graph: a graph that is not normalised; it may be bipartite.
+      reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
+        ``"min"``, ``"max"`` or ``"mul"``.
+      return_slots: whether to return the new slots of the edges.
+
+    Returns:
+      The graph, its edges sorted by receiver and then by sender. With ``return_slots`` also the new
+      slot of each old edge (padding aside), int [edges]; ``jax.ops.segment_sum`` combines edge
+      features by it.
+
+    Raises:
+      ValueError: if the graph is traced or normalised, or ``reduce`` is unknown.
+
+    Example:
+      >>> from jaxgnn import CSRGraph
+      >>> graph = CSRGraph.from_edges([2, 0, 2], [1, 1, 1], 3, np.float32([1, 2, 3]))
+      >>> made, slots = coalesce(graph, return_slots=True)
+      >>> made.indices.tolist(), made.weights.tolist(), slots.tolist()
+      ([0, 2], [2.0, 4.0], [1, 0, 1])
+    """
+    edges = edges_of("coalesce", graph, allow_bipartite=True)
+    _check_reduce("coalesce", reduce)
+    merged = _merge(edges.senders, edges.receivers, edges.weights, reduce, graph.shape)
+    made = _merged_graph(merged, graph.shape)
+    return (made, own(merged.slots)) if return_slots else made
+
+
+@overload
+def to_undirected(graph: CSRGraph, reduce: Reduce = "sum") -> CSRGraph: ...
+@overload
+def to_undirected(
+    graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: Literal[True]
+) -> tuple[CSRGraph, np.ndarray]: ...
+def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = False) -> Any:
+    """Adds the reverse of every edge, then merges all edges from one node to another.
+
+    As in PyTorch Geometric, ``"sum"`` gives both directions the sum of the weights of both. So a
+    graph that is undirected already gets twice its weights, and so does every self loop, which is
+    its own reverse. ``"mean"`` and ``"max"`` do not change an undirected graph without repeated
+    edges. An unweighted graph stays without weights.
+
+    Args:
+      graph: a square graph that is not normalised.
+      reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
+        ``"min"``, ``"max"`` or ``"mul"``.
+      return_slots: whether to return the new slots of the edges.
+
+    Returns:
+      The graph, its edges sorted by receiver and then by sender. With ``return_slots`` also the new
+      slots of each old edge (padding aside), int [2, edges]: its own, and that of its reverse.
+
+    Raises:
+      ValueError: if the graph is traced, not square or normalised, or ``reduce`` is unknown.
+
+    Example:
+      >>> from jaxgnn import CSRGraph
+      >>> path = CSRGraph.from_edges([0, 1], [1, 2], 3)
+      >>> made = to_undirected(path)
+      >>> made.indices.tolist(), made.receivers().tolist()
+      ([1, 0, 2, 1], [0, 1, 1, 2])
+    """
+    edges = edges_of("to_undirected", graph)
+    _check_reduce("to_undirected", reduce)
+    senders = np.concatenate([edges.senders, edges.receivers])
+    receivers = np.concatenate([edges.receivers, edges.senders])
+    weights = None if edges.weights is None else np.concatenate([edges.weights] * 2)
+    merged = _merge(senders, receivers, weights, reduce, graph.shape)
+    made = _merged_graph(merged, graph.shape)
+    return (made, own(merged.slots.reshape(2, -1))) if return_slots else made
+
+
+class _Merged(NamedTuple):
+    """Distinct edges, sorted by receiver and then by sender.
+
+    Attributes:
+      senders: sender of each new edge.
+      receivers: receiver of each new edge.
+      weights: combined weights, or None.
+      slots: new edge into which each old edge is merged.
+    """
+
+    senders: np.ndarray
+    receivers: np.ndarray
+    weights: np.ndarray | None
+    slots: np.ndarray
+
+
+def _check_reduce(where: str, reduce: str) -> None:
+    """Raises ValueError unless ``reduce`` is the name of a reduction."""
+    if reduce not in _UFUNCS:
+        raise bad_input(where, "reduce", f"one of {', '.join(map(repr, _UFUNCS))}", repr(reduce))
+
+
+def _merge(
+    senders: np.ndarray,
+    receivers: np.ndarray,
+    weights: np.ndarray | None,
+    reduce: Reduce,
+    shape: tuple[int, int],
+) -> _Merged:
+    """Merges all edges that have the same two ends.
+
+    Args:
+      senders: int32 [edges].
+      receivers: int32 [edges].
+      weights: floating [edges] or [edges, heads], combined in float64 and returned in their dtype;
+        or None.
+      reduce: how weights are combined.
+      shape: the numbers of receivers and of senders.
+    """
+    # Two counting sorts, which are linear and keep the order of equal ends.
+    _, by_sender = sort_edges(senders, shape[1])
+    _, by_receiver = sort_edges(receivers[by_sender], shape[0])
+    order = by_sender[by_receiver]
+    senders, receivers = senders[order], receivers[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (senders[1:] != senders[:-1]) | (receivers[1:] != receivers[:-1])
+    starts = np.flatnonzero(is_first)
+    slots = np.empty(len(order), np.int64)
+    slots[order] = np.cumsum(is_first) - 1
+    if weights is not None:
+        dtype = weights.dtype
+        wide = weights[order].astype(np.float64)
+        combined = _UFUNCS[reduce](wide, starts) if len(starts) else wide
+        if reduce == "mean":
+            counts = np.diff(starts, append=len(order))
+            combined = combined / counts.reshape(-1, *[1] * (weights.ndim - 1))
+        weights = combined.astype(dtype)
+    return _Merged(senders[starts], receivers[starts], weights, slots)
+
+
+def _merged_graph(merged: _Merged, shape: tuple[int, int]) -> CSRGraph:
+    num_rows, num_cols = shape
+    return CSRGraph.from_edges(
+        merged.senders, merged.receivers, num_rows, merged.weights, num_senders=num_cols
+    )

@@ -1,4 +1,4 @@
-"""Host-side checks of a graph's values."""
+"""Checks of a graph's shapes and values, and the clamping of ids that nothing has checked."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import (
     is_concrete,
+    match_varying,
     require_floats,
     require_length,
     require_size,
@@ -17,7 +18,7 @@ from jaxgnn._arrays.arrays import (
 )
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.plan.edge_blocks import make_edge_blocks
-from jaxgnn.graph.plan.on_demand import given_plan
+from jaxgnn.graph.plan.parts import given_plan
 from jaxgnn.graph.plan.schedule import MAX_EDGES_PER_UNIT, make_schedule, units
 from jaxgnn.graph.plan.sorting import transpose_on_host
 
@@ -83,6 +84,24 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
     plan = given_plan(graph)
     if plan is not None:
         _check_plan_shapes(where, graph, plan)
+
+
+def bounded_graph(graph: CSRGraph) -> CSRGraph:
+    """Returns a traced graph with senders and offsets clamped, or the same graph if in range.
+
+    A sender out of range becomes the nearest node, 0 or the last, and an offset past the last edge
+    becomes the number of edges. Where offsets decrease, or do not begin at 0, the graph has no
+    edges. A plan of ids that are not known is dropped.
+    """
+    if graph.in_range:
+        return graph
+    indptr, indices = match_varying(jnp.asarray(graph.indptr), jnp.asarray(graph.indices))
+    rises = jnp.all(indptr[..., 1:] >= indptr[..., :-1], -1, keepdims=True)
+    indptr = jnp.where(rises & (indptr[..., :1] == 0), indptr.clip(0, graph.num_edges), 0)
+    indices = indices.clip(0, graph.num_cols - 1)
+    made = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
+    degrees = graph.__dict__.get("_uniform_degrees")
+    return made if degrees is None else made.with_known_degrees(degrees)
 
 
 def _check_plan_shapes(where, graph, plan):

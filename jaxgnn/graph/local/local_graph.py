@@ -5,20 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jaxgnn._arrays.arrays import KeepsArrays, match_varying
+from jaxgnn._arrays.arrays import KeepsArrays, as_jax, match_varying, offset_dtype
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.normalization import Normalization, degree_scales
 from jaxgnn.graph.csr.self_loops import checked_count
-from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words
-from jaxgnn.graph.local.edges import with_edges
+from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words, totals_before
 from jaxgnn.graph.local.halo import Halo
 from jaxgnn.graph.local.union import LocalUnion
 
@@ -258,3 +257,148 @@ def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
         expected = "one relation, if edges are dropped and the graph is spread over devices"
         raise bad_input("dropout", "graph", expected, "several relations")
     return jnp.asarray(graph.edge_numbers().low) if isinstance(graph, LocalGraph) else None
+
+
+class LocalEdges(NamedTuple):
+    """One device's rows with other edges, and the origin of these.
+
+    Attributes:
+      graph: the rows, without scales and plan.
+      sources: for each edge slot of ``graph`` the edge slot of the original graph, which had E of
+        them; E + i for the loop of row i. In padding slots it is undefined.
+    """
+
+    graph: LocalGraph
+    sources: Int[Array, " new_edges"]
+
+
+def with_edges(
+    graph: LocalGraph,
+    kept: Bool[Array, " edges"],
+    loops: Bool[Array, " rows"] | None = None,
+    weight: Any = 1.0,
+) -> LocalEdges:
+    """Keeps some edges of each row, in their order, and appends a self loop to some rows.
+
+    Args:
+      graph: the rows of one device of a graph that is not normalised; square if loops are added.
+      kept: mask of the edge slots that are kept; False for padding slots.
+      loops: mask of the rows that get a loop; None for none, and as many edge slots as before.
+      weight: weight of the loops, if the graph has weights.
+    """
+    edges, rows = graph.num_edges, graph.num_rows
+    indptr, indices, kept = match_varying(jnp.asarray(graph.indptr), graph.indices, kept)
+    dtype = offset_dtype(edges if loops is None else edges + rows)
+    before = jnp.pad(jnp.cumsum(kept, dtype=dtype), (1, 0))
+    places, offsets = before[:-1], before[indptr]
+    slots, total = jnp.arange(edges, dtype=dtype), graph.numbers.total
+    if loops is not None:
+        loops_before = jnp.pad(jnp.cumsum(loops, dtype=dtype), (1, 0))
+        places = places + loops_before[graph.receivers()]
+        offsets = offsets + loops_before
+        kept, places = _behind(kept, loops), _behind(places, offsets[1:] - 1)
+        slots = jnp.arange(edges + rows, dtype=dtype)
+        indices = _behind(indices, graph.own_columns().astype(indices.dtype))
+        total += graph.halo.num_nodes
+    sources = jnp.zeros_like(slots).at[jnp.where(kept, places, len(slots))].set(slots, mode="drop")
+    weights = graph.weights
+    if weights is not None:
+        weights = jnp.asarray(weights)
+        if loops is not None:
+            of_loops = jnp.full((rows, *weights.shape[1:]), weight, weights.dtype)
+            weights = _behind(weights, of_loops)
+        weights = weights[sources]
+    made = dataclasses.replace(
+        graph,
+        indptr=offsets,
+        indices=indices[sources],
+        weights=weights,
+        row_scale=None,
+        col_scale=None,
+        plan=None,
+        normalization=None,
+        numbers=_numbers(graph, jnp.diff(offsets), total),
+        split=None,
+    )
+    return LocalEdges(made, sources)
+
+
+def _behind(first: Array, second: Array) -> Array:
+    return jnp.concatenate([*match_varying(first, second)])
+
+
+def _numbers(graph: LocalGraph, counts: Int[Array, " rows"], total: int) -> EdgeNumbers:
+    """Numbers of the edges of each own row in the whole graph, from the counts of each row."""
+    axis = graph.halo.axis
+    ids, counts = match_varying(graph.row_numbers(), counts)
+    of_all = (lax.all_gather(part, axis, tiled=True) for part in (ids, counts.astype(jnp.uint32)))
+    all_ids, all_counts = of_all
+    # There are fewer nodes than rows of all devices, and padding rows have larger numbers.
+    of_nodes = jnp.zeros_like(all_counts).at[all_ids].set(all_counts, mode="drop")
+    first = totals_before(of_nodes, total)
+    return EdgeNumbers(first.at[ids].get(mode="clip"), total)
+
+
+def mean_over_nodes(
+    graph: CSRGraph, values: Float[Array, "nodes *rest"], weight: Array | None = None
+) -> Float[Array, " *rest"]:
+    """The mean of the values of all nodes, those of other devices included.
+
+    On a whole graph on one device it is the mean of its nodes.
+
+    Args:
+      graph: the graph of the nodes, or inside of ``sharded`` that of the device.
+      values: values of the own nodes; those of padding rows are ignored.
+      weight: weight of each node, bool or numbers [nodes]; None to count each once.
+
+    Returns:
+      ``Σ w_i v_i / Σ w_i``, the same on all devices, of the wider floating dtype of values and
+      weights, and float32 if neither is floating. Sums are accumulated in float32 or wider.
+
+    Raises:
+      ValueError: if ``graph`` is not a graph, or there is another number of values or weights
+        than of nodes.
+    """
+    if not isinstance(graph, CSRGraph):
+        expected = "a CSRGraph, or inside of sharded the graph of the device"
+        raise bad_input("mean_over_nodes", "graph", expected, type(graph).__name__)
+    values = as_jax("mean_over_nodes", "values", values)
+    counted = jnp.ones(graph.num_rows, bool) if weight is None else jnp.asarray(weight)
+    for name, array in (("values", values), ("weight", counted)):
+        if array.ndim < 1 or array.shape[0] != graph.num_rows:
+            expected = f"of one entry for each of {graph.num_rows} nodes"
+            raise bad_input("mean_over_nodes", name, expected, f"shape {array.shape}")
+    floating = [a.dtype for a in (values, counted) if jnp.issubdtype(a.dtype, jnp.floating)]
+    dtype = max(floating, key=lambda one: one.itemsize, default=jnp.dtype(jnp.float32))
+    wide = max(dtype, jnp.dtype(jnp.float32), key=lambda one: one.itemsize)
+    counted, values = counted.astype(wide), values.astype(wide)
+    if isinstance(graph, LocalGraph):
+        counted = jnp.where(graph.is_real_row, counted, 0)
+    column = counted.reshape(-1, *(1,) * (values.ndim - 1))
+    # A padding row may have no finite value.
+    total = jnp.sum(jnp.where(column != 0, values, 0) * column, axis=0)
+    count = jnp.sum(counted)
+    total, count = sum_over_devices(graph, (total, count))
+    return (total / count).astype(dtype)
+
+
+def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
+    """Sums a pytree over the devices; for a whole graph it is returned unchanged.
+
+    Args:
+      graph: the graph, or inside of ``sharded`` that of the device.
+      of_device: a pytree of arrays, such as a sum over the own nodes.
+    """
+    return jax.lax.psum(of_device, graph.halo.axis) if isinstance(graph, LocalGraph) else of_device
+
+
+def max_over_devices(graph: CSRGraph, of_device: Array) -> Array:
+    """The maximum over the devices, differentiable; for a whole graph the array itself.
+
+    Args:
+      graph: the graph, or inside of ``sharded`` that of the device.
+      of_device: an array, compared element by element.
+    """
+    if not isinstance(graph, LocalGraph):
+        return of_device
+    return jnp.max(jax.lax.all_gather(of_device, graph.halo.axis), axis=0)

@@ -28,9 +28,8 @@ from jaxgnn._arrays.arrays import (
 )
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.local.edges import with_edges
-from jaxgnn.graph.local.local_graph import LocalGraph
-from jaxgnn.graph.plan.on_demand import plan_on_demand
+from jaxgnn.graph.local.local_graph import LocalGraph, with_edges
+from jaxgnn.graph.plan.parts import plan_on_demand
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 

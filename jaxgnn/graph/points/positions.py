@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.transform_input import edges_of
+from jaxgnn.graph.csr.transforms import edges_of
 
 # Components of at most this many nodes are decomposed as dense matrices.
 _DENSE = 600

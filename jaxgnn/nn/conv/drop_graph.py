@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph
-from jaxgnn.graph.local.edges import with_edges
+from jaxgnn.graph.local.local_graph import with_edges
 from jaxgnn.nn.shared.dropout import training_rngs
 from jaxgnn.nn.shared.node_draws import bernoulli_of_rows, bits_of_edges
 from jaxgnn.nn.shared.options import checked_options, flag, rate

@@ -13,7 +13,7 @@ from jaxgnn import ops
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete, remove_self_loops
-from jaxgnn.graph.local.node_means import max_over_devices
+from jaxgnn.graph.local.local_graph import max_over_devices
 
 LaplacianKind = Literal["sym", "rw"]
 """Normalisations of a Laplacian, besides none."""

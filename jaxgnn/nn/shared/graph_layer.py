@@ -13,7 +13,7 @@ from jaxgnn import ops
 from jaxgnn._arrays.arrays import as_jax, shown_sides
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.csr.edge_data import way_to_edge_slots
+from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.graph.csr.require_graph import refuse_weights, require_graph
 from jaxgnn.nn.shared.layer import Layer
 from jaxgnn.nn.shared.linear import FusedLinear, apply_linear, apply_mlp

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxgnn._arrays.arrays import as_jax, in_native_order
-from jaxgnn._arrays.id_range import is_read_in_place, least_and_most
+from jaxgnn._arrays.eager import is_read_in_place, least_and_most
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import is_concrete

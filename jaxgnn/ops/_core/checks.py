@@ -11,8 +11,9 @@ import numpy as np
 from jaxgnn._arrays.arrays import put_copy
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
-from jaxgnn.graph.csr.bounds import bounded_graph, bounded_rows
+from jaxgnn.graph.csr.cbsr import bounded_rows
 from jaxgnn.graph.csr.require_graph import require_graph
+from jaxgnn.graph.csr.validation import bounded_graph
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:

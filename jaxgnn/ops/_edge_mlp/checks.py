@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.csr.edge_data import way_to_edge_slots
+from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.checks import check_choice, check_float, check_rows
 from jaxgnn.ops._dense.checks import check_layer

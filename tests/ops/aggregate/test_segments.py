@@ -12,7 +12,7 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import _ffi
-from jaxgnn._arrays import id_range as _id_range
+from jaxgnn._arrays import eager as _id_range
 from jaxgnn._ffi.aggregate import segment_order
 from jaxgnn.ops._aggregate import segment_parts, segments
 from jaxgnn.testing import random_array
