@@ -144,12 +144,6 @@ ALLOWED = {
     "jaxgnn._command_line": {"jaxgnn"},
     "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph"},
     **_of_rooms("jaxgnn.graph", "jaxgnn._arrays", "jaxgnn._errors"),
-    "jaxgnn.graph.plan": {
-        "jaxgnn._arrays",
-        "jaxgnn._errors",
-        "jaxgnn.graph.plan",
-        "pallas_kernels.chip",
-    },
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
         "jaxgnn.graph",

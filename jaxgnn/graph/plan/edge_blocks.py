@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,40 @@ from jaxgnn._arrays.arrays import KeepsArrays, is_concrete, own
 from jaxgnn.graph.plan.communities import find_communities
 from jaxgnn.graph.plan.schedule import cut_rows
 from jaxgnn.graph.plan.sorting import inverse_permutation, row_ids, row_ids_on_host, sort_edges
-from pallas_kernels.chip import Chip
 
 # Bits of an entry that name the row within its block; the others name the sender in its span.
 ROW_BITS = 9
 # Kernels read four or eight entries at a time.
 _ENTRIES_ALIGNED = 8
+
+
+class Limits(Protocol):
+    """Memory of a GPU, as a record of its figures has it: ``pallas_kernels.chip.Chip``.
+
+    Attributes:
+      cache_bytes: size of the second-level cache.
+      shared_bytes: shared memory of a block of threads.
+    """
+
+    @property
+    def cache_bytes(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+class _H100:
+    """Limits where no kernels have been imported, which know the GPU of this machine."""
+
+    cache_bytes, shared_bytes = 50 * 2**20, 226 * 2**10
+
+
+_current_limits: Callable[[], Limits] = _H100
+
+
+def use_limits(current: Callable[[], Limits]) -> None:
+    """Sets the function that returns the limits of the GPU for which edges are grouped."""
+    global _current_limits
+    _current_limits = current
 
 
 @dataclass(frozen=True)
@@ -49,7 +77,7 @@ class BlockShape:
 
     @classmethod
     def choices(
-        cls, chip: Chip, num_rows: int, num_cols: int, num_edges: int
+        cls, chip: Limits, num_rows: int, num_cols: int, num_edges: int
     ) -> tuple[BlockShape, ...]:
         """Returns the shapes in which to cut a graph; larger blocks are for narrower rows.
 
@@ -89,7 +117,7 @@ class BlockShape:
         """Number of senders of a tile, if a span is cut into ``tiles`` tiles."""
         return -(-self.senders // tiles)
 
-    def tiles_for(self, chip: Chip, k: int, itemsize: int) -> int:
+    def tiles_for(self, chip: Limits, k: int, itemsize: int) -> int:
         """Returns the number of tiles, among ``tiles``, into which a span is best cut.
 
         The choice was measured on an H200. Each tile reads the rows of a block again, which takes
@@ -108,7 +136,7 @@ class BlockShape:
             most = _TILE_SENDERS[itemsize]
         return next((n for n in self.tiles if self.senders_of(n) <= most), self.tiles[-1])
 
-    def can_hold(self, chip: Chip, row_bytes: int, passes: int) -> bool:
+    def can_hold(self, chip: Limits, row_bytes: int, passes: int) -> bool:
         """Whether shared memory holds the rows of a block in a number of passes."""
         return self.rows * row_bytes <= passes * (chip.shared_bytes - _BYTES_OF_KERNELS)
 
@@ -139,12 +167,12 @@ _TILE_SENDERS = {2: 7 << 17, 4: 5 << 18}
 _SMALL_TILE = 1 << 17
 
 
-def _few_senders(chip: Chip) -> int:
+def _few_senders(chip: Limits) -> int:
     """Number of senders whose sums fit the second-level cache, where row order matters little."""
     return chip.cache_bytes // _BYTES_OF_FEW_SUMS
 
 
-def _bytes_of_sums(chip: Chip, itemsize: int) -> int:
+def _bytes_of_sums(chip: Limits, itemsize: int) -> int:
     """Size of the sums of a tile that should stay in the second-level cache, in bytes."""
     return chip.cache_bytes * _CACHED_PARTS[itemsize] // _PARTS
 
@@ -211,12 +239,12 @@ class EdgeBlocks(KeepsArrays):
     tasks: tuple[BlockTasks, ...]
     shape: BlockShape = field(metadata={"static": True})
 
-    def tasks_for(self, chip: Chip, k: int, itemsize: int) -> BlockTasks:
+    def tasks_for(self, chip: Limits, k: int, itemsize: int) -> BlockTasks:
         """Returns the tasks for the number of tiles that is best for these arguments."""
         return self.tasks[self.shape.tiles.index(self.shape.tiles_for(chip, k, itemsize))]
 
 
-def blocks_for(chip: Chip, options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
+def blocks_for(chip: Limits, options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
     """Returns the largest blocks whose rows fit shared memory, or None.
 
     Args:
@@ -258,7 +286,7 @@ def make_edge_blocks(
         senders = row_ids_on_host(transposed_indptr, num_edges)
     else:
         senders = row_ids(jnp.asarray(transposed_indptr), num_edges)
-    shapes = BlockShape.choices(Chip.current(), num_rows, num_cols, num_edges)
+    shapes = BlockShape.choices(_current_limits(), num_rows, num_cols, num_edges)
     row_order, places = None, transposed_indices
     if shapes[0].order != "given":
         communities = find_communities(indptr, transposed_indptr, transposed_indices, senders)

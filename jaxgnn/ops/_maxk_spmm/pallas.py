@@ -8,12 +8,16 @@ from jaxtyping import Array, Float
 
 from jaxgnn._ffi import _call
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph.plan.edge_blocks import use_limits
 from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
 from pallas_kernels.chip import Chip
 
 if TYPE_CHECKING:
     from pallas_kernels.maxk_spmm.edge_blocks import EdgeBlocks
+
+# Graphs group their edges for the GPU that kernels are compiled for.
+use_limits(Chip.current)
 
 
 @compiled
