@@ -847,8 +847,8 @@ GRAPHS = (
     Fault(
         "normalisation: degrees of columns are not under a root",
         "jaxgnn/graph/csr/normalization.py",
-        "return scale(row_degrees, -0.5), scale(column_degrees, -0.5)",
-        "return scale(row_degrees, -0.5), scale(column_degrees, -1.0)",
+        '"col_scale": scale(column_degrees, -0.5)',
+        '"col_scale": scale(column_degrees, -1.0)',
         _tests(
             "graph/test_normalization",
             "test_counts_degrees_of_an_unweighted_graph_and_gives_it_no_weights",

@@ -38,7 +38,6 @@ from jaxgnn.graph.csr.edge_list import (
 )
 from jaxgnn.graph.csr.interchange import to_scipy
 from jaxgnn.graph.csr.normalization import (
-    Edges,
     Normalization,
     degree_scales,
     gcn_coefficients,
@@ -570,47 +569,26 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             graph = self if made.weights is None else self.with_weights(made.weights)
             graph = graph._with_fields(row_scale=made.scale, col_scale=made.scale)
         elif self.weights is None:
-            graph = self._with_fields(**self._scales(kind))
+            graph = self._with_fields(**degree_scales(self, kind))
         else:
-            graph = self.with_weights(self._normalized_weights(kind, self.weights))
+            graph = self.with_weights(normalized_weights(self, kind))
         return graph._with_fields(normalization=kind)
-
-    def _scales(self, kind: Normalization) -> dict[str, Any]:
-        """The scales of an unweighted graph, on the host unless it is traced."""
-        is_host = is_concrete(self.indptr, self.indices)
-        if is_host:
-            self.concrete_parts()  # checks the structure
-        degrees: list[Any] = [self.degrees(), _column_degrees(self) if kind == "sym" else None]
-        if is_host:
-            degrees = [None if d is None else np.asarray(d) for d in degrees]
-        scales = [s if s is None or not is_host else put_own(s) for s in degree_scales(*degrees)]
-        return dict(zip(("row_scale", "col_scale"), scales, strict=True))
-
-    def _normalized_weights(self, kind: Normalization, weights: Any) -> Any:
-        """Computes normalised weights, on the host in float64 or traced with few roundings."""
-        is_host = is_concrete(self.indptr, self.indices, weights)
-        if is_host:
-            self.concrete_parts()  # checks the structure
-        xp: Any = np if is_host else jnp
-        rows = (row_ids_on_host if is_host else row_ids)(self.indptr, self.num_edges)
-        real = rows < self.num_rows
-        columns = xp.where(real, xp.asarray(self.indices), self.num_cols)
-        is_wide = is_host or weights.dtype == jnp.float64
-        wide = xp.where(real, xp.asarray(weights), 0).astype(np.float64 if is_wide else np.float32)
-        if is_host:
-            row_sums = np.bincount(rows, wide, self.num_rows)[: self.num_rows]
-            column_sums = np.bincount(columns, wide, self.num_cols)[: self.num_cols]
-        else:
-            row_sums = sum_rows(wide, self.indptr)
-            column_sums = self._sums_of_senders(wide) if kind == "sym" else None
-        made = normalized_weights(kind, Edges(rows, columns, wide), row_sums, column_sums)
-        made = made.astype(weights.dtype)
-        return put_own(made) if is_host else made
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
         """The sum over the edges that leave each node, by ``indices``; traced."""
         plan = self.made_plan()
         return sum_rows(of_edges[plan.permutation], plan.transposed_indptr)
+
+    def _column_degrees(self) -> Int[Array, " cols"] | np.ndarray:
+        """Number of edges that leave each column; in numpy if the graph is concrete."""
+        plan = given_plan(self)
+        if is_concrete(self.indptr, self.indices):
+            real = np.asarray(self.indices)[: np.asarray(self.indptr)[-1]]
+            return np.bincount(real, minlength=self.num_cols)[: self.num_cols]
+        if plan is not None and plan.transposed_indptr is not None:
+            return plan.transposed_indptr[1:] - plan.transposed_indptr[:-1]
+        columns = jnp.where(self.receivers() < self.num_rows, self.indices, self.num_cols)
+        return jnp.zeros(self.num_cols, jnp.int32).at[columns].add(1, mode="drop")
 
     @requires_one
     def with_self_loops(
@@ -669,16 +647,3 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
 
 type.__setattr__(CSRGraph, "plan", PlanOnDemand())
-
-
-def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"] | np.ndarray:
-    plan = given_plan(graph)
-    if is_concrete(graph.indptr, graph.indices):
-        real = np.asarray(graph.indices)[: np.asarray(graph.indptr)[-1]]
-        return np.bincount(real, minlength=graph.num_cols)[: graph.num_cols]
-    if plan is not None and plan.transposed_indptr is not None:
-        offsets = plan.transposed_indptr
-        return offsets[1:] - offsets[:-1]
-    real = graph.receivers() < graph.num_rows
-    columns = jnp.where(real, graph.indices, graph.num_cols)
-    return jnp.zeros(graph.num_cols, jnp.int32).at[columns].add(1, mode="drop")

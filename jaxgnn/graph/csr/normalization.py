@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxgnn._arrays.arrays import is_concrete, put_own, require_no_heads, shown_sides
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
-from jaxgnn.graph.csr.validation import validate_structure
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
@@ -24,58 +23,26 @@ Normalization = Literal["mean", "sym", "gcn"]
 degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
 
 
-def degree_scales(
-    row_degrees: Int[Array, " rows"], column_degrees: Int[Array, " cols"] | None
-) -> tuple[Float[Array, " rows"], Float[Array, " cols"] | None]:
-    """The row and column scales of an unweighted graph; without column degrees those of ``"mean"``.
+def degree_scales(graph: CSRGraph, kind: Normalization) -> dict[str, Any]:
+    """The scales of an unweighted graph for ``"mean"`` or ``"sym"``, on the host unless traced.
 
-    They are float64 if JAX has float64 enabled, else float32. For degrees in numpy they are
-    computed in float64 and rounded once, since numpy's powers of float32 are rounded once more.
+    They are float64 if JAX has float64 enabled, else float32. On the host they are computed in
+    float64 and rounded once, since numpy's powers of float32 are rounded once more.
     """
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
-    wide = np.float64 if isinstance(row_degrees, np.ndarray) else dtype
+    is_host = is_concrete(graph.indptr, graph.indices)
+    if is_host:
+        graph.concrete_parts()  # checks the structure
 
     def scale(degrees: Any, exponent: float) -> Any:
-        return power_or_zero(degrees.astype(wide), exponent).astype(dtype)
+        if not is_host:
+            return power_or_zero(degrees.astype(dtype), exponent)
+        return put_own(power_or_zero(np.asarray(degrees, np.float64), exponent).astype(dtype))
 
-    if column_degrees is None:
-        return scale(row_degrees, -1.0), None
-    return scale(row_degrees, -0.5), scale(column_degrees, -0.5)
-
-
-class Edges(NamedTuple):
-    """Both ends and the weight of each edge slot: numpy arrays, or traced ones.
-
-    Padding slots have the weight zero, and ends past the last row and column.
-    """
-
-    rows: Any
-    columns: Any
-    weights: Any
-
-
-def normalized_weights(
-    kind: Normalization, edges: Edges, row_sums: Any, column_sums: Any
-) -> Float[Array, " edges"] | np.ndarray:
-    """The weights divided by sums of weights: ``w_ij / R_i``, or ``w_ij / √(R_i C_j)``.
-
-    Args:
-      kind: ``"mean"`` or ``"sym"``.
-      edges: the edges, with weights in the dtype of the sums.
-      row_sums: R, the sum of the weights of the edges that enter each row.
-      column_sums: C, the sum of the weights of the edges that leave each column; unused for
-        ``"mean"``.
-    """
     if kind == "mean":
-        return edges.weights * _of_ends(row_sums, -1.0, edges.rows)
-    scale = _of_ends(row_sums, -0.5, edges.rows) * _of_ends(column_sums, -0.5, edges.columns)
-    return edges.weights * scale
-
-
-def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
-    """Returns the scale at the end of each edge, zero for padding."""
-    xp: Any = np if isinstance(sums, np.ndarray) else jnp
-    return xp.append(power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
+        return {"row_scale": scale(graph.degrees(), -1.0), "col_scale": None}
+    row_degrees, column_degrees = graph.degrees(), graph._column_degrees()
+    return {"row_scale": scale(row_degrees, -0.5), "col_scale": scale(column_degrees, -0.5)}
 
 
 def power_or_zero(degrees: Any, exponent: float) -> Any:
@@ -152,39 +119,68 @@ def _computed_on_host(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
 
 def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
     """The coefficients in the dtype of the sums: in numpy if the graph is concrete, else traced."""
-    rows, indices = _ends(graph)
+    rows, senders = _ends(graph)
     xp: Any = np if isinstance(rows, np.ndarray) else jnp
-    real = rows < graph.num_rows
-    given: Any = graph.weights
-    dtype = _dtype_of_sums(xp, given)
-    if given is None:
-        weights = None
+    weights = None
+    if graph.weights is None:
+        dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(jnp.float64)
         degrees = xp.diff(xp.asarray(graph.indptr)).astype(dtype)
     else:
-        weights = xp.where(real, xp.asarray(given), 0).astype(dtype)
-        if xp is np:
-            degrees = np.bincount(rows, weights, graph.num_rows)[: graph.num_rows]
-        else:
-            degrees = sum_rows(weights, graph.indptr)
-    missing = None
+        weights, degrees = _weights_and_sums(graph, rows)
+        dtype = weights.dtype
+    loops = None
     if add_self_loops:
-        missing = _without_loop(rows, indices, graph.num_rows)
+        missing = _without_loop(rows, senders, graph.num_rows)
         degrees = degrees + missing.astype(dtype)
-    loops = None if missing is None else xp.where(missing, power_or_zero(degrees, -1.0), 0)
+        loops = xp.where(missing, power_or_zero(degrees, -1.0), 0)
     if weights is None:
         return GCNCoefficients(power_or_zero(degrees, -0.5), None, loops)
     of_senders = degrees if xp is np else graph.sender_table(degrees)
-    columns = xp.where(real, xp.asarray(graph.indices), of_senders.shape[0])
-    made: Any = normalized_weights("sym", Edges(rows, columns, weights), degrees, of_senders)
-    return GCNCoefficients(None, made.astype(given.dtype), loops)
+    columns = xp.where(rows < graph.num_rows, xp.asarray(graph.indices), of_senders.shape[0])
+    scale = _of_ends(degrees, -0.5, rows) * _of_ends(of_senders, -0.5, columns)
+    return GCNCoefficients(None, (weights * scale).astype(graph.weights.dtype), loops)
 
 
-def _dtype_of_sums(xp: Any, weights: Any) -> Any:
-    if xp is np:
-        return np.float64
-    if weights is None:
-        return jax.dtypes.canonicalize_dtype(jnp.float64)
-    return jnp.float64 if weights.dtype == jnp.float64 else jnp.float32
+def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:
+    """The weights of a graph divided by their sums: ``w_ij / R_i``, or ``w_ij / √(R_i C_j)``.
+
+    R and C are the sums of the weights of the edges that enter a row and that leave a column. They
+    are computed on the host in float64, or traced with few roundings.
+    """
+    given: Any = graph.weights
+    rows, _ = _ends(graph)
+    weights, row_sums = _weights_and_sums(graph, rows)
+    if kind == "mean":
+        made = weights * _of_ends(row_sums, -1.0, rows)
+    else:
+        is_host = isinstance(rows, np.ndarray)
+        xp: Any = np if is_host else jnp
+        columns = xp.where(rows < graph.num_rows, xp.asarray(graph.indices), graph.num_cols)
+        if is_host:
+            column_sums = np.bincount(columns, weights, graph.num_cols)[: graph.num_cols]
+        else:
+            column_sums = graph._sums_of_senders(weights)
+        scale = _of_ends(row_sums, -0.5, rows) * _of_ends(column_sums, -0.5, columns)
+        made = weights * scale
+    made = made.astype(given.dtype)
+    return put_own(made) if isinstance(made, np.ndarray) else made
+
+
+def _weights_and_sums(graph: CSRGraph, rows: Any) -> tuple[Any, Any]:
+    """The weights of the edge slots in the dtype of sums, zero for padding; and each row's sum."""
+    given: Any = graph.weights
+    if isinstance(rows, np.ndarray):
+        weights = np.where(rows < graph.num_rows, np.asarray(given), 0).astype(np.float64)
+        return weights, np.bincount(rows, weights, graph.num_rows)[: graph.num_rows]
+    dtype = jnp.float64 if given.dtype == jnp.float64 else jnp.float32
+    weights = jnp.where(rows < graph.num_rows, jnp.asarray(given), 0).astype(dtype)
+    return weights, sum_rows(weights, graph.indptr)
+
+
+def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
+    """Returns the scale at the end of each edge, zero for padding, whose end is past the last."""
+    xp: Any = np if isinstance(sums, np.ndarray) else jnp
+    return xp.append(power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
 
 
 def _ends(graph: CSRGraph) -> tuple[Any, Any]:
@@ -196,8 +192,7 @@ def _ends(graph: CSRGraph) -> tuple[Any, Any]:
 
 def _ends_on_host(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
     """The receiver and the sender of each edge slot, of a graph whose structure is concrete."""
-    if graph.plan is None:
-        validate_structure(graph)
+    graph.concrete_parts()  # checks the structure
     return row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)
 
 

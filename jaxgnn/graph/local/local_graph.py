@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from jaxgnn._arrays.arrays import KeepsArrays, as_jax, match_varying, offset_dtype
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization, degree_scales
 from jaxgnn.graph.csr.self_loops import checked_count
 from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words, totals_before
 from jaxgnn.graph.local.halo import Halo
@@ -157,14 +156,10 @@ class LocalGraph(CSRGraph):
         of_device = self.bipartite()._sums_of_senders(of_edges)
         return self.halo.exchange(self.halo.add_at_owners(of_device))
 
-    def _scales(self, kind: Normalization) -> dict[str, Any]:
-        """The scales of the own nodes as receivers and as senders."""
-        columns = None
-        if kind == "sym":
-            transposed = self.bipartite().made_plan("transpose").transposed_indptr
-            columns = self.halo.add_at_owners(jnp.diff(transposed))
-        scales = degree_scales(self.degrees(), columns)
-        return dict(zip(("row_scale", "col_scale"), scales, strict=True))
+    def _column_degrees(self) -> Int[Array, " cols"]:
+        """Number of edges of all devices that leave each own node."""
+        transposed = self.bipartite().made_plan("transpose").transposed_indptr
+        return self.halo.add_at_owners(jnp.diff(transposed))
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> LocalGraph:
         """Adds the loops of the whole graph, by the numbers of the nodes there."""
