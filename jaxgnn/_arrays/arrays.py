@@ -24,10 +24,7 @@ def ids_in_range(ids: Any, size: int) -> Any:
 
 
 def first_outside(ids: np.ndarray, size: int, mask: np.ndarray | None = None) -> int | None:
-    """Position of the first id outside of ``[0, size)`` that ``mask`` does not hide, or None.
-
-    Valid ids take two passes, without temporary arrays of their length.
-    """
+    """Position of the first id outside of ``[0, size)`` that ``mask`` does not hide, or None."""
     if not ids.size or (ids.min() >= 0 and ids.max() < size):
         return None
     outside = ~ids_in_range(ids, size)
@@ -49,21 +46,16 @@ def take(array: Any, positions: Any) -> jax.Array:
 
 
 def as_jax(where: str, argument: str, array: Any) -> jax.Array:
-    """Converts as ``jnp.asarray`` does, and takes numpy arrays of either byte order.
-
-    Raises:
-      ValueError: if JAX would cut integers of 64 bits.
-    """
+    """Converts arrays of either byte order; ValueError if JAX would cut integers of 64 bits."""
     require_kept_integers(where, argument, array)
     return jnp.asarray(in_native_order(array))
 
 
 def match_varying(*trees: Any) -> tuple[Any, ...]:
-    """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
+    """Inside ``shard_map``, lets all arrays vary over the same mesh axes, as kernels need.
 
-    Operands of a kernel and values carried by a loop must vary over the same axes. Ops cast outside
-    of their ``custom_vjp``, so that the derivative of the cast sums the gradients of shared
-    operands over the mesh.
+    Ops cast outside of their ``custom_vjp``, so that the derivative of the cast sums the gradients
+    of shared operands over the mesh.
     """
     leaves, structure = jax.tree.flatten(trees)
     varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
@@ -145,10 +137,7 @@ def shown_sides(graph: Any) -> str:
 
 
 def kept(array: Any) -> Any:
-    """Returns a read-only copy of a writable numpy array, and anything else unchanged.
-
-    An array of the other byte order is copied too, into that of the machine.
-    """
+    """Returns a read-only native copy of a writable numpy array, and anything else unchanged."""
     if not isinstance(array, np.ndarray):
         return array
     if not array.dtype.isnative:
@@ -174,10 +163,7 @@ def _is_read_only(array: Any) -> bool:
 
 
 def put_copy(array: Any) -> jax.Array:
-    """Copies a caller's array to the default device, without silently narrowing its dtype.
-
-    JAX arrays are immutable and are not copied.
-    """
+    """Copies a caller's numpy array to the default device, without silently narrowing its dtype."""
     return put_own(kept(array))
 
 
@@ -210,10 +196,7 @@ def require_x64() -> None:
 
 
 def require_size(where: str, argument: str, size: Any) -> None:
-    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can represent.
-
-    It may be symbolic, and known only when an exported program is called.
-    """
+    """Raises ValueError unless ``size`` is symbolic, or a number of nodes with ids of int32."""
     if jax.export.is_symbolic_dim(size):
         return
     is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
@@ -267,10 +250,9 @@ def require_no_heads(where: str, argument: str, weights: Any) -> None:
 
 
 def in_native_order(array: Any) -> Any:
-    """Returns the array in the byte order of the machine; anything but NumPy's is unchanged.
+    """Returns a numpy array in the byte order of the machine, and anything else unchanged.
 
-    Arrays of the other byte order come from files, such as FITS, netCDF and big-endian ``.npy``.
-    NumPy computes with them; ``jax.numpy`` refuses them.
+    Files such as FITS and netCDF have the other order, which ``jax.numpy`` refuses.
     """
     if not isinstance(array, np.ndarray) or array.dtype.isnative:
         return array

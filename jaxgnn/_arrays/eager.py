@@ -14,15 +14,8 @@ from jaxtyping import Array, Int
 def run_now(program: Callable[..., Any], *arguments: Any, **static: Any) -> Any:
     """Calls a function on concrete arrays, even while another function is being traced.
 
-    ``jax.ensure_compile_time_eval`` would do so too, but inside of it JAX immediately computes all
-    operations that depend on no argument, such as ``jnp.arange``, even while it traces a jitted
-    function. A program would be compiled with arrays of the size of the graph as constants, which
-    takes seconds.
-
-    Args:
-      program: a jitted function, or one that places arrays.
-      *arguments: its arguments, pytrees of concrete arrays and None.
-      **static: its static arguments, by name.
+    Inside of ``jax.ensure_compile_time_eval`` JAX would also compute what depends on no argument,
+    such as ``jnp.arange``, while it traces: a program would have constants as large as the graph.
     """
     with jax.core.eval_context():
         return program(*arguments, **static)
@@ -38,12 +31,7 @@ def is_read_in_place(array: Any) -> bool:
 def least_and_most(ids: Any) -> tuple[int, int]:
     """The smallest and the largest of concrete ids, of which there is at least one.
 
-    Ids on an accelerator stay there: one small program reduces them, and the host waits for two
-    numbers. It may be called while a function is being traced.
-
-    Args:
-      ids: integers of any shape, of numpy or of JAX. If an array is spread over processes, all of
-        them have to call this.
+    Ids on an accelerator are reduced there. All processes that share an array have to call this.
     """
     if is_read_in_place(ids):
         ids = np.asarray(ids)

@@ -23,13 +23,7 @@ class IdentityMemory[Made]:
         return len(self._entries)
 
     def get(self, arrays: tuple[Any, ...], options: Hashable, make: Callable[[], Made]) -> Made:
-        """Returns the result of ``make()`` for these array objects and options.
-
-        Args:
-          arrays: arrays of JAX or numpy, or None.
-          options: other arguments that the value depends on.
-          make: called once for each tuple of arrays and options.
-        """
+        """Returns the result of ``make()``, called once for these arrays and options."""
         key = tuple(map(id, arrays)), options
         entry = self._entries.get(key)
         if entry is None:

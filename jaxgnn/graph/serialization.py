@@ -42,11 +42,7 @@ _TYPES = (
 
 
 def options_as_bytes(options: tuple[Any, ...]) -> bytes:
-    """The static options of a pytree, in the order of its fields, as JSON.
-
-    Raises:
-      ValueError: if one of them is a symbolic size, which is known only when a program is called.
-    """
+    """The static options of a pytree, in the order of its fields, as JSON."""
     for option in options:
         if jax.export.is_symbolic_dim(option):
             raise ValueError(
@@ -58,11 +54,7 @@ def options_as_bytes(options: tuple[Any, ...]) -> bytes:
 
 
 def options_from_bytes(content: bytes) -> tuple[Any, ...]:
-    """The options that ``options_as_bytes`` has written.
-
-    Raises:
-      ValueError: if it has not written them.
-    """
+    """The options that ``options_as_bytes`` has written; ValueError for other bytes."""
     try:
         found = json.loads(content)
         if not isinstance(found, list):

@@ -237,11 +237,7 @@ def unbatch(
 
 
 def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBatch:
-    """Joins graphs that have been read to a batch of a shape in which they fit.
-
-    Raises:
-      ValueError: names the graph with an id out of range, or which differs in kind.
-    """
+    """Joins graphs that have been read; ValueError names one that does not fit the others."""
     for what, size in zip(("nodes", "edges", "graphs"), shape, strict=True):
         require_size(where, f"the number of {what} in the batch", size)
     normalization = same_normalization(where, parts)

@@ -144,11 +144,7 @@ def check_weights(where, parts, layout, weights, order):
 
 
 def same_normalization(where: str, parts: Sequence[Part]) -> Normalization | None:
-    """Returns the normalisation that all graphs share.
-
-    Raises:
-      ValueError: names the first graph that has another than the first one.
-    """
+    """Returns the normalisation of all graphs; ValueError names the first that has another."""
     first = parts[0]
     for part in parts:
         if part.normalization != first.normalization:
@@ -166,16 +162,12 @@ def joined(
     Args:
       where: the public function, for error messages.
       parts: the graphs.
-      field: a field of ``Part`` that holds a pytree: of arrays with an entry per node or per edge,
-        or for ``"globals"`` of arrays that are stacked.
+      field: a field of ``Part``, a pytree; arrays of ``"globals"`` are stacked.
       slots: length of the first axis of the results.
-      order: for each entry of the result its position in the concatenation; None for no change.
+      order: position in the concatenation of each entry of the result; None for no change.
 
     Returns:
       The pytree of read-only numpy arrays [slots, ...], or None where no graph has the field.
-
-    Raises:
-      ValueError: names the first array that has another structure, shape or dtype than expected.
     """
     trees = [getattr(part, field) for part in parts]
     if all(tree is None for tree in trees):

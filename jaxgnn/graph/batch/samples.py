@@ -132,16 +132,7 @@ class Part(NamedTuple):
 
 
 def read_part(where: str, place: int, graph: Any) -> Part:
-    """Reads one graph of any accepted kind.
-
-    Args:
-      where: the public function, for error messages.
-      place: position of the graph among those that the caller gave.
-      graph: a ``GraphSample``, a concrete ``CSRGraph``, or a ``jraph.GraphsTuple`` of one graph.
-
-    Raises:
-      ValueError: that names the place and what is wrong with this graph.
-    """
+    """Reads one graph of any accepted kind; ValueError names ``where`` and its ``place``."""
     if isinstance(graph, GraphSample):
         return Part(
             place=place,
@@ -249,11 +240,7 @@ def host_features(where: str, name: str, tree: Any, length: int) -> Any:
 
 
 def host_array(where: str, argument: str, values: Any) -> np.ndarray:
-    """Returns ``values`` as a numpy array.
-
-    Raises:
-      ValueError: if they are traced, and so have no values yet.
-    """
+    """Returns ``values`` as a numpy array; ValueError if they are traced."""
     if isinstance(values, np.ndarray):
         return in_native_order(values)
     if not is_concrete(values):
@@ -264,13 +251,10 @@ def host_array(where: str, argument: str, values: Any) -> np.ndarray:
 def parts_of_batched_tuple(
     where: str, graphs: Any, *, padded: bool
 ) -> tuple[list[Part], BatchShape]:
-    """Splits a batched ``jraph.GraphsTuple``.
+    """Splits a batched ``jraph.GraphsTuple``; see ``GraphBatch.from_graphs_tuple``.
 
     Returns:
       Its graphs without the padding graphs, and the shape of the whole.
-
-    Raises:
-      ValueError: see ``GraphBatch.from_graphs_tuple``.
     """
     if not is_graphs_tuple(graphs):
         raise bad_input(where, "graphs", "a jraph.GraphsTuple", type(graphs).__name__)

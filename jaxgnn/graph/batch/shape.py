@@ -38,17 +38,11 @@ def least_shape(num_nodes: np.ndarray, num_edges: np.ndarray) -> BatchShape:
 def batch_shape(
     where: str, pad_to: PadTo, num_nodes: np.ndarray, num_edges: np.ndarray
 ) -> BatchShape:
-    """Chooses the shape of a batch of graphs.
-
-    Args:
-      where: the public function, for error messages.
-      pad_to: the requested padding; see ``GraphBatch.from_graphs``.
-      num_nodes: the nodes of each graph, [graphs].
-      num_edges: the edges of each graph, [graphs].
+    """Chooses the shape of a batch of graphs with these numbers of nodes and edges, each [graphs].
 
     Raises:
-      ValueError: if ``pad_to`` has no such form, or one of the graphs does not fit, which the
-        message names.
+      ValueError: if ``pad_to`` has no form that ``GraphBatch.from_graphs`` lists, or one of the
+        graphs does not fit, which the message names.
     """
     least = least_shape(num_nodes, num_edges)
     if pad_to is None:

@@ -115,10 +115,7 @@ def column_dtype(dim: int) -> np.dtype:
 
 
 def bounded_rows(cbsr: CBSR) -> CBSR:
-    """Compressed rows with all columns in range: entries out of range count as zeros.
-
-    They get a free column of their row. There is one, since fewer than ``dim`` are used.
-    """
+    """Compressed rows with all columns in range: entries out of range count as zeros."""
     if cbsr.in_range:
         return cbsr
     columns = jnp.asarray(cbsr.indices)

@@ -134,15 +134,12 @@ def _check_range(where, name, ids, edge_mask, bound):
 def ordered_edge_data(
     names: EdgeNames, tree: PyTree, permutation: Int[Array, " edges"] | np.ndarray
 ) -> PyTree:
-    """Returns ``tree`` with the entries of each leaf in the order of the graph's edge slots.
+    """Returns a pytree of arrays [edges, ...] as JAX arrays in the order of the graph's edge slots.
 
     Args:
       names: the function and the argument that errors name.
-      tree: a pytree of arrays [edges, ...], one entry for each edge in input order.
+      tree: the pytree, in input order.
       permutation: position in the input of each edge slot [edges].
-
-    Returns:
-      The same tree of JAX arrays, on the default device.
 
     Raises:
       ValueError: names the path of the first leaf that is not an array of numbers with one entry
@@ -184,9 +181,7 @@ def way_to_edge_slots(num_edges: int, shape: tuple[int, ...]) -> str:
 def known_order(graph: Any) -> Any:
     """The input position of each edge slot of this graph, or None if it is not known.
 
-    The order is no field, but is stored beside the fields, like the plan that a graph builds on
-    demand. So graphs with and without it are the same pytree and share compilations and
-    checkpoints. ``jit``, which flattens graphs, drops it.
+    It is no field, so graphs with and without it are the same pytree; ``jit`` drops it.
     """
     return graph.__dict__.get("_edge_order")
 
@@ -216,19 +211,11 @@ def sorted_graph(
     *,
     with_order: bool = False,
 ) -> tuple[Any, Any]:
-    """Builds the graph of an edge list, and on request the input position of its edge slots.
-
-    Args:
-      cls: ``CSRGraph``.
-      names: the function and the arguments that errors name.
-      edges: the edges in input order, concrete or traced.
-      num_nodes: number of receivers.
-      num_senders: number of senders; None for that of receivers.
-      with_order: whether to return the positions.
+    """Builds the ``cls`` of an edge list, concrete or traced.
 
     Returns:
-      The graph, and the positions: in numpy if the list is concrete, traced otherwise. None unless
-      requested.
+      The graph, and if ``with_order`` the input position of each edge slot, in numpy if the list is
+      concrete; else None.
     """
     edges = as_arrays(edges)
     num_cols = num_nodes if num_senders is None else num_senders

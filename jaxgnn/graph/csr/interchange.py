@@ -22,11 +22,7 @@ _SCIPY, _NETWORKX = "CSRGraph.from_scipy", "CSRGraph.from_networkx"
 
 
 def scipy_parts(matrix: Any, weighted: bool | None) -> tuple[Any, np.ndarray | None]:
-    """Returns a scipy matrix in CSR and its values in a dtype of weights, or None for no weights.
-
-    Raises:
-      ValueError: if ``matrix`` is not a two-dimensional, real, sparse matrix of scipy.
-    """
+    """Returns a scipy matrix in CSR and its values as weights, or None for no weights."""
     if not scipy.sparse.issparse(matrix) or matrix.ndim != 2:
         expected = "a two-dimensional scipy.sparse matrix or array"
         raise bad_input(_SCIPY, "matrix", expected, type(matrix).__name__)
@@ -95,11 +91,7 @@ class NetworkXEdges(NamedTuple):
 
 
 def networkx_edges(graph: Any, weight: str | None) -> NetworkXEdges:
-    """Reads the nodes and edges of a networkx graph, undirected edges in both directions.
-
-    Raises:
-      ValueError: if ``graph`` is no graph of networkx, or has no weights of this name.
-    """
+    """Reads the nodes and edges of a networkx graph, undirected edges in both directions."""
     if not all(hasattr(graph, name) for name in ("nodes", "edges", "is_directed")):
         expected = "a networkx graph, with nodes, edges(data=) and is_directed()"
         raise bad_input(_NETWORKX, "graph", expected, type(graph).__name__)
@@ -125,11 +117,7 @@ def networkx_edges(graph: Any, weight: str | None) -> NetworkXEdges:
 def attribute_data(
     edges: NetworkXEdges, nodes_of: Sequence[str], edges_of: Sequence[str], order: np.ndarray
 ) -> NetworkXAttributes:
-    """Returns attributes as arrays, those of edges at ``order``, positions in ``edges.listed``.
-
-    Raises:
-      ValueError: names the attribute and the node or edge without it.
-    """
+    """Returns attributes as arrays, those of edges at ``order``, positions in ``edges.listed``."""
     for argument, names in (("node_attributes", nodes_of), ("edge_attributes", edges_of)):
         if isinstance(names, str):
             raise bad_input(_NETWORKX, argument, "a sequence of names", repr(names))

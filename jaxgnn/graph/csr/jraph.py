@@ -25,10 +25,6 @@ def edge_list(
     """Reads ``(senders, receivers, num_nodes, edge_mask)`` from a ``GraphsTuple``.
 
     The mask is None unless ``padded``, otherwise False for the edges of the padding graphs.
-
-    Raises:
-      ValueError: if ``graphs`` is no ``GraphsTuple`` with senders and receivers, its number of
-        nodes can not be derived from its shapes, or it has too few graphs to be padded.
     """
     where = "CSRGraph.from_graphs_tuple"
     if not isinstance(graphs, jraph.GraphsTuple):

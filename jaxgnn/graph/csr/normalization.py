@@ -26,8 +26,7 @@ degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
 def degree_scales(graph: CSRGraph, kind: Normalization) -> dict[str, Any]:
     """The scales of an unweighted graph for ``"mean"`` or ``"sym"``, on the host unless traced.
 
-    They are float64 if JAX has float64 enabled, else float32. On the host they are computed in
-    float64 and rounded once, since numpy's powers of float32 are rounded once more.
+    On the host they are rounded once, from float64.
     """
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     is_host = is_concrete(graph.indptr, graph.indices)
@@ -142,11 +141,7 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
 
 
 def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:
-    """The weights of a graph divided by their sums: ``w_ij / R_i``, or ``w_ij / √(R_i C_j)``.
-
-    R and C are the sums of the weights of the edges that enter a row and that leave a column. They
-    are computed on the host in float64, or traced with few roundings.
-    """
+    """Divides weights by sums of rows and columns: ``w_ij / R_i`` or ``w_ij / √(R_i C_j)``."""
     given: Any = graph.weights
     rows, _ = _ends(graph)
     weights, row_sums = _weights_and_sums(graph, rows)

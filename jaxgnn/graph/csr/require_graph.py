@@ -13,11 +13,7 @@ from jaxgnn.graph.csr.csr_graph import CSRGraph
 def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
     """Raises ValueError unless ``given`` is a CSRGraph; the message says how to build one.
 
-    Args:
-      where: the function or class that errors name.
-      argument: its argument.
-      given: what the caller passed.
-      note: more text about the argument for the message, such as ``", which comes first"``.
+    ``note`` adds text about the argument, such as ``", which comes first"``.
     """
     if not isinstance(given, CSRGraph):
         expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(given)}"
@@ -33,7 +29,7 @@ def refuse_weights(
       where: the function or class that errors name.
       argument: its argument.
       graph: the graph.
-      instead: what the caller can do with the weights, as the error says it.
+      instead: the use of weights that the error advises.
       scales: whether the scales of a graph without weights are applied.
     """
     if graph.weights is None and (scales or not graph.is_normalized):

@@ -74,11 +74,7 @@ def _at(weights: Any, positions: np.ndarray) -> Any:
 
 
 def checked_count(count: Any, num_rows: int) -> Any:
-    """The number of real nodes, which may be traced.
-
-    Raises:
-      ValueError: if it is no integer, or is concrete and not in ``[0, num_rows]``.
-    """
+    """The number of real nodes, maybe traced; ValueError unless in ``[0, num_rows]``."""
     expected = f"an integer in [0, {num_rows}], the number of nodes that are no padding"
     is_integer = jnp.issubdtype(getattr(count, "dtype", type(count)), jnp.integer)
     if not is_integer or getattr(count, "ndim", 0) != 0:

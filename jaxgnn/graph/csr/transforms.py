@@ -411,14 +411,7 @@ def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool
 
 
 class _Merged(NamedTuple):
-    """Distinct edges, sorted by receiver and then by sender.
-
-    Attributes:
-      senders: sender of each new edge.
-      receivers: receiver of each new edge.
-      weights: combined weights, or None.
-      slots: new edge into which each old edge is merged.
-    """
+    """Distinct edges by receiver and then by sender; ``slots`` has the new edge of each old one."""
 
     senders: np.ndarray
     receivers: np.ndarray
@@ -439,16 +432,7 @@ def _merge(
     reduce: Reduce,
     shape: tuple[int, int],
 ) -> _Merged:
-    """Merges all edges that have the same two ends.
-
-    Args:
-      senders: int32 [edges].
-      receivers: int32 [edges].
-      weights: floating [edges] or [edges, heads], combined in float64 and returned in their dtype;
-        or None.
-      reduce: how weights are combined.
-      shape: the numbers of receivers and of senders.
-    """
+    """Merges all edges that have the same two ends; weights are combined in float64."""
     # Two counting sorts, which are linear and keep the order of equal ends.
     _, by_sender = sort_edges(senders, shape[1])
     _, by_receiver = sort_edges(receivers[by_sender], shape[0])

@@ -89,9 +89,8 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
 def bounded_graph(graph: CSRGraph) -> CSRGraph:
     """Returns a traced graph with senders and offsets clamped, or the same graph if in range.
 
-    A sender out of range becomes the nearest node, 0 or the last, and an offset past the last edge
-    becomes the number of edges. Where offsets decrease, or do not begin at 0, the graph has no
-    edges. A plan of ids that are not known is dropped.
+    Kernels would read or write other memory at an id out of range. Where offsets decrease, or do
+    not begin at 0, the graph has no edges. A plan of ids that are not known is dropped.
     """
     if graph.in_range:
         return graph

@@ -71,11 +71,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     # -- a mapping ---------------------------------------------------------------------------
 
     def __getitem__(self, edge_type: EdgeType) -> CSRGraph:
-        """The graph of a relation.
-
-        Raises:
-          KeyError: if there is no such relation; the message lists the existing ones.
-        """
+        """The graph of a relation; KeyError lists the existing ones."""
         if edge_type not in self.edge_types:
             raise KeyError(f"HeteroGraph: {edge_type!r} is none of {list(self.edge_types)}")
         return self._graphs[self.edge_types.index(edge_type)]
@@ -231,11 +227,7 @@ def check_edge_type(where: str, argument: str, edge_type: Any) -> None:
 
 
 def _counted(graphs: Mapping[EdgeType, CSRGraph], given: Mapping[str, int]) -> dict[str, int]:
-    """The number of nodes of each type, sorted by type.
-
-    Raises:
-      ValueError: if relations, or ``given``, disagree, or a number of nodes is invalid.
-    """
+    """The number of nodes of each type, sorted by type; ValueError if two relations disagree."""
     found: dict[str, tuple[int, str]] = {}
     for node_type, count in given.items():
         require_size("HeteroGraph", f"num_nodes[{node_type!r}]", count)

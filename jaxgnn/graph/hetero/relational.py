@@ -162,9 +162,8 @@ _UNIONS: IdentityMemory[CSRGraph] = IdentityMemory()
 def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     """The graph of all edges of several graphs, with their own rows and columns.
 
-    For concrete parts it is built on the host, and only once for the same arrays. For traced parts
-    the program sorts the edges. For graphs that are spread over devices it has the own rows of the
-    device.
+    For concrete parts it is built once for the same arrays; for graphs that are spread over devices
+    it has the own rows of the device.
 
     Args:
       parts: the graphs. If some have weights, the edges of the others have the weight one.

@@ -39,10 +39,7 @@ def make_incidence_plan(
     num_nodes: int,
     num_hyperedges: int,
 ) -> IncidencePlan:
-    """Builds the plan, in numpy if the ids are concrete, traced otherwise.
-
-    Incidences keep their order within a row. Those out of range are dropped, like padding.
-    """
+    """Builds the plan, in numpy if the ids are concrete; incidences out of range are dropped."""
     xp: Any = jnp
     if is_concrete(node_ids, hyperedge_ids):
         xp, node_ids, hyperedge_ids = np, np.asarray(node_ids), np.asarray(hyperedge_ids)

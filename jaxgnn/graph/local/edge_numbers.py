@@ -47,9 +47,7 @@ class Words(NamedTuple):
 def totals_before(counts: UInt32[Array, " n"], total: int) -> UInt32[Array, "n 2"]:
     """The sum of the counts before each one, in two words, the higher one first.
 
-    Args:
-      counts: numbers of 32 bits.
-      total: a bound of their sum. Below 2^32 one word is enough, and its sums take one pass.
+    ``total`` is a bound of their sum. Below 2^32 one word is enough, and its sums take one pass.
     """
     zeros = jnp.zeros_like(counts)
     if total < 1 << 32:
@@ -76,12 +74,7 @@ class EdgeNumbers(KeepsArrays):
     total: int = field(metadata={"static": True})
 
     def of_slots(self, indptr: Int[Array, " rows+1"], receivers: Int[Array, " edges"]) -> Words:
-        """The number of each edge slot of the device; undefined for padding slots.
-
-        Args:
-          indptr: row offsets of the device's block.
-          receivers: row of each edge slot; out of range for padding slots.
-        """
+        """The number of each edge slot of the device; undefined for padding slots."""
         rows = jnp.minimum(receivers, self.first.shape[0] - 1)
         behind = jnp.arange(receivers.shape[0], dtype=indptr.dtype) - indptr[rows]
         first = self.first[rows]

@@ -170,14 +170,7 @@ class Halo(KeepsArrays):
 
 
 class _Way(NamedTuple):
-    """Static description of an exchange of arrays whose first axis is that of the rows.
-
-    Attributes:
-      axis: name of the mesh axis.
-      devices: number of devices along it.
-      rows: number of own rows.
-      wire: name of the dtype in which numbers are sent.
-    """
+    """Static description of an exchange of rows; numbers are sent in the dtype ``wire``."""
 
     axis: str
     devices: int

@@ -201,13 +201,8 @@ class LocalMatrix(CSRGraph):
 def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
     """Returns the graph for kernels, and the arrays of its columns.
 
-    For a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. Other graphs are
-    returned unchanged.
-
-    Args:
-      graph: the graph that an op was called with.
-      of_senders: arrays or compressed rows of the nodes.
-      axes: the axis of the nodes in each of them, by default the last but one.
+    For a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. ``axes`` are those
+    of the nodes in each array, by default the last but one.
 
     Raises:
       ValueError: if an array does not have one row for each own node.
@@ -224,14 +219,9 @@ def sum_of_parts(
 ) -> Array | None:
     """Sums over the edges from own senders while the rows of others are sent, then over the rest.
 
-    Args:
-      graph: the graph that an op was called with.
-      x: array or compressed rows of the own nodes.
-      axis: the axis of the nodes.
-      product: the op, a sum over edges of a graph and the rows of its columns.
-
     Returns:
-      The sum of both; None unless the graph is one device's and its edges are in two parts.
+      The sum of ``product`` for both parts of the edges and the rows of their columns, which ``x``
+      has along ``axis``. None unless the graph is one device's and its edges are in two parts.
     """
     if not isinstance(graph, LocalGraph) or graph.split is None:
         return None
@@ -243,10 +233,7 @@ def sum_of_parts(
 def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
     """The lower 32 bits of the number in the whole graph of each edge slot of a device.
 
-    None for a whole graph, whose edge slots are numbered in their order.
-
-    Raises:
-      ValueError: if the edges are those of several relations, which have no number.
+    None for a whole graph, which needs no numbers; ValueError for several relations.
     """
     if isinstance(graph, LocalUnion):
         expected = "one relation, if edges are dropped and the graph is spread over devices"
@@ -388,12 +375,7 @@ def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
 
 
 def max_over_devices(graph: CSRGraph, of_device: Array) -> Array:
-    """The maximum over the devices, differentiable; for a whole graph the array itself.
-
-    Args:
-      graph: the graph, or inside of ``sharded`` that of the device.
-      of_device: an array, compared element by element.
-    """
+    """The differentiable maximum over the devices; for a whole graph the array itself."""
     if not isinstance(graph, LocalGraph):
         return of_device
     return jnp.max(jax.lax.all_gather(of_device, graph.halo.axis), axis=0)

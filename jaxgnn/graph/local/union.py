@@ -40,15 +40,7 @@ class JoinedHalo(KeepsArrays):
         return sum(halo.table_rows for halo in self.halos)
 
     def exchange(self, x: Array, row_axis: int = 0) -> Array:
-        """Returns the tables, one after the other.
-
-        Args:
-          x: own rows of all senders, ``rows`` entries along ``row_axis``.
-          row_axis: the axis of the rows.
-
-        Raises:
-          ValueError: if ``x`` are compressed rows, or there is another number of rows.
-        """
+        """Returns the tables, one after the other, from the own rows of all senders."""
         if not hasattr(x, "ndim") or x.shape[row_axis] != self.rows:
             expected = f"an array of {self.rows} rows along axis {row_axis}, those of all relations"
             raise bad_input("halo_exchange", "x", expected, getattr(x, "shape", type(x).__name__))
@@ -94,11 +86,7 @@ class LocalUnion(CSRGraph):
         )
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
-        """Divides by the degrees of rows; see ``CSRGraph.normalized``.
-
-        Raises:
-          ValueError: as ``CSRGraph.normalized``; or if ``kind`` divides by degrees of senders.
-        """
+        """Divides by the degrees of rows; ValueError for kinds that divide by those of senders."""
         if kind not in (None, "mean"):
             expected = "'mean' or None for relations that are spread over devices"
             raise bad_input("CSRGraph.normalized", "kind", expected, repr(kind))
@@ -108,10 +96,8 @@ class LocalUnion(CSRGraph):
 def joined_halo(parts: Sequence[tuple[Any, int]]) -> tuple[JoinedHalo, list[int]]:
     """The tables of several relations, and the start of that of each relation.
 
+    ``parts`` has for each relation the rows of the device, and the first of its senders among all.
     Relations that all gather the same senders share a table.
-
-    Args:
-      parts: for each relation the rows of the device, and the first of its senders among all.
     """
     halos: list[Halo] = []
     starts: list[int] = []

@@ -110,8 +110,7 @@ def _split_at_random(xp, count: int) -> Any:
 def _join_majority(xp, counts: Any, degrees: Any) -> Any:
     """Whether the true side is more frequent among a node's neighbours than among all edge ends.
 
-    Products of integers, each rounded to float32 once, are compared: unlike quotients and fused
-    sums these are equal on all devices.
+    Products of integers, each rounded to float32 once, are equal on all devices.
     """
     dtype = degrees.dtype
     own, of_all = counts.astype(np.float32), counts.sum(0, dtype=dtype).astype(np.float32)

@@ -50,11 +50,7 @@ def sort_on_device(
 ) -> tuple[Array, Array, Array]:
     """Sorts edges by receiver, keeping the given order among the edges of one receiver.
 
-    Args:
-      receivers: row of each edge, in range unless masked; of numpy or of JAX, and concrete.
-      senders: sender of each edge.
-      num_rows: number of rows.
-      mask: [edges] bool, False for padding edges, which become the last; or None.
+    Edges with a False ``mask`` become the last; the receivers of the others must be in range.
 
     Returns:
       ``(indptr, indices, order)``: row offsets, sender and input position of each sorted edge, all

@@ -23,12 +23,7 @@ _ENTRIES_ALIGNED = 8
 
 
 class Limits(Protocol):
-    """Memory of a GPU, as a record of its figures has it: ``pallas_kernels.chip.Chip``.
-
-    Attributes:
-      cache_bytes: size of the second-level cache.
-      shared_bytes: shared memory of a block of threads.
-    """
+    """Memory of a GPU: its second-level cache, and the shared memory of a block of threads."""
 
     @property
     def cache_bytes(self) -> int: ...
@@ -299,11 +294,10 @@ def make_edge_blocks(
 
 
 def _order_rows(xp, degrees, communities):
-    """Orders rows so that rows with common senders share a block, and long blocks come first.
+    """Orders rows by descending degree, then by community, so that long blocks come first.
 
-    Rows are sorted by descending degree, then by community. Degrees are compared by their next
-    power of two. The sort is stable, so that rows that are neighbours in the given order and share
-    senders stay close.
+    Degrees are compared by their next power of two. The sort is stable, so that rows that are
+    neighbours in the given order and share senders stay close.
     """
     if degrees is None:
         return xp.argsort(communities, stable=True).astype(np.int32)

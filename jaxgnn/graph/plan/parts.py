@@ -59,18 +59,9 @@ class ConcreteParts:
     """Parts built from the structure of a concrete graph, each once, on first use.
 
     Graphs with the same edges share one of these. It is not part of the pytree, so a graph that
-    gets another part is still the same to ``jit``.
-
-    Small graphs are prepared on the host; the edges of large ones are sorted on a GPU, if there is
-    one. All results are on the default device.
-
-    ``is_checked`` is set when the structure has been validated; nothing is built before.
-
-    Args:
-      indptr: row offsets.
-      indices: sender of each edge.
-      num_cols: number of senders.
-      original: the parts of the graph that this one is the transpose of, or None.
+    gets another part is still the same to ``jit``. A GPU sorts the edges of large graphs, if there
+    is one. ``is_checked`` is set when the structure has been validated; nothing is built
+    before. ``original`` has the parts of the graph that this one is the transpose of.
     """
 
     def __init__(
@@ -102,10 +93,7 @@ class ConcreteParts:
         return made
 
     def plan(self, parts: Iterable[Part]) -> GraphPlan:
-        """Returns a plan of these parts, the same object for the same parts.
-
-        Its edge blocks support weights if it has a permutation.
-        """
+        """Returns a plan of these parts, the same object for the same parts."""
         wanted = frozenset(parts)
         if wanted not in self._plans:
             self._plans[wanted] = self._assembled(wanted)
@@ -201,8 +189,7 @@ class ConcreteParts:
     def flipped(self) -> ConcreteParts:
         """Returns the parts of the transposed graph, for which nothing is sorted.
 
-        They reference this object, not the other way round, so that arrays are freed with the last
-        graph that uses them.
+        They reference this object, not the other way round, so that arrays are freed.
         """
         indptr, indices = self.transpose
         return ConcreteParts(indptr, indices, self.indptr.shape[0] - 1, original=self)
@@ -228,17 +215,11 @@ def _common(degrees: np.ndarray, num_edges: int) -> int | None:
 
 
 class PlanOnDemand:
-    """A descriptor of the field ``plan`` of ``CSRGraph``.
+    """A descriptor of the field ``plan`` of ``CSRGraph``, built when it is first read.
 
-    A jitted function can not keep the parts that it computes. So a graph that is passed to one
-    should already have the parts that its ops need, and all graphs from constructors should be the
-    same pytree. On the other hand, an op that gets the concrete graph builds only the parts that it
-    needs, which may be fewer.
-
-    Therefore the plan of a graph from a constructor is built when the field is first read, which
-    flattening the graph does. It has the schedules, the transpose, and with weights the
-    permutation: the parts that ``spmm`` and its gradients need. Other parts that have been built,
-    and earlier reads of this field, change nothing.
+    All graphs from constructors should be the same pytree, with the parts that ``spmm`` and its
+    gradients need: a jitted function can not keep the parts that it computes. Flattening reads the
+    field. An op that gets a concrete graph builds only the parts that it needs, which may be fewer.
     """
 
     def __get__(self, graph: Any, owner: Any = None) -> GraphPlan | None:

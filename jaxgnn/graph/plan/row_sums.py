@@ -15,16 +15,14 @@ _MOST_IN_TURN = 32
 def sum_rows(
     values: Float[Array, "edges *rest"], indptr: Int[Array, " rows+1"]
 ) -> Float[Array, "rows *rest"]:
-    """The sum of the values of each row's edges.
+    """The sum of the values of each row's edges; padding slots are ignored.
 
     ``jax.ops.segment_sum`` adds the numbers of a segment one after the other on a CPU, so a row of
-    a million edges has a million roundings, which in float32 can cost four digits. Here a row is
-    cut into parts of at most 32 edges. The sums of all parts but the first, which are few, are
-    summed in the same way. So there are at most 32 roundings for each factor of 32.
+    a million edges has a million roundings. Here a row is cut into parts of at most 32 edges, and
+    the sums of all parts but the first are summed in the same way.
 
     Args:
-      values: one value for each edge slot, in the order of the rows, in the dtype to sum in. Values
-        of padding slots are ignored.
+      values: one value for each edge slot, in the order of the rows, in the dtype to sum in.
       indptr: row offsets.
     """
     num_rows, size = indptr.shape[0] - 1, values.shape[0]
@@ -48,13 +46,9 @@ def sum_rows(
 def sum_segments(
     values: Float[Array, "entries *rest"], ids: Int[Array, " entries"], num_segments: int
 ) -> Float[Array, "segments *rest"]:
-    """Sums the values of each id, with few roundings for sums of many values.
+    """Sums the values of each id, in any order, with few roundings for sums of many values.
 
-    Args:
-      values: values in any order, in the dtype to sum in.
-      ids: segment of each value; values with the id ``num_segments``, the largest allowed, are
-        dropped.
-      num_segments: number of sums.
+    Values with the id ``num_segments``, the largest allowed, are dropped.
     """
     order = jnp.argsort(ids)
     ends = jnp.arange(num_segments + 1, dtype=ids.dtype)

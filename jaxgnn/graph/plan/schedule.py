@@ -78,12 +78,7 @@ def units(num_rows: int, num_edges: int, most: int = MAX_EDGES_PER_UNIT) -> int:
 def cut_rows(
     indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int, most: int
 ) -> tuple[Any, Any]:
-    """Cuts the rows of a CSR structure into work units of at most ``most`` edges.
-
-    Args:
-      indptr: row offsets; numpy on the host, or traced.
-      num_edges: edge slots of the graph, padding included.
-      most: maximum number of edges of a unit.
+    """Cuts the rows of a CSR structure into units of at most ``most`` edges.
 
     Returns:
       ``(rows, offsets)``: row of each unit, and first edge of each unit with the end of the last.
@@ -103,12 +98,7 @@ def cut_rows(
 
 
 def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> RowSchedule:
-    """Builds the schedule of a CSR structure.
-
-    Args:
-      indptr: row offsets; numpy on the host, or traced.
-      num_edges: edge slots of the graph, padding included.
-    """
+    """Builds the schedule of a CSR structure of ``num_edges`` slots, in numpy or traced."""
     num_rows = indptr.shape[0] - 1
     xp: Any = np if is_concrete(indptr) else jnp
     indptr = xp.asarray(indptr)

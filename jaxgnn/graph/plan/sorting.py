@@ -67,14 +67,7 @@ def compress(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorts entries by row, in linear time, keeping the order of the entries of a row.
 
-    This is scipy's counting sort. Repeated entries stay separate: scipy would add up those of a
-    matrix unless it is marked as having none.
-
-    Args:
-      rows: row of each entry, int32 in range.
-      columns: column of each entry, int32 in range.
-      values: a number for each entry, of a dtype that scipy supports.
-      shape: number of rows and columns, at least one of each.
+    This is scipy's counting sort. Rows and columns are int32 in range; ``shape`` has no zero.
 
     Returns:
       ``(indptr, columns, values)``: row offsets, and the columns and values in the order of rows.
@@ -91,12 +84,8 @@ def transpose_on_host(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Sorts the edges of a graph by sender, in linear time, keeping the order of a sender's edges.
 
-    Args:
-      indptr: row offsets.
-      indices: sender of each edge slot; those after ``indptr[-1]`` are padding, with any values.
-      num_cols: number of senders.
-      with_permutation: whether to also return the position of each edge, for which scipy moves four
-        bytes an edge instead of one.
+    Slots after ``indptr[-1]`` are padding, with any senders. Without the permutation scipy moves
+    one byte an edge instead of four.
 
     Returns:
       ``(transposed_indptr, transposed_indices, permutation)``. Padding stays after the edges; its

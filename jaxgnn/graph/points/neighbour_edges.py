@@ -153,14 +153,7 @@ class NeighbourEdges(KeepsArrays):
 
 
 def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
-    """Checks shapes and dtypes, and the values of concrete arrays.
-
-    Returns:
-      The points, and the cloud of each or None; numpy arrays unless the caller's are JAX arrays.
-
-    Raises:
-      ValueError: names the first bad entry.
-    """
+    """Checks the points, and the cloud of each or None; ValueError names the first bad entry."""
     points = as_array(points)
     if points.ndim != 2:
         raise bad_input(where, "points", "of shape (points, dimensions)", f"shape {points.shape}")
@@ -202,14 +195,7 @@ def check_k(where: str, k: Any, num_points: int, batch: Any, *, loop: bool) -> i
 
 
 def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> tuple[Any, Any]:
-    """Checks the radius and the sides of the box, if they are concrete.
-
-    Returns:
-      Both in ``dtype``, numpy arrays where they are concrete; the box may be None.
-
-    Raises:
-      ValueError: if one is negative or not finite, or the radius is more than half of a side.
-    """
+    """Checks a radius and a box where they are concrete, and returns them in ``dtype``."""
     r = r if not is_concrete(r) else np.asarray(r)
     if r.ndim != 0 or not np.issubdtype(np.result_type(r.dtype, np.float32), np.floating):
         raise bad_input(where, "r", "a number", shown(r))

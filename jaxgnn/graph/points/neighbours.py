@@ -215,8 +215,8 @@ def _within(
 def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarray]:
     """Senders and receivers of the ``k`` nearest neighbours of each point, sorted.
 
-    The tree finds one candidate more than needed. If that is as near as the last neighbour, there
-    may be others with lower ids, so the search is repeated with twice as many candidates.
+    The tree finds one candidate more than needed. If that is as near as the last neighbour, others
+    may have lower ids, so the search is repeated with twice as many candidates.
     """
     if not len(cloud.ids):
         return cloud.ids, cloud.ids
