@@ -13,6 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.samples import Part, host_array
 from jaxgnn.graph.batch.shape import BatchShape
 from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.validation import check_offsets
 from jaxgnn.graph.plan.sorting import row_ids_on_host, sort_edges
 
 
@@ -72,7 +73,7 @@ def sorted_edges(where: str, parts: Sequence[Part], layout: Layout) -> SortedEdg
     else:
         for part in parts:
             if part.indptr is not None:
-                _check_offsets(where, part.place, part.indptr)
+                check_offsets(where, f"graphs[{part.place}].indptr", part.indptr, part.num_edges)
         receivers = _numbered(where, parts, layout, owners, "receivers")
         indptr, order = _offsets_of_receivers(receivers, layout.shape.nodes)
     indices = np.full(layout.shape.edges, layout.real_nodes, np.int32)
@@ -92,10 +93,8 @@ def _numbered(where, parts, layout, owners, name):
     outside = (ids < 0) | (ids >= layout.num_nodes[owners])
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
-        graph = int(owners[at])
-        within = at - int(layout.num_edges[:graph].sum())
-        argument = f"graphs[{parts[graph].place}].{name}[{within}]"
-        raise bad_input(where, argument, f"in [0, {parts[graph].num_nodes})", int(ids[at]))
+        expected = f"in [0, {parts[owners[at]].num_nodes})"
+        raise bad_input(where, _entry(parts, layout, name, at), expected, int(ids[at]))
     return ids.astype(np.int32, copy=False) + layout.first_nodes()[owners]
 
 
@@ -109,16 +108,8 @@ def _joined_offsets(where, parts, layout):
     indptr[:num_nodes] = local + np.repeat(first_edges, layout.num_nodes[:num_real])
     if (indptr[1:] < indptr[:-1]).any():
         for part in parts:
-            _check_offsets(where, part.place, part.indptr)
+            check_offsets(where, f"graphs[{part.place}].indptr", part.indptr, part.num_edges)
     return indptr
-
-
-def _check_offsets(where, place, indptr):
-    falling = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if falling.size:
-        at = int(falling[0]) + 1
-        argument = f"graphs[{place}].indptr[{at}]"
-        raise bad_input(where, argument, f"at least {indptr[at - 1]}", int(indptr[at]))
 
 
 def _offsets_of_receivers(receivers, num_nodes):
@@ -137,10 +128,15 @@ def check_weights(where, parts, layout, weights, order):
     if not finite.all():
         slot = int(np.flatnonzero(~finite)[0])
         at = slot if order is None else int(order[slot])
-        graph = int(layout.edge_owners()[at])
-        within = at - int(layout.num_edges[:graph].sum())
-        argument = f"graphs[{parts[graph].place}].weights[{within}]"
-        raise bad_input(where, argument, "finite", float(weights[slot]))
+        name = _entry(parts, layout, "weights", at)
+        raise bad_input(where, name, "finite", float(weights[slot]))
+
+
+def _entry(parts, layout, field, at):
+    """The name of the entry of edge ``at``, in the order of the input."""
+    graph = int(layout.edge_owners()[at])
+    within = at - int(layout.num_edges[:graph].sum())
+    return f"graphs[{parts[graph].place}].{field}[{within}]"
 
 
 def same_normalization(where: str, parts: Sequence[Part]) -> Normalization | None:

@@ -18,7 +18,6 @@ from jaxgnn._arrays.arrays import (
     KeepsArrays,
     is_concrete,
     put_own,
-    require_no_heads,
     require_one,
     require_weights,
     requires_one,
@@ -37,12 +36,7 @@ from jaxgnn.graph.csr.edge_list import (
     reordered,
 )
 from jaxgnn.graph.csr.interchange import to_scipy
-from jaxgnn.graph.csr.normalization import (
-    Normalization,
-    degree_scales,
-    gcn_coefficients,
-    normalized_weights,
-)
+from jaxgnn.graph.csr.normalization import Normalization, normalized_graph
 from jaxgnn.graph.csr.self_loops import with_self_loops
 from jaxgnn.graph.csr.validation import arrays_of, bounded_graph, validate_graph, validate_structure
 from jaxgnn.graph.plan.device_sorting import is_for_device
@@ -81,12 +75,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     hold a degree normalisation that the kernels apply (``normalized``); they are constants of
     the structure, and no gradient flows to them.
 
-    The constructors (``from_edges``, ``from_edge_index``, ``from_scipy``, ``from_networkx``,
-    ``from_graphs_tuple``) sort the edges. The other arrays that ops need, such as the transpose,
-    are the parts of a ``plan``. An op that gets a concrete graph builds the parts that it needs,
-    once, outside of the pytree, which stays the same. As a pytree a concrete graph from a
-    constructor includes the parts that ``spmm`` and its gradients need, and ``prepared`` adds
-    others. For a traced graph, missing parts are computed inside of every step.
+    The constructors sort the edges. The other arrays that ops need, such as the transpose, are the
+    parts of a ``plan``. An op that gets a concrete graph builds the parts that it needs, once,
+    outside of the pytree. As a pytree a concrete graph from a constructor includes the parts that
+    ``spmm`` and its gradients need, and ``prepared`` adds others. For a traced graph, missing parts
+    are computed inside of every step.
 
     Attributes:
       indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
@@ -166,11 +159,6 @@ class CSRGraph(KeepsArrays, GraphConstructors):
           >>> graph.to_scipy().toarray().tolist()
           [[0.0, 0.0], [0.5, 0.5]]
         """
-        if not is_concrete(*arrays_of(self)):
-            expected = "concrete; call it outside jit"
-            raise bad_input("CSRGraph.to_scipy", "self", expected, "a tracer")
-        require_no_heads("CSRGraph.to_scipy", "self", self.weights)
-        validate_structure(self)
         return to_scipy(self)
 
     @requires_one
@@ -255,8 +243,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Returns the common degree of all rows, and of all columns, if the host knows them.
 
         A degree is None where degrees differ, and for a graph that is traced, has padding slots
-        or no edge. The number is static: with it, the sum over the edges of a row is a sum over an
-        axis.
+        or no edge. The number is static, so that a sum over edges can be one over an axis.
 
         Example:
           >>> CSRGraph.from_edges([0, 1, 0, 2], [0, 0, 1, 1], 2, num_senders=3).uniform_degrees()
@@ -303,15 +290,13 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def edge_order(self) -> Int[Array, " edges"] | np.ndarray:
         """Position in the input of each edge slot, int32 [edges] (int64 beyond 2^31 - 1 edges).
 
-        ``features[graph.edge_order]`` brings edge features from input order into the graph's order.
-        A loop that ``with_self_loops`` has added has no position in the input, and -1 here. Padding
-        edges are last. The order is a numpy array, or traced inside of ``jit``.
+        A loop that ``with_self_loops`` has added has -1. Padding edges are last. The order is a
+        numpy array, or traced inside of ``jit``.
 
-        Four bytes an edge are kept only on request: by ``from_edges`` and ``from_edge_index`` with
-        ``edge_data``, by ``from_graphs_tuple`` with ``return_edges``, and by ``from_networkx``.
-        ``with_weights``, ``normalized``, ``prepared``, ``with_self_loops`` and ``transpose`` keep
-        it. It is not part of the pytree, so graphs that were passed to or returned by ``jit``,
-        ``jax.tree.map`` or a checkpoint do not have it.
+        It is kept only on request: by ``from_edges`` and ``from_edge_index`` with ``edge_data``, by
+        ``from_graphs_tuple`` with ``return_edges``, and by ``from_networkx``. Methods that derive
+        graphs keep it. It is not part of the pytree, so graphs that were passed to or returned by
+        ``jit``, ``jax.tree.map`` or a checkpoint do not have it.
 
         Raises:
           ValueError: if the graph does not have its order.
@@ -333,9 +318,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def sort_edges(self, edges: PyTree) -> PyTree:
         """Brings features of edges from the order of the input into that of the edge slots.
 
-        Layers and ops read features of edges by slot, and a constructor sorts the edges. This is
-        what the constructors do with their ``edge_data``, for data that comes later; a graph that
-        is to do it is built with ``edge_data``, ``()`` for no data yet.
+        Constructors do this with their ``edge_data``; here it is for data that comes later. The
+        graph has to be built with ``edge_data``, ``()`` for no data yet.
 
         Args:
           edges: a pytree of arrays [edges, ...], with an entry for each edge of the input, padding
@@ -369,10 +353,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def prepared(self, *ops: str) -> CSRGraph:
         """Returns this graph with the parts that ops need, built now, as a part of the pytree.
 
-        The parts of a concrete graph are built once and kept, on the host, or on a GPU if there is
-        one and the graph is large. Call this for graphs that are passed to a jitted function, which
-        cannot keep the parts that it computes. The result is another pytree, with more leaves, for
-        which such a function compiles once more.
+        Call this for graphs that are passed to a jitted function, which cannot keep the parts that
+        it computes. The result has more leaves, so such a function compiles once more for it. Parts
+        of a concrete graph are built on the host, or on a GPU if there is one and it is large.
 
         The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"gat_attention"``,
         ``"gatv2_attention"``, ``"dot_attention"``, ``"maxk_spmm"`` and ``"edge_mlp_aggregate"``.
@@ -404,21 +387,14 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @requires_one
     def prepared_for(self, op: str | None) -> CSRGraph:
-        """Returns this graph with the parts that an op needs; a traced one is returned unchanged.
-
-        Ops call this first. For None and ops that ``prepared`` does not list, these are all parts
-        but the edge blocks.
-        """
+        """Returns this graph with the parts that an op needs; a traced one stays unchanged."""
         if not is_concrete(self.indptr, self.indices):
             return self
         return self.with_parts(*parts_for(op, weighted=self.weights is not None))
 
     @requires_one
     def with_parts(self, *parts: Part) -> CSRGraph:
-        """Returns this graph with some parts of a plan, built now if they are missing.
-
-        In a traced graph that is not validated, offsets and senders are clamped to their range.
-        """
+        """Returns this graph, its ids clamped if traced, with these parts of a plan."""
         graph = self if is_concrete(self.indptr, self.indices) else bounded_graph(self)
         made = graph.made_plan(*parts)
         if made is given_plan(graph):
@@ -434,10 +410,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @requires_one
     def concrete_parts(self) -> ConcreteParts:
-        """Returns the parts of this concrete graph, after a check of its offsets and senders.
-
-        A graph with a plan or from a constructor has been checked already.
-        """
+        """Returns the parts of this concrete graph, whose offsets and senders are checked once."""
         parts = self._shared_parts()
         if not parts.is_checked:
             if given_plan(self) is None and not makes_plan(self):
@@ -456,11 +429,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @requires_one
     def made_plan(self, *parts: Part) -> GraphPlan:
-        """Returns a plan with some parts, built now if they are missing.
-
-        Args:
-          parts: the parts; without any, all but the edge blocks.
-        """
+        """Returns a plan with these parts, by default all but the edge blocks, built if missing."""
         wanted = frozenset[Part](parts or ("schedule", "transpose", "permutation"))
         there = given_plan(self)
         missing = wanted if there is None else there.missing(wanted)
@@ -528,8 +497,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def without_weights(self) -> CSRGraph:
         """Returns the edges alone: without weights, scales and normalisation.
 
-        For layers and ops that refuse a graph with weights, such as those of attention. What has
-        been made of the edges is shared, and the graph knows its ``edge_order`` as before.
+        For layers and ops that refuse a graph with weights, such as those of attention.
 
         Example:
           >>> graph = CSRGraph.from_edges([0, 1], [1, 1], 2, [0.5, 2.0]).normalized("mean")
@@ -554,25 +522,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
           ValueError: if ``kind`` is unknown, the graph is normalised already or has weights for
             several heads, or it is not square and ``kind`` is ``"gcn"``.
         """
-        if kind is None:
-            return self
-        if kind not in ("mean", "sym", "gcn"):
-            expected = "'mean', 'sym', 'gcn' or None"
-            raise bad_input("CSRGraph.normalized", "kind", expected, repr(kind))
-        if self.is_normalized:
-            raise bad_input(
-                "CSRGraph.normalized", "self", "not normalised yet", repr(self.normalization)
-            )
-        require_no_heads("CSRGraph.normalized", "self", self.weights)
-        if kind == "gcn":
-            made = gcn_coefficients(self, add_self_loops=False)
-            graph = self if made.weights is None else self.with_weights(made.weights)
-            graph = graph._with_fields(row_scale=made.scale, col_scale=made.scale)
-        elif self.weights is None:
-            graph = self._with_fields(**degree_scales(self, kind))
-        else:
-            graph = self.with_weights(normalized_weights(self, kind))
-        return graph._with_fields(normalization=kind)
+        return normalized_graph(self, kind)
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
         """The sum over the edges that leave each node, by ``indices``; traced."""

@@ -12,8 +12,15 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from jaxgnn._arrays.arrays import put_own, require_kept_integers, require_size
+from jaxgnn._arrays.arrays import (
+    is_concrete,
+    put_own,
+    require_kept_integers,
+    require_no_heads,
+    require_size,
+)
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.validation import arrays_of, validate_structure
 
 if TYPE_CHECKING:
     from jaxgnn.graph.csr.csr_graph import CSRGraph
@@ -40,7 +47,12 @@ def scipy_parts(matrix: Any, weighted: bool | None) -> tuple[Any, np.ndarray | N
 
 
 def to_scipy(graph: CSRGraph) -> scipy.sparse.csr_array:
-    """Returns the matrix of a concrete, valid graph: weights times scales, without padding."""
+    """Returns the matrix of a concrete graph: weights times scales, without padding."""
+    where = "CSRGraph.to_scipy"
+    if not is_concrete(*arrays_of(graph)):
+        raise bad_input(where, "self", "concrete; call it outside jit", "a tracer")
+    require_no_heads(where, "self", graph.weights)
+    validate_structure(graph)
     indptr = np.array(graph.indptr)  # copies, because scipy works in place
     indices = np.array(graph.indices)[: indptr[-1]]
     factors = [f for f in (graph.weights, graph.row_scale, graph.col_scale) if f is not None]

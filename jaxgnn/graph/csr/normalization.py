@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,26 @@ if TYPE_CHECKING:
 Normalization = Literal["mean", "sym", "gcn"]
 """Kind of normalisation: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``, with the
 degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
+
+
+def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
+    """Implements ``CSRGraph.normalized``."""
+    where = "CSRGraph.normalized"
+    if kind is None:
+        return graph
+    if kind not in get_args(Normalization):
+        raise bad_input(where, "kind", "'mean', 'sym', 'gcn' or None", repr(kind))
+    if graph.is_normalized:
+        raise bad_input(where, "self", "not normalised yet", repr(graph.normalization))
+    require_no_heads(where, "self", graph.weights)
+    if kind == "gcn":
+        made = gcn_coefficients(graph, add_self_loops=False)
+        fields = {"weights": made.weights, "row_scale": made.scale, "col_scale": made.scale}
+    elif graph.weights is None:
+        fields = degree_scales(graph, kind)
+    else:
+        fields = {"weights": normalized_weights(graph, kind)}
+    return graph._with_fields(**fields, normalization=kind)
 
 
 def degree_scales(graph: CSRGraph, kind: Normalization) -> dict[str, Any]:
@@ -100,7 +120,7 @@ def every_node_has_a_loop(graph: CSRGraph) -> bool:
 
     def ask() -> bool:
         rows, indices = _ends_on_host(graph)
-        return not _without_loop(rows, indices, graph.num_rows).any()
+        return not nodes_without_loop(rows, indices, graph.num_rows).any()
 
     return _HAVE_LOOPS.get(arrays, None, ask)
 
@@ -129,7 +149,7 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
         dtype = weights.dtype
     loops = None
     if add_self_loops:
-        missing = _without_loop(rows, senders, graph.num_rows)
+        missing = nodes_without_loop(rows, senders, graph.num_rows)
         degrees = degrees + missing.astype(dtype)
         loops = xp.where(missing, power_or_zero(degrees, -1.0), 0)
     if weights is None:
@@ -191,7 +211,9 @@ def _ends_on_host(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
     return row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)
 
 
-def _without_loop(rows: Any, indices: Any, num_nodes: int) -> Bool[Array, " nodes"] | np.ndarray:
+def nodes_without_loop(
+    rows: Any, indices: Any, num_nodes: int
+) -> Bool[Array, " nodes"] | np.ndarray:
     """A mask of nodes without an edge to themselves; the row of a padding slot is ``num_nodes``."""
     if isinstance(rows, np.ndarray):
         without = np.ones(num_nodes, bool)

@@ -17,6 +17,7 @@ from jaxgnn.graph.csr.edge_list import (
     reordered,
     sorted_graph,
 )
+from jaxgnn.graph.csr.normalization import nodes_without_loop
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
 _WHERE = "CSRGraph.with_self_loops"
@@ -32,8 +33,7 @@ def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes
     real = receivers < num_rows
     missing = xp.ones(num_rows, bool)
     if not duplicates:
-        loops = xp.where(real & (indices == receivers), indices, num_rows)
-        missing = _not_among(xp, loops, num_rows)
+        missing = nodes_without_loop(receivers, indices, num_rows)
     if num_real_nodes is not None:
         missing &= nodes < checked_count(num_real_nodes, num_rows)
     mask: Any = xp.concatenate([real, missing])
@@ -45,20 +45,12 @@ def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes
     edges = EdgeList(senders, receivers, weights, mask)
     if is_host and not is_padded:  # only slots that hold an edge
         there = np.flatnonzero(mask)
-        edges = EdgeList(senders[there], receivers[there], _at(weights, there))
+        weights = None if weights is None else weights[there]
+        edges = EdgeList(senders[there], receivers[there], weights)
         order = reordered(order, there)
     names = EdgeNames(_WHERE)
     made, slots = sorted_graph(type(graph), names, edges, num_rows, with_order=order is not None)
     return keep_order(made, reordered(order, slots))
-
-
-def _not_among(xp: Any, nodes: Any, count: int) -> Any:
-    """A mask of the nodes that are not among ``nodes``, [count] bool; id ``count`` is no node."""
-    if xp is np:
-        unnamed = np.ones(count + 1, bool)
-        unnamed[nodes] = False
-        return unnamed[:count]
-    return jnp.ones(count, bool).at[nodes].set(False, mode="drop")
 
 
 def _with_weights_of_loops(graph: Any, weight: Any) -> Any:
@@ -67,10 +59,6 @@ def _with_weights_of_loops(graph: Any, weight: Any) -> Any:
     xp: Any = np if is_concrete(graph.weights, weight) else jnp
     new = xp.full((graph.num_rows, *graph.weights.shape[1:]), weight, graph.weights.dtype)
     return xp.concatenate([xp.asarray(graph.weights), new])
-
-
-def _at(weights: Any, positions: np.ndarray) -> Any:
-    return None if weights is None else weights[positions]
 
 
 def checked_count(count: Any, num_rows: int) -> Any:

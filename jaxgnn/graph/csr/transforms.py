@@ -176,7 +176,8 @@ def remove_self_loops(graph: CSRGraph, *, return_edges: bool = False) -> Any:
     """
     edges = edges_of("remove_self_loops", graph)
     slots = np.flatnonzero(edges.senders != edges.receivers)
-    made = _selected(edges, slots, graph.num_rows)
+    senders, receivers, weights = (None if e is None else e[slots] for e in edges)
+    made = CSRGraph.from_edges(senders, receivers, graph.num_rows, weights)
     return (made, own(slots)) if return_edges else made
 
 
@@ -245,12 +246,6 @@ def _part(graph: CSRGraph, edges: Edges, nodes: np.ndarray) -> Subgraph:
     weights = None if edges.weights is None else edges.weights[slots]
     made = CSRGraph.from_edges(senders[slots], receivers[slots], len(nodes), weights)
     return Subgraph(made, own(nodes), own(slots))
-
-
-def _selected(edges: Edges, slots: np.ndarray, num_nodes: int) -> CSRGraph:
-    """The graph of all nodes, with the edges of these ascending slots."""
-    weights = None if edges.weights is None else edges.weights[slots]
-    return CSRGraph.from_edges(edges.senders[slots], edges.receivers[slots], num_nodes, weights)
 
 
 class Edges(NamedTuple):
@@ -360,10 +355,8 @@ def coalesce(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = Fa
       ([0, 2], [2.0, 4.0], [1, 0, 1])
     """
     edges = edges_of("coalesce", graph, allow_bipartite=True)
-    _check_reduce("coalesce", reduce)
-    merged = _merge(edges.senders, edges.receivers, edges.weights, reduce, graph.shape)
-    made = _merged_graph(merged, graph.shape)
-    return (made, own(merged.slots)) if return_slots else made
+    made, slots = _merge("coalesce", edges, reduce, graph.shape)
+    return (made, own(slots)) if return_slots else made
 
 
 @overload
@@ -401,61 +394,42 @@ def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool
       ([1, 0, 2, 1], [0, 1, 1, 2])
     """
     edges = edges_of("to_undirected", graph)
-    _check_reduce("to_undirected", reduce)
-    senders = np.concatenate([edges.senders, edges.receivers])
-    receivers = np.concatenate([edges.receivers, edges.senders])
-    weights = None if edges.weights is None else np.concatenate([edges.weights] * 2)
-    merged = _merge(senders, receivers, weights, reduce, graph.shape)
-    made = _merged_graph(merged, graph.shape)
-    return (made, own(merged.slots.reshape(2, -1))) if return_slots else made
-
-
-class _Merged(NamedTuple):
-    """Distinct edges by receiver and then by sender; ``slots`` has the new edge of each old one."""
-
-    senders: np.ndarray
-    receivers: np.ndarray
-    weights: np.ndarray | None
-    slots: np.ndarray
-
-
-def _check_reduce(where: str, reduce: str) -> None:
-    """Raises ValueError unless ``reduce`` is the name of a reduction."""
-    if reduce not in _UFUNCS:
-        raise bad_input(where, "reduce", f"one of {', '.join(map(repr, _UFUNCS))}", repr(reduce))
+    both = Edges(
+        senders=np.concatenate([edges.senders, edges.receivers]),
+        receivers=np.concatenate([edges.receivers, edges.senders]),
+        weights=None if edges.weights is None else np.concatenate([edges.weights] * 2),
+    )
+    made, slots = _merge("to_undirected", both, reduce, graph.shape)
+    return (made, own(slots.reshape(2, -1))) if return_slots else made
 
 
 def _merge(
-    senders: np.ndarray,
-    receivers: np.ndarray,
-    weights: np.ndarray | None,
-    reduce: Reduce,
-    shape: tuple[int, int],
-) -> _Merged:
-    """Merges all edges that have the same two ends; weights are combined in float64."""
+    where: str, edges: Edges, reduce: Reduce, shape: tuple[int, int]
+) -> tuple[CSRGraph, np.ndarray]:
+    """The graph of the distinct edges, and the slot there of each old edge.
+
+    Raises:
+      ValueError: if ``reduce`` is not the name of a reduction.
+    """
+    if reduce not in _UFUNCS:
+        raise bad_input(where, "reduce", f"one of {', '.join(map(repr, _UFUNCS))}", repr(reduce))
     # Two counting sorts, which are linear and keep the order of equal ends.
-    _, by_sender = sort_edges(senders, shape[1])
-    _, by_receiver = sort_edges(receivers[by_sender], shape[0])
+    _, by_sender = sort_edges(edges.senders, shape[1])
+    _, by_receiver = sort_edges(edges.receivers[by_sender], shape[0])
     order = by_sender[by_receiver]
-    senders, receivers = senders[order], receivers[order]
+    senders, receivers = edges.senders[order], edges.receivers[order]
     is_first = np.ones(len(order), bool)
     is_first[1:] = (senders[1:] != senders[:-1]) | (receivers[1:] != receivers[:-1])
     starts = np.flatnonzero(is_first)
     slots = np.empty(len(order), np.int64)
     slots[order] = np.cumsum(is_first) - 1
+    weights = edges.weights
     if weights is not None:
-        dtype = weights.dtype
         wide = weights[order].astype(np.float64)
         combined = _UFUNCS[reduce](wide, starts) if len(starts) else wide
         if reduce == "mean":
             counts = np.diff(starts, append=len(order))
             combined = combined / counts.reshape(-1, *[1] * (weights.ndim - 1))
-        weights = combined.astype(dtype)
-    return _Merged(senders[starts], receivers[starts], weights, slots)
-
-
-def _merged_graph(merged: _Merged, shape: tuple[int, int]) -> CSRGraph:
-    num_rows, num_cols = shape
-    return CSRGraph.from_edges(
-        merged.senders, merged.receivers, num_rows, merged.weights, num_senders=num_cols
-    )
+        weights = combined.astype(weights.dtype)
+    ends = senders[starts], receivers[starts]
+    return CSRGraph.from_edges(*ends, shape[0], weights, num_senders=shape[1]), slots

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._arrays.arrays import (
+    first_outside,
     is_concrete,
     match_varying,
     require_floats,
@@ -52,7 +53,7 @@ def validate_structure(graph: CSRGraph) -> None:
     """The part of ``validate_graph`` for the inputs of the plan: offsets and senders."""
     check_shapes("CSRGraph", graph)
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
-    _check_offsets("CSRGraph", "indptr", indptr, graph.num_edges)
+    check_offsets("CSRGraph", "indptr", indptr, graph.num_edges)
     _check_ids("CSRGraph", "indices", indices[: indptr[-1]], graph.num_cols)
 
 
@@ -129,7 +130,7 @@ def _check_plan_shapes(where, graph, plan):
             raise bad_input(where, f"graph.plan.{name}", expected, array.dtype)
 
 
-def _check_offsets(where, name, indptr, num_edges):
+def check_offsets(where, name, indptr, num_edges):
     if indptr[0] != 0:
         raise bad_input(where, f"{name}[0]", "0", int(indptr[0]))
     falling = indptr[1:] < indptr[:-1]  # differences may overflow
@@ -142,9 +143,8 @@ def _check_offsets(where, name, indptr, num_edges):
 
 
 def _check_ids(where, name, ids, bound):
-    outside = (ids < 0) | (ids >= bound)
-    if outside.any():
-        at = int(np.flatnonzero(outside)[0])
+    at = first_outside(ids, bound)
+    if at is not None:
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
 
 
@@ -190,7 +190,7 @@ def _check_edge_blocks(graph, plan, indptr):
 
 def _check_transpose(graph, plan, indptr):
     transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
-    _check_offsets("CSRGraph", "plan.transposed_indptr", transposed, graph.num_edges)
+    check_offsets("CSRGraph", "plan.transposed_indptr", transposed, graph.num_edges)
     if transposed[-1] != num_edges:
         name = f"plan.transposed_indptr[{graph.num_cols}]"
         raise bad_input("CSRGraph", name, f"the number of edges, {num_edges}", int(transposed[-1]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -209,22 +210,6 @@ def _give_back(way: _Way, send: Array | None, table: Array) -> Array:
     return lax.scan(add, table[: way.rows], (send, received))[0]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gathered(way, send, x):
-    return _gather(way, send, x)
-
-
-def _gathered_forward(way, send, x):
-    return _gathered(way, send, x), send
-
-
-def _gathered_backward(way, send, dtable):
-    return None, _returned(way, send, dtable)
-
-
-_gathered.defvjp(_gathered_forward, _gathered_backward)
-
-
 def _gather_records(way: _Way, send: Array | None, values: Array, columns: Array):
     """The tables of values and of columns of compressed rows, by one collective.
 
@@ -263,33 +248,25 @@ def _from_words(words: UInt[Array, "*rows words"], dtype: jnp.dtype) -> Array:
     return x.reshape(*x.shape[:-2], -1) if ratio < 1 else x
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _records_gathered(way, send, values, columns):
-    return _gather_records(way, send, values, columns)
+def _with_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | None, ...]]) -> Any:
+    """``move`` of the way, the lists and rows, with gradients of the rows by ``back``."""
+
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def moved(way, send, *rows):
+        return move(way, send, *rows)
+
+    def forward(way, send, *rows):
+        return moved(way, send, *rows), send
+
+    def backward(way, send, gradient):
+        return None, *back(way, send, gradient)
+
+    moved.defvjp(forward, backward)
+    return moved
 
 
-def _records_gathered_forward(way, send, values, columns):
-    return _records_gathered(way, send, values, columns), send
-
-
-def _records_gathered_backward(way, send, tables):
-    return None, _returned(way, send, tables[0]), None
-
-
-_records_gathered.defvjp(_records_gathered_forward, _records_gathered_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _returned(way, send, table):
-    return _give_back(way, send, table)
-
-
-def _returned_forward(way, send, table):
-    return _returned(way, send, table), send
-
-
-def _returned_backward(way, send, dx):
-    return None, _gathered(way, send, dx)
-
-
-_returned.defvjp(_returned_forward, _returned_backward)
+_gathered = _with_gradient(_gather, lambda *given: (_returned(*given),))
+_returned = _with_gradient(_give_back, lambda *given: (_gathered(*given),))
+_records_gathered = _with_gradient(
+    _gather_records, lambda way, send, tables: (_returned(way, send, tables[0]), None)
+)

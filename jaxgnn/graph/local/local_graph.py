@@ -18,7 +18,7 @@ from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.self_loops import checked_count
 from jaxgnn.graph.local.edge_numbers import EdgeNumbers, Words, totals_before
 from jaxgnn.graph.local.halo import Halo
-from jaxgnn.graph.local.union import LocalUnion
+from jaxgnn.graph.local.union import LocalUnion, without_halo
 
 _PART = "the rows of one device"
 
@@ -82,18 +82,7 @@ class LocalGraph(CSRGraph):
 
     def bipartite(self) -> CSRGraph:
         """The own rows by the entries of the table, as a graph without a halo."""
-        scale = self._table_scale()
-        return CSRGraph(
-            indptr=self.indptr,
-            indices=self.indices,
-            weights=self.weights,
-            num_cols=self.halo.table_rows,
-            row_scale=self.row_scale,
-            col_scale=scale,
-            plan=self.plan,
-            normalization=self.normalization,
-            in_range=self.in_range,
-        )
+        return without_halo(self, col_scale=self._table_scale())
 
     def _table_scale(self) -> Array | None:
         """The factor of each entry of the table, or None."""

@@ -92,8 +92,9 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
         return _on_device(graph)
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
-        return _traced(graph)
-    return _MADE.get(arrays, graph.num_cols, lambda: _on_host(graph))
+        return _looped(jnp, graph)
+    graph.concrete_parts()  # checks the structure
+    return _MADE.get(arrays, graph.num_cols, lambda: _looped(np, graph))
 
 
 def _num_loops(graph: CSRGraph) -> int:
@@ -101,57 +102,35 @@ def _num_loops(graph: CSRGraph) -> int:
     return graph.num_rows if is_square else min(graph.shape)
 
 
-class _Places(NamedTuple):
-    """Row offsets of the new graph, and the slot that each old edge and each loop gets there."""
-
-    indptr: Any
-    of_edges: Any
-    of_loops: Any
-
-
-def _places(xp: Any, graph: CSRGraph, rows: Any, kept: Any) -> _Places:
-    """Places the edges: rows and their edges keep their order, and the loop is the last."""
-    loops = _num_loops(graph)
-    dtype = offset_dtype(graph.num_edges + loops)
-    ends = xp.cumsum(kept, dtype=dtype)
-    before = xp.concatenate([xp.zeros(1, dtype), ends])  # number of edges kept before each slot
-    nodes = xp.arange(graph.num_rows + 1, dtype=dtype)
-    indptr = before[xp.asarray(graph.indptr)] + xp.minimum(nodes, loops)
-    return _Places(
-        indptr, before[:-1] + xp.minimum(rows, loops).astype(dtype), indptr[1 : loops + 1] - 1
-    )
-
-
-def _on_host(graph: CSRGraph) -> LoopedGraph:
-    graph.concrete_parts()  # checks the structure
-    rows, indices = row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)
+def _looped(xp: Any, graph: CSRGraph) -> LoopedGraph:
+    """Rows and their edges keep their order, and the loop is the last edge of its row."""
+    is_host = xp is np
+    num_edges, loops = graph.num_edges, _num_loops(graph)
+    indptr, indices = xp.asarray(graph.indptr), xp.asarray(graph.indices)
+    rows = (row_ids_on_host if is_host else row_ids)(indptr, num_edges)
     real = rows < graph.num_rows
     kept = real & (rows != indices)
-    places, loops = _places(np, graph, rows, kept), _num_loops(graph)
-    slots = int(places.indptr[-1]) if real.all() else graph.num_edges + loops
-    sources = np.zeros(slots, places.indptr.dtype)
-    sources[places.of_edges[kept]] = np.flatnonzero(kept)
-    sources[places.of_loops] = graph.num_edges + np.arange(loops)
-    senders = np.append(indices, np.arange(loops, dtype=indices.dtype))[sources]
-    made = type(graph)(
-        put_own(places.indptr), put_own(senders), num_cols=graph.num_cols, in_range=True
-    )
+    dtype = offset_dtype(num_edges + loops)
+    before = xp.concatenate([xp.zeros(1, dtype), xp.cumsum(kept, dtype=dtype)])
+    nodes = xp.arange(graph.num_rows + 1, dtype=dtype)
+    offsets = before[indptr] + xp.minimum(nodes, loops)
+    slots = int(offsets[-1]) if is_host and real.all() else num_edges + loops
+    # The slot of each old edge, out of range if it is dropped, and of each loop.
+    places = before[:-1] + xp.minimum(rows, loops).astype(dtype)
+    places = xp.concatenate([xp.where(kept, places, slots), offsets[1 : loops + 1] - 1])
+    old = xp.arange(num_edges + loops, dtype=dtype)
+    if is_host:
+        sources: Any = np.zeros(slots + 1, dtype)
+        sources[places] = old
+        sources = sources[:-1]
+    else:
+        sources = jnp.zeros(slots, dtype).at[places].set(old, mode="drop")
+    senders = xp.concatenate([indices, xp.arange(loops, dtype=indices.dtype)])[sources]
+    if not is_host:
+        made = type(graph)(offsets, senders, num_cols=graph.num_cols, in_range=graph.in_range)
+        return LoopedGraph(made, sources, kept)
+    made = type(graph)(put_own(offsets), put_own(senders), num_cols=graph.num_cols, in_range=True)
     return LoopedGraph(plan_on_demand(made), own(sources), own(kept))
-
-
-def _traced(graph: CSRGraph) -> LoopedGraph:
-    rows, indices = row_ids(jnp.asarray(graph.indptr), graph.num_edges), jnp.asarray(graph.indices)
-    kept = (rows < graph.num_rows) & (rows != indices)
-    places, loops = _places(jnp, graph, rows, kept), _num_loops(graph)
-    dtype = places.indptr.dtype
-    slots = graph.num_edges + loops
-    of_edges = jnp.where(kept, places.of_edges, slots)
-    sources = jnp.zeros(slots, dtype)
-    sources = sources.at[of_edges].set(jnp.arange(graph.num_edges, dtype=dtype), mode="drop")
-    sources = sources.at[places.of_loops].set(graph.num_edges + jnp.arange(loops, dtype=dtype))
-    senders = jnp.concatenate([indices, jnp.arange(loops, dtype=indices.dtype)])[sources]
-    made = type(graph)(places.indptr, senders, num_cols=graph.num_cols, in_range=graph.in_range)
-    return LoopedGraph(made, sources, kept)
 
 
 def _on_device(graph: LocalGraph) -> LoopedGraph:

@@ -74,16 +74,7 @@ class LocalUnion(CSRGraph):
 
     def bipartite(self) -> CSRGraph:
         """The own rows by the entries of the tables, as a graph without a halo."""
-        return CSRGraph(
-            indptr=self.indptr,
-            indices=self.indices,
-            weights=self.weights,
-            num_cols=self.halo.table_rows,
-            row_scale=self.row_scale,
-            plan=self.plan,
-            normalization=self.normalization,
-            in_range=self.in_range,
-        )
+        return without_halo(self, col_scale=None)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
         """Divides by the degrees of rows; ValueError for kinds that divide by those of senders."""
@@ -91,6 +82,12 @@ class LocalUnion(CSRGraph):
             expected = "'mean' or None for relations that are spread over devices"
             raise bad_input("CSRGraph.normalized", "kind", expected, repr(kind))
         return super().normalized(kind)
+
+
+def without_halo(graph: Any, **fields: Any) -> CSRGraph:
+    """The own rows of a device by the entries of the table, with other values of some fields."""
+    given = {field.name: getattr(graph, field.name) for field in dataclasses.fields(CSRGraph)}
+    return CSRGraph(**{**given, "num_cols": graph.halo.table_rows, **fields})
 
 
 def joined_halo(parts: Sequence[tuple[Any, int]]) -> tuple[JoinedHalo, list[int]]:
