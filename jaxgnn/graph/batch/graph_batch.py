@@ -304,10 +304,8 @@ def dynamic_batches(
 ) -> Iterator[GraphBatch]:
     """Fills batches of one shape with graphs, in their order, and yields each when it is full.
 
-    A batch is full when the next graph does not fit. All batches have the shape
-    ``max_nodes``, ``max_edges``, ``max_graphs``, so a jitted step compiles once. One node and one
-    graph of these are padding, as in ``jraph.dynamically_batch``; so a batch
-    takes up to ``max_nodes - 1`` nodes, ``max_edges`` edges and ``max_graphs - 1`` graphs.
+    All batches have the shape ``max_nodes``, ``max_edges``, ``max_graphs``, so a jitted step
+    compiles once. As in ``jraph.dynamically_batch``, one node and one graph are padding.
 
     Args:
       graphs: any iterable of graphs that ``GraphBatch.from_graphs`` accepts. It is read lazily, and

@@ -179,13 +179,11 @@ class GraphConstructors:
           num_nodes: number of nodes, ``data.num_nodes`` in PyTorch Geometric.
           weights: edge weights; None for an unweighted graph.
           num_senders: number of senders of a bipartite graph.
-          edge_mask: [edges] bool, False for padding edges; None for no padding.
-          edge_data: a pytree of arrays [edges, ...] in the order of ``edge_index``, such as
-            ``data.edge_attr.numpy()``.
+          edge_mask: [edges] bool, False for padding edges.
+          edge_data: a pytree of arrays [edges, ...], such as ``data.edge_attr.numpy()``.
 
         Returns:
-          The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
-          graph's edge slots.
+          The graph, and ``edge_data`` if given, as ``from_edges`` returns them.
 
         Raises:
           ValueError: if ``edge_index`` has another shape, such as [edges, 2], or no integer dtype;

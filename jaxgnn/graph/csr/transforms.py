@@ -203,7 +203,7 @@ def add_self_loops(
 
     Args:
       graph: a square graph that is not normalised. Its weights are kept.
-      weight: weight of each new edge; ignored on an unweighted graph.
+      weight: see ``CSRGraph.with_self_loops``, also for ``duplicates``.
       duplicates: whether to add the edge even if the node has a self loop already.
       return_edges: whether to also return the edge ids.
 
@@ -369,14 +369,13 @@ def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool
     """Adds the reverse of every edge, then merges all edges from one node to another.
 
     As in PyTorch Geometric, ``"sum"`` gives both directions the sum of the weights of both. So a
-    graph that is undirected already gets twice its weights, and so does every self loop, which is
-    its own reverse. ``"mean"`` and ``"max"`` do not change an undirected graph without repeated
-    edges. An unweighted graph stays without weights.
+    graph that is undirected already gets twice its weights, and so does every self loop.
+    ``"mean"`` and ``"max"`` do not change an undirected graph without repeated edges. An unweighted
+    graph stays without weights.
 
     Args:
       graph: a square graph that is not normalised.
-      reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
-        ``"min"``, ``"max"`` or ``"mul"``.
+      reduce: how the weights of merged edges are combined; see ``coalesce``.
       return_slots: whether to return the new slots of the edges.
 
     Returns:

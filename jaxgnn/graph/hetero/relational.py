@@ -143,11 +143,7 @@ class RelationalGraph(KeepsArrays):
 class Shift(NamedTuple):
     """A graph, and the place of its edges in a larger one: row ``factor * i + first_row``.
 
-    Attributes:
-      graph: the graph, not normalised.
-      first_row: first row of all edges, or of each edge slot, int [edges].
-      factor: distance of consecutive rows.
-      first_column: number that is added to the senders.
+    ``first_row`` is that of all edges, or of each edge slot, int [edges].
     """
 
     graph: CSRGraph

@@ -68,10 +68,9 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     An edge from sender ``i`` to receiver ``i`` is a loop, also in a bipartite graph. There the
     added loops are those of the first ``min(rows, columns)`` nodes.
 
-    For a concrete graph it is computed on the host, and only once for the same arrays, also if a
-    jitted function closes over the graph. A graph without padding gets none. A graph with padding,
-    or a traced one, has as many slots as edge slots and loops together, so that graphs of one shape
-    give graphs of one shape.
+    For a concrete graph it is computed on the host, and only once for the same arrays. A graph
+    without padding gets none. A graph with padding, or a traced one, has as many slots as edge
+    slots and loops together, so that graphs of one shape give graphs of one shape.
 
     Args:
       graph: the graph, whose weights and scales are dropped.

@@ -22,13 +22,7 @@ from jaxgnn.graph.local.halo import Halo
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class JoinedHalo(KeepsArrays):
-    """The tables of the rows that several relations read, one after the other.
-
-    Attributes:
-      halos: the exchange of rows, for each table.
-      starts: the first own row of each table, among the own rows of all senders.
-      rows: number of own rows of all senders.
-    """
+    """The tables of rows of several relations; ``starts`` has the first own row of each table."""
 
     halos: tuple[Halo, ...]
     starts: tuple[int, ...] = dataclasses.field(metadata={"static": True})

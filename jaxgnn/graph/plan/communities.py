@@ -36,11 +36,9 @@ def find_communities(
     """Returns a community for each receiver; receivers with similar senders mostly share one.
 
     Senders are split in two at random. Then receivers and senders alternately move to the side that
-    is more frequent among their neighbours than among the ends of all edges, which soon puts whole
-    communities on one side. This is label propagation with two labels; several such splits
-    distinguish the communities. A community may be split, and two may be merged. Where too few
-    edges stay within the communities found, all receivers get one number. Linear time; host and
-    traced results are equal.
+    is more frequent among their neighbours than among the ends of all edges: label propagation with
+    two labels. Several such splits distinguish the communities. Where too few edges stay within the
+    communities found, all receivers get one number. Linear time; host and traced results are equal.
 
     Args:
       indptr: row offsets of the receivers. There must be at least one receiver and one sender.

@@ -76,10 +76,9 @@ class BlockShape:
     ) -> tuple[BlockShape, ...]:
         """Returns the shapes in which to cut a graph; larger blocks are for narrower rows.
 
-        This heuristic is the only one. Many rows in a block share senders, whose sums are then
-        added once for all these rows. This pays where rows have many edges, and pays more in larger
-        blocks. Elsewhere a block only avoids reading rows again, and small blocks keep more thread
-        blocks in flight.
+        Many rows in a block share senders, whose sums are added once for all these rows. This pays
+        where rows have many edges, and pays more in larger blocks. Elsewhere a block only avoids
+        reading rows again, and small blocks keep more thread blocks in flight.
         """
         options, many_edges = _rows_of_blocks(num_rows, num_edges)
         few_senders = num_cols <= _few_senders(chip)
@@ -115,15 +114,10 @@ class BlockShape:
     def tiles_for(self, chip: Limits, k: int, itemsize: int) -> int:
         """Returns the number of tiles, among ``tiles``, into which a span is best cut.
 
-        The choice was measured on an H200. Each tile reads the rows of a block again, which takes
-        half the time in bfloat16, so that smaller tiles pay. Where rows have many edges the sums of
-        a tile should stay in the cache. Elsewhere rows of one community soon bring their senders
-        into the cache, and kernels prefetch the sums of larger tiles.
-
-        Args:
-          chip: the GPU, whose second-level cache should hold the sums.
-          k: number of kept columns of a sender; their sums are float32.
-          itemsize: size of an entry of a row, in bytes.
+        Each tile reads the rows of a block again. Where rows have many edges the sums of a tile,
+        ``k`` columns of float32 for each sender, should stay in the second-level cache. Elsewhere
+        rows of one community soon bring their senders into the cache, and kernels prefetch the
+        sums of larger tiles. ``itemsize`` is that of an entry of a row, in bytes.
         """
         if self.order == "degree":
             most = _bytes_of_sums(chip, itemsize) // (4 * k)
@@ -240,13 +234,7 @@ class EdgeBlocks(KeepsArrays):
 
 
 def blocks_for(chip: Limits, options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
-    """Returns the largest blocks whose rows fit shared memory, or None.
-
-    Args:
-      chip: the GPU, whose shared memory should hold the rows.
-      options: edge blocks of the same graph, in several shapes.
-      row_bytes: size of a row, in bytes.
-    """
+    """Returns the largest blocks whose rows of ``row_bytes`` fit shared memory, or None."""
 
     def held_in(passes):
         return [blocks for blocks in options if blocks.shape.can_hold(chip, row_bytes, passes)]
@@ -271,8 +259,7 @@ def make_edge_blocks(
       permutation: position of each edge in the graph itself; None omits ``edges``.
 
     Returns:
-      One for each of ``BlockShape.choices``; numpy arrays from concrete input, traced arrays
-      otherwise.
+      One for each of ``BlockShape.choices``; in numpy from concrete input, traced otherwise.
     """
     num_rows, num_cols = indptr.shape[0] - 1, transposed_indptr.shape[0] - 1
     num_edges = transposed_indices.shape[0]

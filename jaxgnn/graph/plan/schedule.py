@@ -34,8 +34,7 @@ def edges_per_piece(num_edges: int) -> int:
 def long_piece(num_edges: int) -> int:
     """Returns the least number of edges for which a piece gets a GPU warp of its own.
 
-    Pieces that share a warp cost less each, but the longest shared piece must be a small part of
-    the total work of a warp, which on a large GPU is about ``num_edges >> 14``.
+    It is a small part of the total work of a warp, about ``num_edges >> 14`` on a large GPU.
     """
     if jax.export.is_symbolic_dim(num_edges):  # no kernel supports those
         return 64
@@ -48,10 +47,9 @@ class RowSchedule(KeepsArrays):
     """Rows cut into work units of at most ``MAX_EDGES_PER_UNIT`` edges each, in row order.
 
     Unit ``u`` is edges ``offsets[u]`` up to ``offsets[u + 1]`` of row ``rows[u]``. A row without
-    edges has one empty unit, so a kernel that visits every unit writes every row; a hub row has
-    several neighbouring units. The number of units depends on the shape of the graph alone
-    (rows + edges // MAX_EDGES_PER_UNIT), so graphs of equal shape share compiled code; unused
-    units at the end have ``rows[u] == num_rows`` and no edges.
+    edges has one empty unit; a hub row has several neighbouring units. The number of units depends
+    on the shape of the graph alone, so graphs of equal shape share compiled code; unused units at
+    the end have ``rows[u] == num_rows`` and no edges.
 
     A GPU processes pieces of at most ``edges_per_piece(edges)`` edges of one row, longest first, so
     that neighbouring warps have equal work.

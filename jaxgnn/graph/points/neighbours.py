@@ -86,8 +86,7 @@ def radius_graph(
     Args:
       points: floating [points, dimensions].
       r: the largest distance of a neighbour, inclusive, in the unit of the points.
-      batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
-        points with a negative cloud have no edges. None for a single cloud.
+      batch: the cloud of each point, or None; see ``knn_graph``.
       max_neighbours: the largest number of neighbours that a point may have; None for any number.
       loop: whether each point is a neighbour of itself.
       box: sides of a periodic box with right angles, floating [dimensions]. The distance is that of

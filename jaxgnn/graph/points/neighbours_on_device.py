@@ -45,8 +45,7 @@ def knn_graph_on_device(
         two points have none whose squared distance is too large for the dtype.
       k: number of neighbours of each point, static.
       batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
-        points with a negative cloud have no edges, so that batches can be padded. None for a single
-        cloud.
+        points with a negative cloud, such as padding, have no edges. None for a single cloud.
       loop: whether a point is among its own ``k`` neighbours, at distance zero.
 
     Returns:
@@ -83,28 +82,19 @@ def radius_graph_on_device(
 ) -> NeighbourEdges:
     """Finds the neighbours at most ``r`` away from each point; works under ``jit`` and ``vmap``.
 
-    All pairs of points are compared, ``points² * dimensions`` operations, a tile of receivers at a
-    time: memory grows with the number of points and of edges only. Distances are sums of squared
-    differences in the dtype of the points (float32 for half precision), and ``r`` is rounded to
-    that dtype. No gradient flows through the choice; ``NeighbourEdges.distances`` gives
-    differentiable distances.
+    Operations, memory, precision and gradients are those of ``knn_graph_on_device``; ``r`` is
+    rounded to the dtype of the distances.
 
     Args:
-      points: floating [points, dimensions]. Traced points that are not finite have no edges, and
-        two points have none whose squared distance is too large for the dtype.
+      points: floating [points, dimensions]; see ``knn_graph_on_device``.
       r: the largest distance of a neighbour, inclusive, in the unit of the points; may be traced.
         With a negative traced radius there are no edges.
-      batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
-        points with a negative cloud have no edges, so that batches can be padded. None for a single
-        cloud.
+      batch: the cloud of each point, or None; see ``knn_graph_on_device``.
       max_neighbours: the most neighbours that can be stored for a point, static. If there are more,
         the nearest are kept, and ``overflow`` of the result is True; ``checked`` then raises.
       loop: whether each point is a neighbour of itself.
-      box: sides of a periodic box with right angles, floating [dimensions]; may be traced. The
-        distance is that of the nearest image, so ``r`` must be at most half of the shortest side:
-        a larger radius would miss other images. If it is traced, ``overflow`` is set.
-        Points may lie outside of the box. At exactly half a side two images are equally near, and
-        one of them is a neighbour.
+      box: sides of a periodic box, floating [dimensions], as in ``radius_graph``; may be traced. If
+        a traced radius is more than half of a side, ``overflow`` is set.
 
     Returns:
       The edges, ``points * max_neighbours`` slots, padding after all edges.
