@@ -204,6 +204,14 @@ def require_size(where: str, argument: str, size: Any) -> None:
         raise bad_input(where, argument, "an integer in [0, 2^31)", repr(size))
 
 
+def require_count(where: str, argument: str, count: Any, expected: str) -> int:
+    """Returns a count as an int; ValueError, which says what is ``expected``, unless positive."""
+    is_integer = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not is_integer or count < 1:
+        raise bad_input(where, argument, expected, repr(count))
+    return int(count)
+
+
 def require_integers(where: str, argument: str, array: Any) -> None:
     """Raises ValueError unless ``array`` has an integer dtype."""
     if not jnp.issubdtype(array.dtype, jnp.integer):

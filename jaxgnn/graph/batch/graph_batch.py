@@ -21,7 +21,6 @@ from jaxgnn._arrays.arrays import (
 )
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.layout import (
-    Layout,
     check_weights,
     joined,
     layout_of,
@@ -257,18 +256,6 @@ def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBa
         normalization=normalization,
         in_range=True,
     )
-    return _made(
-        graph,
-        layout,
-        nodes=joined(where, parts, "nodes", shape.nodes),
-        edges=joined(where, parts, "edges", shape.edges, edges.order),
-        globals=joined(where, parts, "globals", shape.graphs),
-    )
-
-
-def _made(graph: CSRGraph, layout: Layout, **features: Any) -> GraphBatch:
-    """The batch of a graph, with the ids and masks that follow from its layout."""
-    shape = layout.shape
     ids = np.repeat(np.arange(shape.graphs, dtype=np.int32), layout.num_nodes)
     return GraphBatch(
         graph=graph,
@@ -277,7 +264,9 @@ def _made(graph: CSRGraph, layout: Layout, **features: Any) -> GraphBatch:
         num_edges_of_each=own(layout.num_edges.astype(np.int32)),
         node_mask=own(np.arange(shape.nodes) < layout.real_nodes),
         graph_mask=own(np.arange(shape.graphs) < layout.num_real),
-        **features,
+        nodes=joined(where, parts, "nodes", shape.nodes),
+        edges=joined(where, parts, "edges", shape.edges, edges.order),
+        globals=joined(where, parts, "globals", shape.graphs),
     )
 
 
@@ -291,9 +280,6 @@ def _require_host(where: str, argument: str, batch: GraphBatch) -> None:
 def _shapes(tree: Any) -> str:
     """A pytree with dtypes and shapes instead of its arrays."""
     return str(jax.tree.map(shown, tree)).replace("'", "")
-
-
-_WHERE = "dynamic_batches"
 
 
 def dynamic_batches(
@@ -329,44 +315,31 @@ def dynamic_batches(
       >>> [batch.num_nodes_of_each.tolist() for batch in batches]
       [[3, 2, 1, 0], [4, 2, 0, 0]]
     """
+    where = "dynamic_batches"
     least = {"max_nodes": 1, "max_edges": 0, "max_graphs": 2}
     shape = BatchShape(max_nodes, max_edges, max_graphs)
     for (name, at_least), size in zip(least.items(), shape, strict=True):
-        require_size(_WHERE, name, size)
+        require_size(where, name, size)
         if size < at_least:
-            raise bad_input(_WHERE, name, f"at least {at_least}", size)
-    return _filled(graphs, shape)
+            raise bad_input(where, name, f"at least {at_least}", size)
+    return _filled(where, graphs, shape)
 
 
-def _filled(graphs: Iterable[Any], shape: BatchShape) -> Iterator[GraphBatch]:
+def _filled(where: str, graphs: Iterable[Any], shape: BatchShape) -> Iterator[GraphBatch]:
     """Yields batches, each of as many graphs as fit."""
     parts: list[Part] = []
-    needed = _EMPTY
+    empty = needed = BatchShape(nodes=1, edges=0, graphs=1)  # the padding graph with one node
     for place, graph in enumerate(graphs):
-        part = read_part(_WHERE, place, graph)
-        if not shape.holds(_with(_EMPTY, part)):
-            raise _too_large(shape, part)
-        if not shape.holds(_with(needed, part)):
-            yield batch_parts(_WHERE, parts, shape)
-            parts, needed = [], _EMPTY
+        part = read_part(where, place, graph)
+        if not shape.holds(empty.plus(part.num_nodes, part.num_edges)):
+            most_nodes = f"{shape.nodes - 1} nodes (max_nodes less one)"
+            expected = f"of at most {most_nodes} and {shape.edges} edges"
+            got = f"{part.num_nodes} nodes and {part.num_edges} edges"
+            raise bad_input(where, f"graphs[{place}]", expected, got)
+        if not shape.holds(needed.plus(part.num_nodes, part.num_edges)):
+            yield batch_parts(where, parts, shape)
+            parts, needed = [], empty
         parts.append(part)
-        needed = _with(needed, part)
+        needed = needed.plus(part.num_nodes, part.num_edges)
     if parts:
-        yield batch_parts(_WHERE, parts, shape)
-
-
-_EMPTY = BatchShape(nodes=1, edges=0, graphs=1)
-"""The sizes of a batch without graphs: the padding graph with one node."""
-
-
-def _with(needed: BatchShape, part: Part) -> BatchShape:
-    """Returns the sizes that are needed with one more graph."""
-    nodes, edges, graphs = needed
-    return BatchShape(nodes + part.num_nodes, edges + part.num_edges, graphs + 1)
-
-
-def _too_large(shape: BatchShape, part: Part) -> ValueError:
-    """The error for a graph that does not fit even in an empty batch."""
-    expected = f"of at most {shape.nodes - 1} nodes (max_nodes less one) and {shape.edges} edges"
-    got = f"{part.num_nodes} nodes and {part.num_edges} edges"
-    return bad_input(_WHERE, f"graphs[{part.place}]", expected, got)
+        yield batch_parts(where, parts, shape)

@@ -29,6 +29,10 @@ class BatchShape(NamedTuple):
         """Whether a batch of shape ``other`` fits into one of this shape."""
         return all(map(operator.ge, self, other))
 
+    def plus(self, num_nodes: int, num_edges: int) -> BatchShape:
+        """The shape with space for one more graph."""
+        return BatchShape(self.nodes + num_nodes, self.edges + num_edges, self.graphs + 1)
+
 
 def least_shape(num_nodes: np.ndarray, num_edges: np.ndarray) -> BatchShape:
     """Returns the least shape of a padded batch: one node and one graph more than the graphs."""

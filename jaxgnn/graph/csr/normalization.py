@@ -140,8 +140,9 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
     """The coefficients in the dtype of the sums: in numpy if the graph is concrete, else traced."""
     rows, senders = _ends(graph)
     xp: Any = np if isinstance(rows, np.ndarray) else jnp
+    given: Any = graph.weights
     weights = None
-    if graph.weights is None:
+    if given is None:
         dtype = np.float64 if xp is np else jax.dtypes.canonicalize_dtype(jnp.float64)
         degrees = xp.diff(xp.asarray(graph.indptr)).astype(dtype)
     else:
@@ -157,7 +158,7 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
     of_senders = degrees if xp is np else graph.sender_table(degrees)
     columns = xp.where(rows < graph.num_rows, xp.asarray(graph.indices), of_senders.shape[0])
     scale = _of_ends(degrees, -0.5, rows) * _of_ends(of_senders, -0.5, columns)
-    return GCNCoefficients(None, (weights * scale).astype(graph.weights.dtype), loops)
+    return GCNCoefficients(None, (weights * scale).astype(given.dtype), loops)
 
 
 def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:

@@ -176,8 +176,9 @@ def remove_self_loops(graph: CSRGraph, *, return_edges: bool = False) -> Any:
     """
     edges = edges_of("remove_self_loops", graph)
     slots = np.flatnonzero(edges.senders != edges.receivers)
-    senders, receivers, weights = (None if e is None else e[slots] for e in edges)
-    made = CSRGraph.from_edges(senders, receivers, graph.num_rows, weights)
+    ends = edges.senders[slots], edges.receivers[slots]
+    weights = None if edges.weights is None else edges.weights[slots]
+    made = CSRGraph.from_edges(*ends, graph.num_rows, weights)
     return (made, own(slots)) if return_edges else made
 
 

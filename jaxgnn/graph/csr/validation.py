@@ -165,7 +165,7 @@ def _check_plan(graph, plan, indptr):
         _check_transpose(graph, plan, indptr)
     elif plan.permutation is not None:
         made = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
-        _check_equal("plan.permutation", np.asarray(plan.permutation), made[2])
+        check_equal("CSRGraph", "plan.permutation", np.asarray(plan.permutation), made[2])
     if plan.schedule is not None:
         _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
     if plan.transposed_schedule is not None:
@@ -185,7 +185,7 @@ def _check_edge_blocks(graph, plan, indptr):
     if wanted != got:
         raise bad_input("CSRGraph", "plan.edge_blocks", f"of shapes {wanted}", got)
     for at, (given, made) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
-        _check_equal(f"plan.edge_blocks[{at}]", given, made)
+        check_equal("CSRGraph", f"plan.edge_blocks[{at}]", given, made)
 
 
 def _check_transpose(graph, plan, indptr):
@@ -214,7 +214,9 @@ def _check_same_transpose(graph, plan, indptr):
     names = "transposed_indptr", "transposed_indices"
     for name, expected in zip(names, made[:2], strict=True):
         real = slice(0, None if name == "transposed_indptr" else int(indptr[-1]))
-        _check_equal(f"plan.{name}", np.asarray(getattr(plan, name))[real], expected[real])
+        check_equal(
+            "CSRGraph", f"plan.{name}", np.asarray(getattr(plan, name))[real], expected[real]
+        )
 
 
 def _check_permutation(graph, plan, indptr):
@@ -257,21 +259,21 @@ def _check_schedule(name, schedule, indptr, num_edges):
         expected = f"at most {MAX_EDGES_PER_UNIT} edges of row {rows[at]}"
         got = f"edges {starts[at]} to {ends[at]}"
         raise bad_input("CSRGraph", f"{name} unit {at}", expected, got)
-    _check_equal(name, schedule, make_schedule(indptr, num_edges))
+    check_equal("CSRGraph", name, schedule, make_schedule(indptr, num_edges))
 
 
-def _check_equal(name, given, expected):
+def check_equal(where, name, given, expected):
     """Raises unless the derived parts of a plan equal the computed ones."""
     wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
     if wanted != got:
-        raise bad_input("CSRGraph", name, f"of structure {wanted}", got)
+        raise bad_input(where, name, f"of structure {wanted}", got)
     arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(given)
     for (path, wanted), got in zip(*arrays, strict=True):
-        where, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
+        at, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
         if wanted.shape != got.shape:
-            raise bad_input("CSRGraph", where, f"of shape {wanted.shape}", got.shape)
+            raise bad_input(where, at, f"of shape {wanted.shape}", got.shape)
         if wanted.dtype != got.dtype:
-            raise bad_input("CSRGraph", where, wanted.dtype.name, got.dtype)
+            raise bad_input(where, at, wanted.dtype.name, got.dtype)
         if (wanted != got).any():
-            at = int(np.flatnonzero(wanted != got)[0])
-            raise bad_input("CSRGraph", f"{where}[{at}]", f"{wanted[at]}", int(got[at]))
+            first = int(np.flatnonzero(wanted != got)[0])
+            raise bad_input(where, f"{at}[{first}]", f"{wanted[first]}", int(got[first]))

@@ -179,10 +179,8 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         if self._joined is not None:
             return self._joined
         rows, parts, columns = self.node_slices(), [], 0
+        self._require_plain("HeteroGraph.joined")
         for edge_type, graph in self.items():
-            if graph.is_normalized:
-                argument = f"self[{edge_type!r}]"
-                raise bad_input("HeteroGraph.joined", argument, "not normalised", repr(graph))
             parts.append(Shift(graph, rows[edge_type[2]].start, 1, columns))
             columns += graph.num_cols
         return shifted_union(parts, (sum(self.num_nodes.values()), columns))
@@ -206,16 +204,19 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         Raises:
           ValueError: if a relation is normalised already.
         """
+        self._require_plain("HeteroGraph.to_homogeneous")
         at, count = self.node_slices(), len(self)
         total = sum(self.num_nodes.values())
         parts = []
         for place, ((sender, _, receiver), graph) in enumerate(self.items()):
-            if graph.is_normalized:
-                argument = f"self[{self.edge_types[place]!r}]"
-                raise bad_input("HeteroGraph.to_homogeneous", argument, "not normalised", graph)
             first_row = at[receiver].start * count + place
             parts.append(Shift(graph, first_row, count, at[sender].start))
         return RelationalGraph(shifted_union(parts, (total * count, total)), count)
+
+    def _require_plain(self, where: str) -> None:
+        for edge_type, graph in self.items():
+            if graph.is_normalized:
+                raise bad_input(where, f"self[{edge_type!r}]", "not normalised", repr(graph))
 
 
 def check_edge_type(where: str, argument: str, edge_type: Any) -> None:

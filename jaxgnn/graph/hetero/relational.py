@@ -17,6 +17,7 @@ from jaxgnn._arrays.arrays import (
     KeepsArrays,
     is_concrete,
     kept,
+    require_count,
     require_integers,
     require_no_heads,
 )
@@ -123,9 +124,7 @@ class RelationalGraph(KeepsArrays):
         """
         where = "RelationalGraph.from_edge_types"
         _check(where, "graph", graph)
-        is_count = isinstance(num_relations, int | np.integer) and num_relations > 0
-        if not is_count or isinstance(num_relations, bool):
-            raise bad_input(where, "num_relations", "an int of at least 1", repr(num_relations))
+        require_count(where, "num_relations", num_relations, "an int of at least 1")
         # Results are cached by array, so a caller's array is copied: it must not change.
         types: Any = (
             edge_types if isinstance(edge_types, jax.Array) else kept(np.asarray(edge_types))

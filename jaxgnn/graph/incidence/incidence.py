@@ -28,7 +28,8 @@ from jaxgnn._arrays.arrays import (
 )
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.validation import check_shapes
+from jaxgnn.graph.csr.edge_list import as_array
+from jaxgnn.graph.csr.validation import check_equal, check_shapes
 from jaxgnn.graph.incidence.incidence_plan import (
     IncidencePlan,
     in_range,
@@ -156,7 +157,7 @@ class Incidence(KeepsArrays):
             hyperedges is not given for a traced index.
         """
         where = "Incidence.from_hyperedge_index"
-        index: Any = hyperedge_index if is_array(hyperedge_index) else np.asarray(hyperedge_index)
+        index: Any = as_array(hyperedge_index)
         if index.ndim != 2 or index.shape[0] != 2:
             expected = "of shape (2, incidences), nodes above hyperedges"
             raise bad_input(where, "hyperedge_index", expected, f"shape {index.shape}")
@@ -348,11 +349,6 @@ class Incidence(KeepsArrays):
         return nodes, hyperedges
 
 
-def is_array(values: Any) -> bool:
-    """Whether ``values`` are an array, of numpy or of JAX."""
-    return hasattr(values, "dtype")
-
-
 def _joined(where: str, parts: Sequence[Any], sizes: Sequence[int]) -> Incidence:
     xp: Any = np if is_concrete(*itertools.chain.from_iterable(parts)) else jnp
     nodes, hyperedges = (xp.concatenate(ids) for ids in zip(*parts, strict=True))
@@ -387,8 +383,10 @@ def validate_incidence(incidence: Incidence) -> None:
         raise bad_input("Incidence.validate", "self", "concrete; call it outside jit", "a tracer")
     check_incidence_shapes("Incidence", incidence)
     check_incidence_ids("Incidence", incidence)
-    if incidence.plan is not None:
-        _check_plan(incidence)
+    if incidence.plan is not None:  # another plan gives wrong results
+        ids = incidence.node_ids, incidence.hyperedge_ids
+        expected = make_incidence_plan(*ids, *incidence.shape)
+        check_equal("Incidence", "plan", incidence.plan, expected)
 
 
 def check_incidence_shapes(where: str, incidence: Incidence) -> None:
@@ -404,12 +402,10 @@ def check_incidence_shapes(where: str, incidence: Incidence) -> None:
     require_length(where, "node_ids", nodes, nodes.size, "per incidence")
     require_length(where, "hyperedge_ids", incidence.hyperedge_ids, nodes.size, "per node id")
     if incidence.plan is not None:
-        check_shapes(where, incidence.plan.by_hyperedge)
-        check_shapes(where, incidence.plan.by_node)
-        for name, graph, shape in (
-            ("by_hyperedge", incidence.plan.by_hyperedge, incidence.shape[::-1]),
-            ("by_node", incidence.plan.by_node, incidence.shape),
-        ):
+        shapes = {"by_hyperedge": incidence.shape[::-1], "by_node": incidence.shape}
+        for name, shape in shapes.items():
+            graph = getattr(incidence.plan, name)
+            check_shapes(where, graph)
             if (graph.shape, graph.num_edges) != (shape, nodes.size):
                 expected = f"of shape {shape} with {nodes.size} slots, as this hypergraph is"
                 got = f"shape {graph.shape} with {graph.num_edges}"
@@ -429,18 +425,3 @@ def check_incidence_ids(where: str, incidence: Incidence) -> None:
             at = int(np.flatnonzero(outside)[0])
             expected = f"in [0, {size}), as num_{name}s is {size}"
             raise bad_input(where, f"{name}_ids[{at}]", expected, int(ids[at]))
-
-
-def _check_plan(incidence: Incidence) -> None:
-    """Raises unless the plan equals the one of these ids; another gives wrong results."""
-    expected = make_incidence_plan(incidence.node_ids, incidence.hyperedge_ids, *incidence.shape)
-    given, structure = jax.tree.flatten_with_path(incidence.plan)
-    wanted = structure.flatten_up_to(expected)
-    for (path, got), want in zip(given, wanted, strict=True):
-        name = "plan" + jax.tree_util.keystr(path)
-        got, want = np.asarray(got), np.asarray(want)
-        if got.shape != want.shape:
-            raise bad_input("Incidence", name, f"of shape {want.shape}", got.shape)
-        if (got != want).any():
-            at = int(np.flatnonzero(got != want)[0])
-            raise bad_input("Incidence", f"{name}[{at}]", str(want[at]), got[at])

@@ -120,7 +120,7 @@ class BlockShape:
         sums of larger tiles. ``itemsize`` is that of an entry of a row, in bytes.
         """
         if self.order == "degree":
-            most = _bytes_of_sums(chip, itemsize) // (4 * k)
+            most = chip.cache_bytes * _CACHED_PARTS[itemsize] // _PARTS // (4 * k)
         else:
             most = _TILE_SENDERS[itemsize]
         return next((n for n in self.tiles if self.senders_of(n) <= most), self.tiles[-1])
@@ -135,9 +135,7 @@ _BYTES_OF_KERNELS = 2 * 1024
 # Wider rows are processed one by one.
 _MOST_PASSES = 2
 # Blocks are large in graphs with at least this many rows, which give at least 128 blocks, and at
-# least this many edges a row. On an H200 they took 0.50 to 0.60 of the time of small blocks for
-# parts of graphs of 17,408 to 66,560 rows with 465 to 585 edges each; fewer rows were not measured.
-# The rest of the memory of a multiprocessor is its first-level cache, which the kernels also need.
+# least this many edges a row, as measured on an H200.
 _MANY_ROWS, _MANY_EDGES = 16_384, 128
 # Rows of a large block: this fraction of all rows, within these bounds; for narrow rows twice the
 # fraction, up to the last of these numbers.
@@ -159,11 +157,6 @@ _SMALL_TILE = 1 << 17
 def _few_senders(chip: Limits) -> int:
     """Number of senders whose sums fit the second-level cache, where row order matters little."""
     return chip.cache_bytes // _BYTES_OF_FEW_SUMS
-
-
-def _bytes_of_sums(chip: Limits, itemsize: int) -> int:
-    """Size of the sums of a tile that should stay in the second-level cache, in bytes."""
-    return chip.cache_bytes * _CACHED_PARTS[itemsize] // _PARTS
 
 
 def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], bool]:

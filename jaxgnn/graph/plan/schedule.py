@@ -104,16 +104,11 @@ def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) ->
     row_begins, to_row_end = indptr[rows], indptr[xp.minimum(rows + 1, num_rows)] - offsets[:-1]
     begins = (rows < num_rows) & ((offsets[:-1] - row_begins) % edges_per_piece(num_edges) == 0)
     lengths = xp.minimum(to_row_end, edges_per_piece(num_edges))
-    pieces, counts = _sort_pieces(xp, begins, lengths, long_piece(num_edges))
-    return RowSchedule(*map(own, (rows, offsets, pieces, counts)))
-
-
-def _sort_pieces(xp, begins, lengths, long):
-    """The units that begin a piece, longest piece first, and the two counts."""
     lengths = xp.where(begins, lengths, -1).astype(np.int16)
-    order = xp.argsort(-lengths, stable=True).astype(np.int32)
-    counts = xp.stack([xp.sum(lengths >= long), xp.sum(begins)]).astype(np.int32)
-    return order, counts
+    pieces = xp.argsort(-lengths, stable=True).astype(np.int32)
+    counts = [xp.sum(lengths >= long_piece(num_edges)), xp.sum(begins)]
+    counts = xp.stack(counts).astype(np.int32)
+    return RowSchedule(*map(own, (rows, offsets, pieces, counts)))
 
 
 def _repeat_rows(xp, num_rows, repeats, total):

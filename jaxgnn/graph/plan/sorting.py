@@ -45,21 +45,16 @@ def sort_edges(
 
 
 def _sort_on_host(receivers, num_rows, mask):
-    check_rows_on_host(receivers, num_rows, mask)  # scipy would write past its arrays
+    at = first_outside(receivers, num_rows, mask)
+    if at is not None:  # scipy would write past its arrays
+        expected = f"in [0, {num_rows})"
+        raise bad_input("sort_edges", f"receivers[{at}]", expected, int(receivers[at]))
     keys = receivers.astype(np.int32, copy=False)
     if mask is not None:
         keys = np.where(mask, keys, np.int32(num_rows))
     order = np.arange(len(keys), dtype=offset_dtype(len(keys)))
     indptr, _, order = compress(keys, np.zeros(len(keys), np.int32), order, (num_rows + 1, 1))
     return indptr[:-1], order
-
-
-def check_rows_on_host(receivers: np.ndarray, num_rows: int, mask: np.ndarray | None) -> None:
-    """Raises ValueError naming the first receiver that is out of range and not masked."""
-    at = first_outside(receivers, num_rows, mask)
-    if at is not None:
-        expected = f"in [0, {num_rows})"
-        raise bad_input("sort_edges", f"receivers[{at}]", expected, int(receivers[at]))
 
 
 def compress(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn._arrays.arrays import KeepsArrays, is_concrete, require_floats, shown
+from jaxgnn._arrays.arrays import KeepsArrays, is_concrete, require_count, require_floats, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.edge_list import as_array
@@ -176,17 +176,9 @@ def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
     return points, batch
 
 
-def check_count(where: str, name: str, count: Any) -> int:
-    """Returns a number of neighbours; ValueError unless it is a positive integer."""
-    is_integer = isinstance(count, int | np.integer) and not isinstance(count, bool)
-    if not is_integer or count < 1:
-        raise bad_input(where, name, "a positive integer", repr(count))
-    return int(count)
-
-
 def check_k(where: str, k: Any, num_points: int, batch: Any, *, loop: bool) -> int:
     """Returns ``k``; ValueError if a single cloud of points is too small for it."""
-    k = check_count(where, "k", k)
+    k = require_count(where, "k", k, "a positive integer")
     others = num_points if loop else num_points - 1
     if batch is None and num_points and k > others:
         which = "points" if loop else "other points"

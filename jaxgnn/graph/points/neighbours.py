@@ -8,12 +8,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxgnn._arrays.arrays import is_concrete, put_own
+from jaxgnn._arrays.arrays import is_concrete, put_own, require_count
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.plan.sorting import sort_edges
 from jaxgnn.graph.points.neighbour_edges import (
     NeighbourEdges,
-    check_count,
     check_k,
     check_points,
     check_radius,
@@ -116,7 +115,8 @@ def radius_graph(
         raise _traced(where, "r and box")
     cloud = _Cloud(where, points, batch)
     if max_neighbours is not None:
-        max_neighbours = check_count(where, "max_neighbours", max_neighbours)
+        expected = "a positive integer"
+        max_neighbours = require_count(where, "max_neighbours", max_neighbours, expected)
     dtype = np.promote_types(cloud.given.dtype, np.float32)
     r, box = check_radius(where, r, box, cloud.points.shape[1], dtype)
     found = _within(cloud, r.astype(np.float64), box, loop=loop)

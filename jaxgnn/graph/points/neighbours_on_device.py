@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import as_jax
+from jaxgnn._arrays.arrays import as_jax, require_count
 from jaxgnn.graph.points.neighbour_edges import (
     BEYOND_HALF_OF_THE_BOX,
     NeighbourEdges,
-    check_count,
     check_k,
     check_points,
     check_radius,
@@ -117,7 +116,8 @@ def radius_graph_on_device(
     """
     where = "radius_graph_on_device"
     points, batch = check_points(where, points, batch)
-    max_neighbours = check_count(where, "max_neighbours", max_neighbours)
+    expected = "a positive integer"
+    max_neighbours = require_count(where, "max_neighbours", max_neighbours, expected)
     r, box = check_radius(where, r, box, points.shape[1], distance_dtype(points))
     points, batch = jnp.asarray(points), _batch(where, batch)
     return _nearest(points, batch, r, box, max_neighbours, loop, _TILE_ENTRIES)

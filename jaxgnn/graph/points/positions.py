@@ -17,6 +17,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 
+from jaxgnn._arrays.arrays import require_count
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.transforms import edges_of
@@ -64,7 +65,7 @@ def laplacian_positions(graph: CSRGraph, num_features: int) -> np.ndarray:
     """
     where = "laplacian_positions"
     matrix = _adjacency(where, graph)
-    _check_count(where, "num_features", num_features)
+    require_count(where, "num_features", num_features, "an int of at least 1")
     matrix = (matrix + matrix.T) / 2
     positions = np.zeros((graph.num_rows, num_features), np.float32)
     for nodes, part in _components(matrix):
@@ -100,7 +101,7 @@ def random_walk_positions(graph: CSRGraph, num_steps: int) -> np.ndarray:
     """
     where = "random_walk_positions"
     matrix = _adjacency(where, graph)
-    _check_count(where, "num_steps", num_steps)
+    require_count(where, "num_steps", num_steps, "an int of at least 1")
     positions = np.zeros((graph.num_rows, num_steps), np.float32)
     for nodes, part in _components(matrix):
         sums = part.sum(axis=1)
@@ -130,12 +131,6 @@ def _adjacency(where: str, graph: CSRGraph) -> Matrix:
     ).tocsr()  # this adds up repeated edges
     matrix.eliminate_zeros()
     return matrix
-
-
-def _check_count(where: str, argument: str, count: int) -> None:
-    is_integer = isinstance(count, int | np.integer) and not isinstance(count, bool)
-    if not is_integer or count < 1:
-        raise bad_input(where, argument, "an int of at least 1", repr(count))
 
 
 def _components(matrix: Matrix) -> Iterator[tuple[np.ndarray, Matrix]]:
