@@ -29,8 +29,8 @@ from jaxgnn.graph.plan.sorting import row_ids_on_host
 class GraphSample:
     """One graph of a data set, as plain numpy arrays, to be put into batches.
 
-    The arrays are not copied. Features are pytrees of arrays (an array, a dictionary of arrays, …)
-    or None, and must have the same structure, dtypes and trailing axes in all graphs of a batch.
+    The arrays are not copied. Features are pytrees of arrays or None, and must have the same
+    structure, dtypes and trailing axes in all graphs of a batch.
 
     Attributes:
       senders: node that each edge leaves, integers [edges].
@@ -38,8 +38,7 @@ class GraphSample:
       num_nodes: number of nodes.
       nodes: features of the nodes, each array [num_nodes, ...].
       edges: features of the edges in the order of ``senders``, each array [edges, ...].
-      globals: features of the whole graph, each array or number of any shape, without an axis for
-        the graph.
+      globals: features of the whole graph, arrays or numbers without an axis for the graph.
       weights: edge weights in the order of ``senders``, [edges] floating; None for ones.
 
     Raises:

@@ -70,15 +70,12 @@ class CBSR(KeepsArrays):
         return dense.reshape(self.shape)
 
     def validate(self) -> CBSR:
-        """Checks shapes, dtypes and values on the host; call it outside ``jit``.
-
-        Returns:
-          Itself.
+        """Checks shapes, dtypes and values on the host, returns itself; call it outside ``jit``.
 
         Raises:
-          ValueError: if ``indices`` has another shape than ``values`` or not the dtype for ``dim``,
-            a column id is not below ``dim``, or the ids of a row are not strictly ascending. Names
-            the first bad entry.
+          ValueError: names the first bad entry: ``indices`` of another shape than ``values`` or not
+            of the dtype for ``dim``, a column id that is not below ``dim``, or ids of a row that
+            are not strictly ascending.
         """
         if not is_concrete(self.values, self.indices):
             raise bad_input("CBSR.validate", "self", "concrete; call it outside jit", "a tracer")

@@ -145,10 +145,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def to_scipy(self) -> scipy.sparse.csr_array:
         """Returns the matrix that the graph multiplies features by, as a scipy CSR array.
 
-        ``graph.to_scipy() @ x`` is ``spmm(graph, x)``: row ``i`` is the receiver, and an entry is
-        ``r_i w_ij c_j``, so a normalisation is multiplied in. Padding is dropped. Repeated edges
-        stay repeated entries, which scipy adds up where it multiplies. Entries are float32, or
-        float64 if the weights or scales are.
+        ``graph.to_scipy() @ x`` is ``spmm(graph, x)``: an entry is ``r_i w_ij c_j``. Padding is
+        dropped. Repeated edges stay repeated entries, which scipy adds up where it multiplies.
+        Entries are float32, or float64 if the weights or scales are.
 
         Raises:
           ValueError: if the graph is traced, has weights for several heads, or invalid offsets or
@@ -580,12 +579,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @requires_one
     def validate(self) -> CSRGraph:
-        """Checks the values of all arrays on the host; call it outside ``jit``.
+        """Checks the values of all arrays on the host, and returns itself; call it outside ``jit``.
 
         On a validated graph no kernel reads out of bounds.
-
-        Returns:
-          Itself.
 
         Raises:
           ValueError: names the first bad entry: offsets that fall or leave the edge list, a

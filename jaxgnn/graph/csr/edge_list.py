@@ -42,13 +42,9 @@ class EdgeNames(NamedTuple):
 
 
 class EdgeList(NamedTuple):
-    """The edges that a constructor was given: arrays, or lists of numbers, in input order.
+    """Edges that a constructor was given, in input order: arrays, or lists of numbers.
 
-    Attributes:
-      senders: node that each edge leaves.
-      receivers: node that each edge enters.
-      weights: weight of each edge, [edges] or [edges, heads], or None.
-      mask: False for padding edges, or None for no padding.
+    ``weights`` are [edges], [edges, heads] or None; ``mask`` is False for padding edges, or None.
     """
 
     senders: Any
@@ -135,11 +131,6 @@ def ordered_edge_data(
     names: EdgeNames, tree: PyTree, permutation: Int[Array, " edges"] | np.ndarray
 ) -> PyTree:
     """Returns a pytree of arrays [edges, ...] as JAX arrays in the order of the graph's edge slots.
-
-    Args:
-      names: the function and the argument that errors name.
-      tree: the pytree, in input order.
-      permutation: position in the input of each edge slot [edges].
 
     Raises:
       ValueError: names the path of the first leaf that is not an array of numbers with one entry

@@ -85,10 +85,9 @@ class NetworkXEdges(NamedTuple):
 
     Attributes:
       source: the networkx graph.
-      nodes: its nodes; the position in this list is the row.
+      nodes: its nodes, in the order of the rows.
       listed: its edges ``(u, v, attributes)``, an undirected one once.
-      senders: row of ``u`` for each directed edge.
-      receivers: row of ``v`` for each directed edge.
+      senders: row of ``u`` for each directed edge, as ``receivers`` for ``v``.
       positions: position in ``listed`` of each directed edge.
       weights: weight of each directed edge, of a floating dtype, or None.
     """

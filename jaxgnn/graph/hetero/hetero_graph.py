@@ -142,8 +142,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     def with_reverse(self, prefix: str = "rev_") -> HeteroGraph:
         """Adds, for each relation between two types, the relation in the other direction.
 
-        Without these, types that only send, such as authors who write papers, get no messages from
-        their neighbours.
+        Without these, types that only send, such as authors who write papers, get no messages.
 
         Args:
           prefix: prefix of the names of the new relations.
@@ -166,15 +165,14 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         """All relations as one graph, so that one op reads all of them.
 
         Receivers are the nodes of all types, one type after the other. Senders are the nodes of the
-        sending type of each relation, one relation after the other: those of a type that sends in
-        two relations occur twice, as each relation has its own features.
+        sending type of each relation, one relation after the other, as each relation has its own
+        features.
 
         If all relations are concrete it is built once. If they are traced, each call of the program
         sorts the edges, unless ``prepared`` has been called before.
 
         Raises:
-          ValueError: if a relation is normalised already, since a normalisation of one relation is
-            not valid for the sum over several.
+          ValueError: if a relation is normalised, which is not valid for the sum over several.
         """
         if self._joined is not None:
             return self._joined
@@ -186,10 +184,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         return shifted_union(parts, (sum(self.num_nodes.values()), columns))
 
     def prepared(self) -> HeteroGraph:
-        """Returns the same relations with ``joined`` as a part of the pytree.
-
-        Use it for graphs that are passed to a jitted function, which would compute it in each call.
-        """
+        """Returns the relations with ``joined`` in the pytree, for jitted functions."""
         made = HeteroGraph(dict(self), num_nodes=self.num_nodes)
         made._joined = self.joined()
         return made

@@ -306,12 +306,9 @@ class Incidence(KeepsArrays):
 
     @requires_one
     def validate(self) -> Incidence:
-        """Checks the values of all arrays on the host; call it outside ``jit``.
+        """Checks the values of all arrays on the host, and returns itself; call it outside ``jit``.
 
         On a validated hypergraph no kernel reads out of bounds.
-
-        Returns:
-          Itself.
 
         Raises:
           ValueError: names the first bad entry: an id out of range, or a plan of another

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -158,7 +158,7 @@ class LocalGraph(CSRGraph):
             missing = missing.at[self._rows_of_loops()].set(False, mode="drop")
         if num_real_nodes is not None:
             missing &= self.row_numbers() < checked_count(num_real_nodes, self.halo.num_nodes)
-        return with_edges(self, real, missing, weight).graph
+        return with_edges(self, real, missing, weight)[0]
 
     def _rows_of_loops(self) -> Int[Array, " edges"]:
         """The row of each edge from a node to itself, and a row out of range for other edges."""
@@ -230,25 +230,12 @@ def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
     return jnp.asarray(graph.edge_numbers().low) if isinstance(graph, LocalGraph) else None
 
 
-class LocalEdges(NamedTuple):
-    """One device's rows with other edges, and the origin of these.
-
-    Attributes:
-      graph: the rows, without scales and plan.
-      sources: for each edge slot of ``graph`` the edge slot of the original graph, which had E of
-        them; E + i for the loop of row i. In padding slots it is undefined.
-    """
-
-    graph: LocalGraph
-    sources: Int[Array, " new_edges"]
-
-
 def with_edges(
     graph: LocalGraph,
     kept: Bool[Array, " edges"],
     loops: Bool[Array, " rows"] | None = None,
     weight: Any = 1.0,
-) -> LocalEdges:
+) -> tuple[LocalGraph, Int[Array, " new_edges"]]:
     """Keeps some edges of each row, in their order, and appends a self loop to some rows.
 
     Args:
@@ -256,6 +243,10 @@ def with_edges(
       kept: mask of the edge slots that are kept; False for padding slots.
       loops: mask of the rows that get a loop; None for none, and as many edge slots as before.
       weight: weight of the loops, if the graph has weights.
+
+    Returns:
+      The rows, without scales and plan; and for each of their edge slots the edge slot of
+      ``graph``, which had E of them, or E + i for the loop of row i. Undefined for padding.
     """
     edges, rows = graph.num_edges, graph.num_rows
     indptr, indices, kept = match_varying(jnp.asarray(graph.indptr), graph.indices, kept)
@@ -291,7 +282,7 @@ def with_edges(
         numbers=_numbers(graph, jnp.diff(offsets), total),
         split=None,
     )
-    return LocalEdges(made, sources)
+    return made, sources
 
 
 def _behind(first: Array, second: Array) -> Array:

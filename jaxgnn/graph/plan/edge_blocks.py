@@ -243,13 +243,9 @@ def make_edge_blocks(
     transposed_indices: Int[Array, " edges"] | np.ndarray,
     permutation: Int[Array, " edges"] | np.ndarray | None,
 ) -> tuple[EdgeBlocks, ...]:
-    """Groups the edges of a transposed graph, which are in the order of their senders.
+    """Groups the edges of a transposed graph, in the order of their senders, by block.
 
-    Args:
-      indptr: row offsets of the receivers.
-      transposed_indptr: row offsets of the senders.
-      transposed_indices: receiver of each edge, ordered by sender.
-      permutation: position of each edge in the graph itself; None omits ``edges``.
+    ``permutation`` has the position of each edge in the graph itself; None omits ``edges``.
 
     Returns:
       One for each of ``BlockShape.choices``; in numpy from concrete input, traced otherwise.

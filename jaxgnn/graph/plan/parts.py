@@ -95,11 +95,8 @@ class ConcreteParts:
     def plan(self, parts: Iterable[Part]) -> GraphPlan:
         """Returns a plan of these parts, the same object for the same parts."""
         wanted = frozenset(parts)
-        if wanted not in self._plans:
-            self._plans[wanted] = self._assembled(wanted)
-        return self._plans[wanted]
-
-    def _assembled(self, wanted: frozenset[Part]) -> GraphPlan:
+        if wanted in self._plans:
+            return self._plans[wanted]
         fields: dict[str, Any] = {}
         if "permutation" in wanted:  # first, since it includes the transpose
             fields["permutation"] = self.permutation
@@ -112,7 +109,8 @@ class ConcreteParts:
         if "edge_blocks" in wanted:
             weighted = "permutation" in wanted
             fields["edge_blocks"] = self.weighted_edge_blocks if weighted else self.edge_blocks
-        return GraphPlan(**fields)
+        made = self._plans[wanted] = GraphPlan(**fields)
+        return made
 
     @cached_property
     def schedule(self) -> RowSchedule:

@@ -124,12 +124,7 @@ def make_plan(
 ) -> GraphPlan:
     """Builds the whole plan, in numpy if the graph is concrete, traced otherwise.
 
-    Args:
-      indptr: row offsets.
-      indices: sender of each edge.
-      num_cols: number of senders.
-      edge_blocks: whether to also group the edges by block, which takes up to three more sorts and,
-        for large graphs, a search for communities.
+    Edges by block take up to three more sorts and, for large graphs, a search for communities.
     """
     num_edges = indices.shape[0]
     if is_concrete(indptr, indices):

@@ -19,11 +19,7 @@ def sum_rows(
 
     ``jax.ops.segment_sum`` adds the numbers of a segment one after the other on a CPU, so a row of
     a million edges has a million roundings. Here a row is cut into parts of at most 32 edges, and
-    the sums of all parts but the first are summed in the same way.
-
-    Args:
-      values: one value for each edge slot, in the order of the rows, in the dtype to sum in.
-      indptr: row offsets.
+    the sums of all parts but the first are summed in the same way, in the dtype of the values.
     """
     num_rows, size = indptr.shape[0] - 1, values.shape[0]
     rows = row_ids(indptr, size)

@@ -61,8 +61,8 @@ class NeighbourEdges(KeepsArrays):
     def overflow(self) -> Bool[Array, ""]:
         """Whether neighbours are missing, because a point has more than the capacity.
 
-        This is also True if a traced radius is more than half of a side of the box. It can be read
-        under ``jit``, where no error can be raised; ``checked`` raises one outside.
+        Also True if a traced radius is more than half of a side of the box. It can be read under
+        ``jit``, where no error can be raised; ``checked`` raises one outside.
         """
         if self.capacity is None:
             return jnp.zeros_like(self.most_neighbours, bool)
