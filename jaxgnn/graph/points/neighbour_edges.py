@@ -12,7 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn._arrays.arrays import KeepsArrays, is_concrete, require_count, require_floats, shown
+from jaxgnn._arrays.arrays import (
+    KeepsArrays,
+    is_concrete,
+    require_count,
+    require_floats,
+    require_integers,
+    shown,
+)
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.edge_list import as_array
@@ -168,8 +175,7 @@ def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
     if batch is None:
         return points, None
     batch = as_array(batch, np.int32)
-    if not jnp.issubdtype(batch.dtype, jnp.integer):
-        raise bad_input(where, "batch", "of an integer dtype", batch.dtype)
+    require_integers(where, "batch", batch)
     if batch.shape != points.shape[:1]:
         expected = f"of shape ({points.shape[0]},), the cloud of each point"
         raise bad_input(where, "batch", expected, f"shape {batch.shape}")
