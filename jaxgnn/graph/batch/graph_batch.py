@@ -48,14 +48,13 @@ class GraphBatch(KeepsArrays):
 
     The nodes of the first graph come first, then those of the second, and so on; so do the edges.
     After the real graphs there is, as in jraph, one padding graph, which has all padding nodes (at
-    least one) and all padding edges, and after it graphs without nodes. Every id in ``graph_ids``
-    is therefore in range, and sums over the nodes of a graph need no mask. Padding edges are after
-    ``graph.indptr[-1]``, where no op reads them. A batch without padding has none of these.
+    least one) and all padding edges, and after it graphs without nodes. So every id in
+    ``graph_ids`` is in range, and sums over the nodes of a graph need no mask. Padding edges are
+    after ``graph.indptr[-1]``, where no op reads them.
 
     A batch is built on the host, and all of its arrays are numpy arrays. It is a pytree: pass it to
-    a jitted function, which compiles once for each shape, or to ``jax.device_put``. ``graph`` has
-    its plan, but without ``edge_blocks``, which take several times as long to build as the rest;
-    the backward pass of ``maxk_spmm`` on a GPU then runs without them.
+    a jitted function, which compiles once for each shape. ``graph`` has its plan, but without
+    ``edge_blocks``, which take several times as long to build as the rest.
 
     Attributes:
       graph: the graphs as one, [nodes, nodes] with ``edges`` slots.
@@ -65,9 +64,8 @@ class GraphBatch(KeepsArrays):
       node_mask: False for padding nodes, [nodes] bool.
       graph_mask: False for padding graphs, [graphs] bool.
       nodes: features of the nodes, a pytree of arrays [nodes, ...], zero for padding; or None.
-      edges: features of the edges in the order of ``graph.indices``, a pytree of arrays
-        [edges, ...], zero for padding; or None.
-      globals: features of the graphs, a pytree of arrays [graphs, ...], zero for padding; or None.
+      edges: the same of the edges in the order of ``graph.indices``, [edges, ...].
+      globals: the same of the graphs, [graphs, ...].
     """
 
     graph: CSRGraph
@@ -94,8 +92,7 @@ class GraphBatch(KeepsArrays):
     ) -> GraphBatch:
         """Joins graphs to one batch, on the host.
 
-        The shape of the batch depends on ``pad_to`` alone (with a pair of sizes, and without
-        padding, on the number of graphs too), so a jitted function compiles once for each:
+        A jitted function compiles once for each shape of a batch, which depends on ``pad_to``:
 
         - ``(nodes, edges, graphs)`` are the sizes of the batch. Because of the padding graph there
           is space for ``nodes - 1`` nodes and ``graphs - 1`` graphs.
@@ -111,9 +108,8 @@ class GraphBatch(KeepsArrays):
 
         Raises:
           ValueError: if there are no graphs, they do not fit into ``pad_to``, one of them is
-            traced, not square or has ids out of range, or they differ in whether they are weighted
-            or normalised, or in the structure, shape or dtype of features. The message names the
-            graph by its place.
+            traced, not square or has ids out of range, or they differ in weights, normalisation, or
+            the structure, shape or dtype of features. The message names the graph by its place.
         """
         where = "GraphBatch.from_graphs"
         if not isinstance(graphs, Sequence) or is_graphs_tuple(graphs):
@@ -199,9 +195,8 @@ def unbatch(
       of: meaning of the first axis of the arrays: ``"nodes"``, ``"edges"`` or ``"globals"``.
 
     Returns:
-      For each real graph, in their order, the pytree of its numpy arrays: [its nodes, ...],
-      [its edges, ...] in the order of the batch, or for globals without the first axis. They are
-      views of the given arrays, where these are on the host.
+      For each real graph, in their order, the pytree of its numpy arrays, views where possible:
+      [its nodes, ...], [its edges, ...] in the order of the batch, or globals without an axis.
 
     Raises:
       ValueError: if ``batch`` is no ``GraphBatch``, it or ``tree`` is traced, ``of`` has no such
@@ -241,18 +236,18 @@ def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBa
         require_size(where, f"the number of {what} in the batch", size)
     normalization = same_normalization(where, parts)
     layout = layout_of(parts, shape)
-    edges = sorted_edges(where, parts, layout)
-    weights = joined(where, parts, "weights", shape.edges, edges.order)
+    indptr, indices, order = sorted_edges(where, parts, layout)
+    weights = joined(where, parts, "weights", shape.edges, order)
     if weights is not None:
-        check_weights(where, parts, layout, weights, edges.order)
+        check_weights(where, parts, layout, weights, order)
     graph = CSRGraph(
-        indptr=edges.indptr,
-        indices=edges.indices,
+        indptr=indptr,
+        indices=indices,
         weights=weights,
         num_cols=shape.nodes,
         row_scale=joined(where, parts, "row_scale", shape.nodes),
         col_scale=joined(where, parts, "col_scale", shape.nodes),
-        plan=make_plan(edges.indptr, edges.indices, shape.nodes),
+        plan=make_plan(indptr, indices, shape.nodes),
         normalization=normalization,
         in_range=True,
     )
@@ -265,7 +260,7 @@ def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBa
         node_mask=own(np.arange(shape.nodes) < layout.real_nodes),
         graph_mask=own(np.arange(shape.graphs) < layout.num_real),
         nodes=joined(where, parts, "nodes", shape.nodes),
-        edges=joined(where, parts, "edges", shape.edges, edges.order),
+        edges=joined(where, parts, "edges", shape.edges, order),
         globals=joined(where, parts, "globals", shape.graphs),
     )
 

@@ -35,10 +35,6 @@ class Layout(NamedTuple):
         """Number of edges that are no padding."""
         return int(self.num_edges[: self.num_real].sum())
 
-    def first_nodes(self) -> np.ndarray:
-        """The first node of each graph, [graphs] int32."""
-        return (np.cumsum(self.num_nodes) - self.num_nodes).astype(np.int32)
-
     def edge_owners(self) -> np.ndarray:
         """The graph of each real edge in the order of the input, [real_edges]."""
         return np.repeat(np.arange(self.num_real), self.num_edges[: self.num_real])
@@ -56,16 +52,14 @@ def layout_of(parts: Sequence[Part], shape: BatchShape) -> Layout:
     return Layout(shape, num_real, num_nodes, num_edges)
 
 
-class SortedEdges(NamedTuple):
-    """The edges by receiver; ``order`` is None where the input was sorted."""
+def sorted_edges(
+    where: str, parts: Sequence[Part], layout: Layout
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Numbers the nodes through the batch, checks ids and sorts edges by receiver.
 
-    indptr: Any
-    indices: Any
-    order: np.ndarray | None
-
-
-def sorted_edges(where: str, parts: Sequence[Part], layout: Layout) -> SortedEdges:
-    """Numbers the nodes through the batch, checks ids and sorts edges by receiver, if need be."""
+    Returns:
+      ``(indptr, indices, order)``; the order of the edges is None where the input was sorted.
+    """
     owners = layout.edge_owners()
     senders = _numbered(where, parts, layout, owners, "senders")
     if all(part.indptr is not None for part in parts):
@@ -78,7 +72,7 @@ def sorted_edges(where: str, parts: Sequence[Part], layout: Layout) -> SortedEdg
         indptr, order = _offsets_of_receivers(receivers, layout.shape.nodes)
     indices = np.full(layout.shape.edges, layout.real_nodes, np.int32)
     indices[: layout.real_edges] = senders if order is None else senders[order]
-    return SortedEdges(own(indptr), own(indices), order)
+    return own(indptr), own(indices), order
 
 
 def _numbered(where, parts, layout, owners, name):
@@ -95,7 +89,8 @@ def _numbered(where, parts, layout, owners, name):
         at = int(np.flatnonzero(outside)[0])
         expected = f"in [0, {parts[owners[at]].num_nodes})"
         raise bad_input(where, _entry(parts, layout, name, at), expected, int(ids[at]))
-    return ids.astype(np.int32, copy=False) + layout.first_nodes()[owners]
+    first_nodes = (np.cumsum(layout.num_nodes) - layout.num_nodes).astype(np.int32)
+    return ids.astype(np.int32, copy=False) + first_nodes[owners]
 
 
 def _joined_offsets(where, parts, layout):

@@ -251,9 +251,8 @@ class GraphConstructors:
         position in ``list(graph.edges)``, so an undirected edge occurs twice.
 
         Args:
-          graph: a ``networkx.Graph``, ``DiGraph``, ``MultiGraph`` or ``MultiDiGraph``, or another
-            object with ``nodes(data=)``, ``edges(data=)`` and ``is_directed()``. networkx itself
-            is not imported.
+          graph: a graph of networkx of any class, or another object with ``nodes(data=)``,
+            ``edges(data=)`` and ``is_directed()``. networkx itself is not imported.
           weight: edge attribute that holds the weights, or None for an unweighted graph. Edges
             without it have the weight one, as in networkx. If no edge has an attribute
             ``"weight"``, the graph is unweighted.
@@ -261,10 +260,8 @@ class GraphConstructors:
           edge_attributes: names of attributes to return, which every edge must have.
 
         Returns:
-          The graph and the list of its nodes in the order of the rows: node ``nodes[i]`` is row
-          ``i``. If attributes are requested, also ``NetworkXAttributes``: the dictionaries
-          ``nodes`` of arrays [rows, ...], and ``edges`` of arrays [edges, ...] in the order of the
-          edge slots.
+          The graph, and the list of its nodes in the order of the rows. If attributes are
+          requested, also ``NetworkXAttributes``.
 
         Raises:
           ValueError: if ``graph`` is something else, no edge has a ``weight`` of another name than

@@ -36,8 +36,7 @@ class RelationalGraph(KeepsArrays):
     """Several relations between the same nodes, as one graph with a row for each node and relation.
 
     Row ``i * num_relations + r`` of ``graph`` has the edges of relation ``r`` that enter node
-    ``i``. So one ``ops.spmm`` sums the neighbours of all nodes by relation, and
-    ``graph.normalized("mean")`` divides by their number in this relation: ``nn.RGCNConv``.
+    ``i``. So one ``ops.spmm`` sums the neighbours by relation, as ``nn.RGCNConv`` needs it.
 
     Attributes:
       graph: the stacked relations, of shape [receivers * relations, senders].

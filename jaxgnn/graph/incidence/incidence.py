@@ -171,14 +171,7 @@ class Incidence(KeepsArrays):
 
     @classmethod
     def batch(cls, hypergraphs: Sequence[Incidence]) -> Incidence:
-        """Joins several hypergraphs into one, as disjoint parts.
-
-        The ids of nodes continue after those of the previous hypergraph, and so do the ids of
-        hyperedges. Padding stays padding.
-
-        Raises:
-          ValueError: if there is no hypergraph.
-        """
+        """Joins several hypergraphs into one, as disjoint parts; ValueError if there is none."""
         for hypergraph in hypergraphs:
             require_one("Incidence.batch", "hypergraphs", hypergraph)
         if not hypergraphs:

@@ -62,11 +62,9 @@ def totals_before(counts: UInt32[Array, " n"], total: int) -> UInt32[Array, "n 2
 class EdgeNumbers(KeepsArrays):
     """Numbers of the edges of each row of a device among the edge slots of the whole graph.
 
-    The edges of a row keep their order, so that the number of the first one determines all of them.
-
     Attributes:
       first: number of the first edge of each row in two words, the higher one first, uint32
-        [rows, 2]; zero for padding rows.
+        [rows, 2]; zero for padding rows. The others of the row follow.
       total: number of edge slots of the whole graph.
     """
 

@@ -38,9 +38,9 @@ def laplacian_positions(graph: CSRGraph, num_features: int) -> np.ndarray:
     """Eigenvectors of the normalised Laplacian I - D^-½ A D^-½, those of the lowest frequencies.
 
     Positional encodings of https://arxiv.org/abs/2003.00982. Edges count in both directions, with
-    half of their weight each. The constant mode, of eigenvalue zero, is omitted. Vectors are
-    scaled such that the squares of their entries have mean one. A connected component of n nodes
-    has n - 1 of them; further columns are zero, and so are isolated nodes and padding.
+    half of their weight each. The constant mode, of eigenvalue zero, is omitted. The squares of the
+    entries of a vector have mean one. A connected component of n nodes has n - 1 vectors; further
+    columns are zero, and so are isolated nodes and padding.
 
     The sign of an eigenvector is arbitrary. Here its largest entry is positive; networks should be
     trained with random signs, as ``models.GraphTransformer`` does. For a repeated eigenvalue, the
