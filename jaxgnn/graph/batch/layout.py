@@ -54,7 +54,7 @@ def layout_of(parts: Sequence[Part], shape: BatchShape) -> Layout:
 
 def sorted_edges(
     where: str, parts: Sequence[Part], layout: Layout
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+) -> tuple[Any, Any, np.ndarray | None]:
     """Numbers the nodes through the batch, checks ids and sorts edges by receiver.
 
     Returns:
