@@ -347,7 +347,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a kernel's call runs: chosen once for the arguments, then called with them.
+    """The implementations that a call of a kernel runs: chosen once, then called with arrays.
 
     Plans are equal for equal choices, and static: they hold no array.
 
