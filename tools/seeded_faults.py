@@ -812,7 +812,7 @@ GRAPHS = (
     ),
     Fault(
         "messages of edges: what padding holds is read",
-        "jaxgnn/nn/shared/graph_layer.py",
+        "jaxgnn/nn/shared/layer.py",
         "return without_padding(graph, features.astype(x.dtype))",
         "return features.astype(x.dtype)",
         _tests(
@@ -1172,7 +1172,7 @@ INTEROP = (
     ),
     Fault(
         "weights of edges: layers that do not apply them take the graph",
-        "jaxgnn/nn/shared/graph_layer.py",
+        "jaxgnn/nn/shared/layer.py",
         "if not self.applies_weights:",
         "if self.applies_weights is None:",
         _tests(

@@ -15,6 +15,7 @@ from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.options import checked_options, is_integer
 from jaxgnn.ops._core.eager import run_compiled
 
@@ -23,7 +24,7 @@ _ROTARY_BASE = 10_000.0
 
 
 @saveable
-class CausalLM(nnx.Module):
+class CausalLM(DocumentedModule):
     """Decoder-only transformer, which predicts each token from the tokens before it.
 
     Embedding, then ``num_layers`` times attention and a gated MLP, each after an RMSNorm, then an
@@ -41,18 +42,9 @@ class CausalLM(nnx.Module):
       hyper_connections: number of streams, or None for residual connections.
       recompute_every: number of branches between streams that are stored for the backward pass,
         ``"auto"`` for about the least memory, or None to store all.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for the dtype of the parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import CausalLM
       >>> model = CausalLM(256, 32, num_layers=2, num_heads=4, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((3, 10), jnp.int32)).shape
       (3, 10, 256)

@@ -17,6 +17,7 @@ from jaxgnn.graph import Incidence
 from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.options import checked_options, is_integer
 
 Coupling = Literal["hypergraph", "pairwise", "mean"]
@@ -32,7 +33,7 @@ class ExpertStates(NamedTuple):
 
 
 @saveable
-class ExpertGraphLM(nnx.Module):
+class ExpertGraphLM(DocumentedModule):
     """Causal language model whose layers are several transformer blocks and a coupler.
 
     Embedding, ``num_layers`` layers, LayerNorm and the transposed embedding. In a layer every
@@ -64,16 +65,8 @@ class ExpertGraphLM(nnx.Module):
       implementation: name of the kernels of hypergraph couplers, such as ``"xla"``; None for the
         default.
       dtype: dtype of the computation; None for the dtype of the parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import ExpertGraphLM
       >>> options = {"num_layers": 2, "num_heads": 2, "num_experts": 4}
       >>> model = ExpertGraphLM(256, 16, **options, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((3, 10), jnp.int32)).shape

@@ -19,7 +19,7 @@ from jaxgnn.models._hyper_body import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
-from jaxgnn.nn.shared.common_options import with_edge_order
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Dropout, training_rngs
 from jaxgnn.nn.shared.linear import apply_mlp
 from jaxgnn.nn.shared.maxk import check_kept
@@ -31,7 +31,7 @@ _EPSILON = 1e-5  # of LayerNorm
 
 
 @saveable
-class GraphTransformer(nnx.Module):
+class GraphTransformer(DocumentedModule):
     """Transformer on graphs: nodes attend to their neighbours, and optionally to all nodes.
 
     ``lin_in`` and the positions' linear map, then ``num_layers`` times these branches, then a
@@ -59,11 +59,9 @@ class GraphTransformer(nnx.Module):
     random sign in each step.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the layers, a multiple of ``heads``.
       out_features: number of classes, or of tasks.
       num_layers: number of layers.
-      heads: number of attention heads.
       mlp_features: width inside the MLPs; None for twice ``hidden_features``.
       k: kept entries of each head's values, at most ``hidden_features / heads``; None for all.
       edge_features: width of the edges' features, zero if there are none.
@@ -76,19 +74,9 @@ class GraphTransformer(nnx.Module):
       attention_dropout: probability of dropping a neighbour for a head in training.
       implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
         run the fastest kernels unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import CSRGraph
       >>> from jaxgnn.graph import laplacian_positions
-      >>> from jaxgnn.models import GraphTransformer
       >>> graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3).with_self_loops()
       >>> options = {"num_layers": 2, "laplacian_features": 2, "virtual_nodes": 1}
       >>> model = GraphTransformer(8, 16, 5, **options, rngs=nnx.Rngs(0))
@@ -164,7 +152,6 @@ class GraphTransformer(nnx.Module):
         self.norm = _Norm(hidden_features, options)
         self.lin_out = FusedLinear(hidden_features, out_features, **options)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph | GraphBatch,
@@ -187,7 +174,6 @@ class GraphTransformer(nnx.Module):
           walks: other positions of the nodes, such as return probabilities of random walks.
           node_mask: for one padded graph, False for nodes that virtual nodes must not read. A batch
             has its own mask.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if the graph is not square or has weights or scales, shapes do not match the
@@ -365,7 +351,7 @@ class _Residuals(nnx.Module):
         return h
 
 
-class _Norm(nnx.Module):
+class _Norm(DocumentedModule):
     """LayerNorm, which is computed in the accumulation dtype and rounded afterwards."""
 
     def __init__(self, features: int, options: dict[str, Any]):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from jaxgnn import nn, ops
 from jaxgnn.graph import Incidence
 from jaxgnn.models._saveable import saveable
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options, named_one_of
 
@@ -50,11 +51,10 @@ _ENDING_IN_AN_MLP = ("alldeepsets", "allsettransformer")
 
 
 @saveable
-class HypergraphGNN(nnx.Module):
+class HypergraphGNN(DocumentedModule):
     """Convolutions over a hypergraph, with relu and dropout between them.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the features between the convolutions.
       out_features: number of classes.
       num_layers: number of convolutions.
@@ -63,19 +63,8 @@ class HypergraphGNN(nnx.Module):
         ``"alldeepsets"`` aggregate by means. The AllSet kinds end in a linear layer after the last
         convolution.
       dropout: probability of zeroing an entry of a layer's input in training.
-      implementation: name of the kernels of the layers, such as ``"xla"``; None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence
-      >>> from jaxgnn.models import HypergraphGNN
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> model = HypergraphGNN(8, 16, 3, kind="hgnn", rngs=nnx.Rngs(0))
       >>> model(hypergraph, jnp.ones((4, 8))).shape
@@ -119,9 +108,7 @@ class HypergraphGNN(nnx.Module):
         """Returns the class scores of each node.
 
         Args:
-          incidence: the hypergraph.
           x: features of the nodes; all leading axes share the hypergraph.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         for number, layer in enumerate(self.layers):
             x = layer(incidence, self._prepared(x, number, rngs))

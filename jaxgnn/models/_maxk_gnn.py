@@ -26,6 +26,7 @@ from jaxgnn.nn import (
     apply_linear,
     check_widths,
 )
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.options import (
     at_least,
     checked_options,
@@ -44,7 +45,7 @@ _OPTIONS = {"gcn": {"use_linear_bias": True, "add_self_loops": False}}
 
 
 @saveable
-class MaxKGNN(nnx.Module):
+class MaxKGNN(DocumentedModule):
     """Node classifier with MaxK or ReLU activations, from https://arxiv.org/abs/2312.08656.
 
     ``lin_in``, then ``num_layers`` times convolution and LayerNorm, then ``lin_out``:
@@ -60,7 +61,6 @@ class MaxKGNN(nnx.Module):
     gate before and after the branch.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the hidden layers.
       out_features: number of classes, or of tasks.
       num_layers: number of convolutions.
@@ -72,22 +72,14 @@ class MaxKGNN(nnx.Module):
       hyper_connections: number of streams, or None for the published network.
       scan_layers: whether to run the layers by ``lax.scan``: one compilation for any number of
         layers, stacked parameters, and one ``k`` for all layers.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
-        compressed rows).
       implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
         run the fastest kernels unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option is not as above, or ``k`` has the wrong length.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
       >>> from jaxgnn.graph import CSRGraph, Normalization
-      >>> from jaxgnn.models import MaxKGNN
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> model = MaxKGNN(8, 32, 5, kind="sage", activation="maxk", k=4, rngs=nnx.Rngs(0))
       >>> model(graph, jnp.ones((3, 8))).shape
@@ -181,7 +173,6 @@ class MaxKGNN(nnx.Module):
           graph: graph without normalisation, or with the normalisation that the layers use.
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: kept entries per row instead of the layers' ``k``, one number or one for each
             layer, for schedules.
         """

@@ -32,13 +32,14 @@ from jaxgnn.nn import (
     NodeUpdate,
     check_widths,
 )
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.options import checked_options
 
 _MLP_LAYERS = 4
 
 
 @saveable
-class RecurrentRelationalNetwork(nnx.Module):
+class RecurrentRelationalNetwork(DocumentedModule):
     """The network of https://arxiv.org/abs/1711.08028 for Sudoku.
 
     Cells embed their digit, row and column, which an MLP joins to ``x``. At each step neighbours in
@@ -54,23 +55,11 @@ class RecurrentRelationalNetwork(nnx.Module):
       box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9.
       features: width of the state of a cell.
       embedding_features: width of each of the three embeddings.
-      num_steps: number of steps, unless a call gives another.
       edge_dropout: probability of dropping an edge in training.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
         least float32.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import RecurrentRelationalNetwork
       >>> model = RecurrentRelationalNetwork(box=2, features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, classes
       (3, 5, 16, 5)
@@ -122,9 +111,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         Args:
           puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
             their logits are NaN.
-          num_steps: number of steps; None for the model's.
           warm_up: number of steps to run before these, without gradient.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
@@ -179,23 +166,11 @@ class EquivariantRelationalNetwork(DigitStates):
     Args:
       features: width of the state of a candidate.
       num_layers: number of layers of the message MLP, and of the MLP before the LSTM.
-      num_steps: number of steps, unless a call gives another.
       edge_dropout: probability of dropping an edge, separately for each digit, in training.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
         least float32.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import EquivariantRelationalNetwork
       >>> model = EquivariantRelationalNetwork(features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, digits
       (3, 5, 16, 4)

@@ -44,22 +44,10 @@ class CandidateNetwork(DigitStates):
 
     Args:
       features: width of the state of a candidate.
-      num_steps: number of steps, unless a call gives another.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
         least float32.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import CandidateNetwork
       >>> model = CandidateNetwork(features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, digits
       (3, 5, 16, 4)

@@ -24,6 +24,7 @@ from jaxgnn.models._sudoku_grid import (
 from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
 from jaxgnn.nn.messages.node_updates import PlainUpdate
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options
 
@@ -32,7 +33,7 @@ _CELL_FEATURES = 5
 
 
 @saveable
-class SudokuGNN(nnx.Module):
+class SudokuGNN(DocumentedModule):
     """Sudoku network in which cells and constraints exchange messages.
 
     The nodes are the cells, rows, columns and boxes. The input of a cell is its digit, whether it
@@ -49,22 +50,10 @@ class SudokuGNN(nnx.Module):
     Args:
       box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9.
       features: width of the state of a node.
-      num_steps: number of steps, unless a call gives another.
       dropout: probability of zeroing an entry in training; half of it is used in two places.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for the dtype of the parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import SudokuGNN
       >>> model = SudokuGNN(box=2, features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # boards, cells, digits
       (5, 16, 4)
@@ -122,10 +111,8 @@ class SudokuGNN(nnx.Module):
         Args:
           puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
             their logits are NaN.
-          num_steps: number of steps; None for the model's.
           every_step: whether to return the logits after every step, stacked along a first axis,
             without dropout in the readout.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.

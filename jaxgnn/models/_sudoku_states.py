@@ -18,9 +18,10 @@ from jaxgnn.models._sudoku_grid import (
 )
 from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
 from jaxgnn.nn import MessagePassing
+from jaxgnn.nn.shared.common_options import DocumentedModule
 
 
-class DigitStates(nnx.Module):
+class DigitStates(DocumentedModule):
     """Base class of networks with states [*batch, digits, cells, d], for boards of all sizes.
 
     Attributes:
@@ -46,7 +47,6 @@ class DigitStates(nnx.Module):
         Args:
           puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
             boards cannot raise an error, their logits are NaN.
-          num_steps: number of steps; None for the model's.
           warm_up: number of steps to run before these, without gradient.
           rngs: random streams with one named ``dropout`` in training; None in evaluation. Networks
             without dropout ignore it.

@@ -72,10 +72,10 @@ from jaxgnn.nn.pooling.pool import pool as pool
 from jaxgnn.nn.pooling.sort_pool import SortPool as SortPool
 from jaxgnn.nn.pooling.top_k_pooling import Pooled as Pooled
 from jaxgnn.nn.pooling.top_k_pooling import TopKPooling as TopKPooling
-from jaxgnn.nn.shared.implementations import xla_or_fastest as xla_or_fastest
 from jaxgnn.nn.shared.linear import FusedLinear as FusedLinear
 from jaxgnn.nn.shared.linear import FusedMLP as FusedMLP
 from jaxgnn.nn.shared.linear import apply_linear as apply_linear
+from jaxgnn.nn.shared.linear import xla_or_fastest as xla_or_fastest
 from jaxgnn.nn.shared.maxk import Activation as Activation
 from jaxgnn.nn.shared.maxk import KernelMode as KernelMode
 from jaxgnn.nn.shared.maxk import MaxK as MaxK

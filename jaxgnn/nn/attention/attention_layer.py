@@ -21,8 +21,8 @@ from jaxgnn.graph import (
     looped_features,
     with_one_loop_each,
 )
-from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
-from jaxgnn.nn.shared.graph_layer import (
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.layer import (
     Ends,
     GraphLayer,
     Nodes,
@@ -139,7 +139,6 @@ class AttentionLayer(GraphLayer):
                 raise bad_input(self._name, "fill_value", expected, f"{len(fill)} numbers")
         self.edges = edges._replace(fill_value=fill)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -152,20 +151,12 @@ class AttentionLayer(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: rows are receivers, columns are senders.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
           return_attention_weights: whether to also return the weights, including dropout.
 
         Returns:
           Features of the receivers; with ``return_attention_weights`` the pair of these and
           ``(graph, weights)``: the graph that was attended over, with the self loops that the layer
           has added, and the weight of each of its edge slots and heads.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         ends = self._ends(graph, x, self.in_widths)
         graph, edge_features = self._with_loops(graph, edge_features, ends)

@@ -13,7 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, FillValue
 from jaxgnn.nn.attention.attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import Ends
+from jaxgnn.nn.shared.layer import Ends
 from jaxgnn.nn.shared.linear import FusedLinear
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
@@ -46,24 +46,14 @@ class GATConv(_GraphAttention):
       in_features: width of the input; or a pair of the widths of receivers and of senders, which
         then have separate matrices W.
       out_features: width of the output of each head.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
-      negative_slope: slope of the leaky ReLU of the scores below zero.
       dropout: probability of dropping an edge for a head in training, after the softmax.
       add_self_loops: whether each node gets one self loop instead of those that it has. In a
         bipartite graph node ``i`` of the receivers and of the senders count as one; where they are
         nodes of different kinds, it should be False.
-      edge_dim: width of the features of edges; None if there are none.
       fill_value: features of self loops: ``"mean"``, ``"add"``, ``"min"``, ``"max"`` or ``"mul"``
         of those of the edges that enter the node; a number; or one number for each feature.
-      residual: whether to add a linear map of the receiver's own features.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.GATConv(8, 4, heads=2, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 8))).shape
@@ -146,18 +136,14 @@ class GATv2Conv(_GraphAttention):
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
       out_features: width of the output of each head.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
       negative_slope: slope of the leaky ReLU below zero.
       dropout: probability of dropping an edge for a head in training, after the softmax.
       add_self_loops: whether each node gets one self loop instead of those that it has. In a
         bipartite graph node ``i`` of the receivers and of the senders count as one; where they are
         nodes of different kinds, it should be False.
-      edge_dim: width of the features of edges; None if there are none.
       fill_value: features of self loops: ``"mean"``, ``"add"``, ``"min"``, ``"max"`` or ``"mul"``
         of those of the edges that enter the node; a number; or one number for each feature.
       share_weights: whether the matrices and biases of receivers and senders are the same.
-      residual: whether to add a linear map of the receiver's own features.
       use_bias: whether to add the bias b, and biases in the linear maps of receivers and senders.
 
     Raises:
@@ -165,10 +151,6 @@ class GATv2Conv(_GraphAttention):
         widths should share weights.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.GATv2Conv(8, 4, heads=2, edge_dim=3, rngs=nnx.Rngs(0))
       >>> x, edges = jnp.ones((3, 8)), jnp.ones((graph.num_edges, 3))

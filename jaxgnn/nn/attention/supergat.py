@@ -14,7 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph, sum_over_devices, with_one_loop_each
 from jaxgnn.nn.attention.attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import Ends
+from jaxgnn.nn.shared.layer import Ends
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 AttentionType = Literal["MX", "SD"]
@@ -37,22 +37,13 @@ class SuperGATConv(AttentionLayer):
     prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
 
     Args:
-      in_features: width of the input.
       out_features: width of the output of each head.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
-      negative_slope: slope of the leaky ReLU of the scores below zero.
       dropout: probability of dropping an edge for a head in training, after the softmax.
       add_self_loops: whether each node gets one self loop instead of those that it has.
       attention_type: ``"MX"`` or ``"SD"``.
-      use_bias: whether to add the bias b.
 
     Example:
       >>> import jax
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> from jaxgnn.sampling import negative_edges
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.SuperGATConv(8, 4, heads=2, rngs=nnx.Rngs(0))

@@ -12,12 +12,13 @@ from jaxtyping import Array, Bool, Float, PyTree, UInt32
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph
 from jaxgnn.graph.local.edges import with_edges
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import training_rngs
 from jaxgnn.nn.shared.node_draws import bernoulli_of_rows, bits_of_edges
 from jaxgnn.nn.shared.options import checked_options, flag, rate
 
 
-class DropEdge(nnx.Module):
+class DropEdge(DocumentedModule):
     """Drops some edges of a graph in training, others in each call.
 
     Each edge is kept with probability ``1 - rate``. Kept edges are not scaled up: normalise the
@@ -35,12 +36,7 @@ class DropEdge(nnx.Module):
       deterministic: None to drop edges when a call has ``rngs``; False, which ``train()`` sets,
         to require them; True, which ``eval()`` sets, to drop none.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> from flax import nnx
-      >>> from jaxgnn import CSRGraph, nn
       >>> graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 2, 1], 3)
       >>> layer = nn.DropEdge(0.5, undirected=True)
       >>> layer(graph, rngs=nnx.Rngs(dropout=2)).degrees().tolist()
@@ -63,7 +59,6 @@ class DropEdge(nnx.Module):
         Args:
           graph: a graph that is not normalised.
           edge_data: None, or a pytree of arrays [edges, ...] in the order of the graph's edges.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Returns:
           The graph; with ``edge_data`` a pair of the graph and the data in its order.
@@ -101,7 +96,7 @@ class DropEdge(nnx.Module):
         return (receivers < graph.num_rows) & (draws >= _threshold(self.rate))
 
 
-class DropNode(nnx.Module):
+class DropNode(DocumentedModule):
     """Zeroes all features of some nodes in training, and scales up those of the others.
 
     ``y_i = z_i x_i / (1 - rate)``, where ``z_i`` is zero with probability ``rate``, otherwise one.
@@ -114,13 +109,7 @@ class DropNode(nnx.Module):
       deterministic: None to drop nodes when a call has ``rngs``; False, which ``train()`` sets,
         to require them; True, which ``eval()`` sets, to drop none.
 
-    Raises:
-      ValueError: if ``rate`` is not in [0, 1).
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> nn.DropNode(0.5)(jnp.ones((4, 2)), rngs=nnx.Rngs(dropout=0)).sum(axis=1).tolist()
       [0.0, 4.0, 4.0, 4.0]
     """
@@ -140,10 +129,8 @@ class DropNode(nnx.Module):
         """Zeroes the features of some nodes.
 
         Args:
-          x: features of the nodes.
           graph: the graph of the nodes, required if it is spread over devices, so that the same
             nodes are dropped on any number of them.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``x`` has fewer than two axes, or ``rngs`` lack the stream.

@@ -11,12 +11,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.nn.shared.cell_functions import CELL_FUNCTIONS
+from jaxgnn.nn.shared.activations import CELL_FUNCTIONS
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.linear import FusedLinear, apply_linear
 from jaxgnn.nn.shared.options import at_least, checked_options, instance_of, one_of, or_none
 
 
-class JumpingKnowledge(nnx.Module):
+class JumpingKnowledge(DocumentedModule):
     """Combines the outputs ``h_1 … h_L`` of all layers of a network, node by node.
 
     - ``"concat"``: concatenated, ``L`` times as wide.
@@ -31,15 +32,9 @@ class JumpingKnowledge(nnx.Module):
       features: width of each layer's output, for ``"lstm"``; else None.
       num_layers: number of layers, for ``"lstm"``; its states have
         ``num_layers * features // 2`` features. Else None.
-      param_dtype: dtype of the parameters.
       rngs: random streams from which the initial parameters are drawn, for ``"lstm"``; else None.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
       >>> layers = [jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 0.0]])]
       >>> nn.JumpingKnowledge("max")(layers).tolist()
       [[3.0, 2.0]]

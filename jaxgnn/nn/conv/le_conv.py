@@ -10,9 +10,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn.attention.attention_layer import Nodes
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer, widths_of_ends
+from jaxgnn.nn.shared.layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options
 
@@ -26,14 +25,9 @@ class LEConv(GraphLayer):
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output.
       use_bias: whether to add the biases b and c.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> papers = CSRGraph.from_edges([0, 3], [1, 0], 2, num_senders=4)
       >>> layer = nn.LEConv((8, 5), 4, rngs=nnx.Rngs(0))
       >>> layer(papers, (jnp.ones((2, 8)), jnp.ones((4, 5)))).shape
@@ -66,11 +60,6 @@ class LEConv(GraphLayer):
         Args:
           graph: rows are receivers, columns are senders; its weights are used, and the scales of a
             normalised graph.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of the receivers' and the senders' features.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         ends = self._ends(graph, x, self.in_widths)
         messages = self._apply(self.sender_linear, ends.src)

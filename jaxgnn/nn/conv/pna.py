@@ -16,8 +16,8 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.conv.degree_scales import DegreeAverages, Scaler, averages_or_graph, degree_scales
 from jaxgnn.nn.conv.towers import Towers, by_tower, joined, times_all, times_each
 from jaxgnn.nn.shared.activations import function_of, name_of
-from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
-from jaxgnn.nn.shared.graph_layer import Ends, GraphLayer, Nodes
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import (
     any_activation,
@@ -54,7 +54,6 @@ class PNAConv(GraphLayer):
         to compute them from its nodes.
       aggregators: the reductions, different names among those of ``ops.aggregate``.
       scalers: the scales, different names among those above.
-      edge_dim: width of the features of edges; None if there are none.
       towers: number of towers.
       pre_layers: number of linear layers in ``pre``.
       post_layers: number of linear layers in ``post``.
@@ -68,10 +67,6 @@ class PNAConv(GraphLayer):
         is not a multiple of ``towers``.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.PNAConv(8, 4, average_degree=graph, towers=2, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 8))).shape
@@ -136,7 +131,6 @@ class PNAConv(GraphLayer):
         self.post, self.post_others = networks(parts * each, out_features // towers, post_layers)
         self.linear = self._linear(out_features, out_features, rngs=rngs)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -147,12 +141,6 @@ class PNAConv(GraphLayer):
 
         Args:
           graph: rows are receivers, columns are senders.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         ends = self._ends(graph, x, Ends(self.in_features, self.in_features))
         edges = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)

@@ -14,7 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.conv.gcn_sum import gcn_sum
 from jaxgnn.nn.conv.laplacian import LaplacianKind, scaled_laplacian
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer
+from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, fraction, one_of
 
@@ -27,17 +27,10 @@ class SGConv(GraphLayer):
     The steps are taken on the narrower side of ``W``.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       num_steps: number of products with ``P``.
       add_self_loops: whether nodes without a self loop get one, of weight one.
-      use_bias: whether to add a bias.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 2], num_nodes=3)
       >>> nn.SGConv(8, 4, num_steps=2, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 8))).shape
       (3, 4)
@@ -72,9 +65,6 @@ class SGConv(GraphLayer):
         Args:
           graph: square graph; one that is already normalised is used unchanged.
           x: features of the nodes; leading axes share the graph.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         self._check(graph, x, self.linear.in_features)
         self._check_square(graph, "since the sum is taken several times")
@@ -99,19 +89,10 @@ class APPNP(GraphLayer):
       num_steps: number of steps ``K``.
       alpha: share of the node's own features in each step, in [0, 1].
       dropout: probability of dropping an edge or self loop in training, drawn again in each step.
-      add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
-        of ``normalize``.
-      normalize: whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged.
       implementation: name of the kernels of the sparse op; None for the default.
       dtype: dtype of the computation; None for that of the input.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0], receivers=[1], num_nodes=2)
       >>> layer = nn.APPNP(num_steps=1, alpha=0.5, add_self_loops=False, normalize=False)
       >>> layer(graph, jnp.array([[2.0], [4.0]])).tolist()
@@ -150,7 +131,6 @@ class APPNP(GraphLayer):
         Args:
           graph: square graph; one that is already normalised is used unchanged.
           x: features of the nodes; leading axes share the graph.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if graph and features do not fit each other, or ``rngs`` lack the stream.
@@ -184,17 +164,10 @@ class ChebConv(GraphLayer):
     (Clenshaw's algorithm).
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       num_terms: number ``K`` of polynomials, so that ``y_i`` depends on nodes ``K - 1`` steps away.
       normalization: ``"sym"``, ``"rw"`` or None, which select the Laplacian.
-      use_bias: whether to add a bias.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
       >>> nn.ChebConv(8, 4, num_terms=3, rngs=nnx.Rngs(0))(graph, jnp.ones((2, 8))).shape
       (2, 4)

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer, Nodes, widths_of_ends
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
+from jaxgnn.nn.shared.layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, positive
 
@@ -109,15 +109,11 @@ class CFConv(GraphLayer):
 
     Args:
       in_features: width of the features of the senders.
-      out_features: width of the output.
       num_filters: width of the filters.
       num_gaussians: number of features of a distance.
       cutoff: distance beyond which edges are ignored, in the unit of the distances.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> from jaxgnn.graph import radius_graph
       >>> points = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
       >>> edges = radius_graph(points, 3.0)
@@ -155,14 +151,10 @@ class CFConv(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
             ``(x_dst, x_src)``, of which only the senders' features are read.
           distances: length of each edge slot, such as ``NeighbourEdges.distances``, with or
             without the leading axes of ``x``.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         widths = widths_of_ends(self._name, self.in_features)
         ends = self._ends(graph, x, widths)
@@ -190,7 +182,7 @@ class CFConv(GraphLayer):
         return self._apply(self.filter_linear, hidden) * cutoff[..., None]
 
 
-class SchNetInteraction(nnx.Module):
+class SchNetInteraction(DocumentedModule):
     """SchNet's interaction block: ``v = W shifted_softplus(cfconv(x)) + b``.
 
     A network adds it to its input, ``x + block(graph, x, distances)``, several times. See
@@ -204,17 +196,8 @@ class SchNetInteraction(nnx.Module):
       cutoff: distance beyond which edges are ignored, in the unit of the distances.
       implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> from jaxgnn.graph import radius_graph
       >>> points = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
       >>> edges = radius_graph(points, 3.0)
@@ -256,9 +239,6 @@ class SchNetInteraction(nnx.Module):
           x: features of the nodes; leading axes share the graph.
           distances: length of each edge slot, such as ``NeighbourEdges.distances``, with or
             without the leading axes of ``x``.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the block.
         """
         y = shifted_softplus(self.conv(graph, x, distances))
         return self.conv._apply(self.linear, y)

@@ -9,13 +9,14 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import check_batch, check_features, of_nodes, rows_where, sums
 from jaxgnn.nn.shared.linear import FusedMLP
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options
 
 
-class VirtualNode(nnx.Module):
+class VirtualNode(DocumentedModule):
     """Adds a node to each graph by which all of its nodes exchange messages at any distance.
 
     ``x_i ← x_i + v_g`` for the nodes of each graph ``g``, and ``v_g ← v_g + mlp(v_g + Σ_i x_i)``
@@ -24,21 +25,10 @@ class VirtualNode(nnx.Module):
     examples of the Open Graph Benchmark with a residual connection.
 
     Args:
-      features: width of the node features.
       hidden_features: width of the perceptron's hidden layer; None for twice ``features``.
-      implementation: name of the kernels of the perceptron; None for the default.
       dtype: dtype of the perceptron; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
       >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
       >>> layer = nn.VirtualNode(5, rngs=nnx.Rngs(0))
@@ -79,8 +69,6 @@ class VirtualNode(nnx.Module):
         """Adds the virtual nodes to the others, and the others to the virtual nodes.
 
         Args:
-          x: features of the nodes.
-          batch: the graphs of the nodes.
           state: features of the virtual nodes, [graphs, features], from the previous layer; None
             for zeros.
 

@@ -15,6 +15,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.graph.hetero.hetero_graph import check_edge_type
 from jaxgnn.nn.hetero.node_types import check_features, check_is_hetero
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.nn.shared.options import checked_options, function, one_of
 
@@ -27,7 +28,7 @@ _REDUCTIONS: dict[str, Callable[[list[Array]], Array]] = {
 }
 
 
-class HeteroConv(nnx.Module):
+class HeteroConv(DocumentedModule):
     """A separate layer for each relation; receivers combine the results of several relations.
 
     A layer is called as ``layer(graph, x)`` with the graph of its relation. For a relation within
@@ -43,14 +44,7 @@ class HeteroConv(nnx.Module):
         ``"mean"``, ``"max"``, ``"min"``, or ``"cat"``, which concatenates in the order of the
         layers.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph, HeteroGraph
       >>> writes = CSRGraph.from_edges([0, 1], [2, 0], 3, num_senders=2)
       >>> graph = HeteroGraph({("author", "writes", "paper"): writes})
       >>> rngs = nnx.Rngs(0)

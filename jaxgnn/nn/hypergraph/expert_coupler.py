@@ -19,6 +19,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
 from jaxgnn.nn.hypergraph.hypergraph_conv import HypergraphConv
 from jaxgnn.nn.shared.activations import name_of
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import any_activation, at_least, checked_options
 from jaxgnn.ops._core.custom_gradient import custom_vjp
@@ -29,7 +30,7 @@ Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
 
-class _Coupler(nnx.Module):
+class _Coupler(DocumentedModule):
     """Base class of couplers: layers over the experts, and a combiner of their outputs."""
 
     features: int
@@ -87,20 +88,10 @@ class ExpertCoupler(_Coupler):
         described above.
       weighting: ``"paper"``, or ``"pyg"`` for W in D alone, as in torch-geometric.
       normalization: ``"mean"`` for the formula above, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
       path: ``"sums"`` over the incidences, ``"mixing"`` by one matrix, or ``"auto"`` for the matrix
         where there are at most 128 experts.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> coupler = nn.ExpertCoupler(16, num_experts=4, rngs=nnx.Rngs(0))
       >>> coupler.incidence.shape
       (4, 6)
@@ -193,17 +184,8 @@ class PairwiseExpertCoupler(_Coupler):
       layers: number of rounds of messages.
       combiner: maps ``[..., experts, features]`` to ``[..., features]``; None for the combiner
         described above.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a size is not positive.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> coupler = nn.PairwiseExpertCoupler(16, num_experts=4, rngs=nnx.Rngs(0))
       >>> coupler(jnp.ones((2, 10, 4, 16))).shape
       (2, 10, 16)
@@ -236,19 +218,13 @@ class PairwiseExpertCoupler(_Coupler):
         return x
 
 
-class ExpertCombiner(nnx.Module):
+class ExpertCombiner(DocumentedModule):
     """Combines the outputs of all experts into one: ``norm(gelu(W mean_e x_e + b))``.
 
     Args:
       features: width of the experts' outputs.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> nn.ExpertCombiner(16, rngs=nnx.Rngs(0))(jnp.ones((10, 4, 16))).shape
       (10, 16)
     """

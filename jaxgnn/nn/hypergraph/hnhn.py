@@ -30,8 +30,6 @@ class HNHNConv(HypergraphLayer):
     sums are plain means. No activation is applied to ``y``.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       hidden_features: width of the hyperedge features; ``out_features`` by default.
       activation: activation of the hyperedge features: a function, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
@@ -40,9 +38,6 @@ class HNHNConv(HypergraphLayer):
       use_bias: whether to add the two biases.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.HNHNConv(8, 16, alpha=-1.5, beta=-0.5, rngs=nnx.Rngs(0))
       >>> layer(hypergraph, jnp.ones((4, 8))).shape

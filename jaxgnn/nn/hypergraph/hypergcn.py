@@ -27,13 +27,8 @@ class HyperGCNConv(HypergraphConvolution):
 
     Args:
       in_features: width of the input.
-      out_features: width of the output.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> nn.HyperGCNConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)

@@ -17,14 +17,14 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.layer import Layer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options
 from jaxgnn.ops._hypergraph.checks import check_incidence
 
 
-class HyperedgeWeights(nnx.Module):
+class HyperedgeWeights(DocumentedModule):
     """Learnt weights of hyperedges, positive: the softplus of a parameter.
 
     Layers divide by degrees, which are sums of weights. With weights of both signs, degrees could
@@ -33,13 +33,8 @@ class HyperedgeWeights(nnx.Module):
     Args:
       num_hyperedges: number of hyperedges.
       initial: initial weight of each hyperedge, positive.
-      param_dtype: dtype of the parameter.
-
-    Raises:
-      ValueError: if a number is not as above.
 
     Example:
-      >>> from jaxgnn import nn
       >>> nn.HyperedgeWeights(3)().tolist()
       [1.0, 1.0, 1.0]
     """

@@ -34,13 +34,8 @@ class UniGCNConv(HypergraphConvolution):
 
     Args:
       in_features: width of the input.
-      out_features: width of the output.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.UniGCNConv(8, 16, rngs=nnx.Rngs(0))
       >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
@@ -70,15 +65,9 @@ class UniSAGEConv(HypergraphConvolution):
     """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` instead of their sum.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       aggregation: ``"sum"`` or ``"mean"``, over the hyperedges of a node.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> nn.UniSAGEConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)
@@ -119,13 +108,8 @@ class UniGINConv(HypergraphConvolution):
 
     Args:
       in_features: width of the input.
-      out_features: width of the output.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> nn.UniGINConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)
@@ -154,18 +138,10 @@ class UniGATConv(HypergraphLayer):
     ``α_ie`` is the softmax of ``leaky_relu(a · [W x_i; W h_e])`` over the hyperedges of the node.
 
     Args:
-      in_features: width of the input.
       out_features: width of the output of each head.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
-      negative_slope: slope of the leaky ReLU of the attention scores below zero.
       dropout: probability of dropping an attention coefficient in training.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.UniGATConv(8, 16, heads=2, rngs=nnx.Rngs(0))
       >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
@@ -208,8 +184,6 @@ class UniGATConv(HypergraphLayer):
 
         Args:
           incidence: the hypergraph.
-          x: features of the nodes.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         incidence = self._check(incidence, x, self.linear.in_features)
         z = self.linear(x)

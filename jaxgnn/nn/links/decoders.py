@@ -10,13 +10,14 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.linear import FusedMLP
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
-class DotDecoder(nnx.Module):
+class DotDecoder(DocumentedModule):
     """Inner product of the embeddings of a pair of nodes: ``s_uv = h_u · h_v``.
 
     The decoder of graph autoencoders, https://arxiv.org/abs/1611.07308. It has no parameters, and
@@ -51,7 +52,7 @@ class DotDecoder(nnx.Module):
         return jnp.sum(h[pairs[0]].astype(wide) * h[pairs[1]].astype(wide), axis=-1)
 
 
-class MLPDecoder(nnx.Module):
+class MLPDecoder(DocumentedModule):
     """Perceptron of the product of two embeddings: ``s_uv = mlp(h_u ⊙ h_v)``.
 
     The decoder of the examples of the Open Graph Benchmark, https://arxiv.org/abs/2005.00687. The
@@ -61,18 +62,8 @@ class MLPDecoder(nnx.Module):
       in_features: width of the embeddings.
       hidden_features: width of the hidden layers.
       num_layers: number of linear layers, the last of which has one output.
-      implementation: name of the kernels of the perceptron; None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> decoder = nn.MLPDecoder(8, 16, rngs=nnx.Rngs(0))
       >>> decoder(jnp.ones((3, 8)), jnp.array([[0, 0, 1], [1, 2, 2]])).shape
       (3,)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.nn.shared.cell_functions import CELL_FUNCTIONS
+from jaxgnn.nn.shared.activations import CELL_FUNCTIONS
 from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import activation as known_activation

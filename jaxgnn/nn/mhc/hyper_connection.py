@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn.mhc.initialization import initial_bias, logit
-from jaxgnn.nn.shared.implementations import xla_or_fastest
+from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.linear import xla_or_fastest
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, is_integer
 
@@ -25,7 +26,7 @@ Convention = Literal["paper", "seed", "tilekernels", "liger"] | ops.MHCConventio
 LAYER_OUTPUT = "hyper_connection_layer_output"
 
 
-class HyperConnection(nnx.Module):
+class HyperConnection(DocumentedModule):
     """A layer with a manifold-constrained hyper-connection (https://arxiv.org/abs/2512.24880).
 
     Instead of ``x + layer(x)`` it keeps n streams ``x [..., n, features]``. The layer reads a
@@ -60,16 +61,8 @@ class HyperConnection(nnx.Module):
       features_argument: position of the features among the arguments of the layer: 1 for the
         convolutions, which are called as ``connection(graph, x)``.
       gradient: gradient of the Sinkhorn iteration, ``"exact"`` or ``"implicit"``.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn, ops
       >>> rngs = nnx.Rngs(0)
       >>> connection = nn.HyperConnection(nnx.Linear(8, 8, rngs=rngs), 8, rngs=rngs)
       >>> x = ops.mhc_expand(jnp.ones((3, 8)), 4)
@@ -238,7 +231,7 @@ class HyperConnection(nnx.Module):
         return ops.permutation_mixture(logits, implementation=self.implementation)
 
 
-class HyperHead(nnx.Module):
+class HyperHead(DocumentedModule):
     """Reduces n streams to one after the last hyper-connection, by a learnt weighted sum.
 
     At initialisation it is the mean of the streams, up to the size of ``alpha_init``.
@@ -252,15 +245,8 @@ class HyperHead(nnx.Module):
       use_scale: whether to learn a scale ``gamma`` of the normalised streams.
       implementation: ``"xla"`` for plain JAX. The op has no other kernels, so other names select
         the fastest implementation as None does.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn, ops
       >>> head = nn.HyperHead(8, rngs=nnx.Rngs(0))
       >>> head(ops.mhc_expand(jnp.ones((3, 8)), 4)).shape
       (3, 8)

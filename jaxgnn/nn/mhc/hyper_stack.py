@@ -14,11 +14,12 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.nn.mhc.hyper_connection import LAYER_OUTPUT, HyperConnection
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.options import checked_options
 from jaxgnn.ops._core.eager import run_compiled
 
 
-class HyperStack(nnx.Module):
+class HyperStack(DocumentedModule):
     """Runs hyper-connections one after the other, with ``ops.mhc_post_pre`` between them.
 
     Streams are n times as wide as features, so storing them for the backward pass dominates the
@@ -33,13 +34,7 @@ class HyperStack(nnx.Module):
       keep_outputs: whether to store the layers' outputs too, so that the streams can be recomputed
         without running the layers again first.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn, ops
       >>> rngs = nnx.Rngs(0)
       >>> layers = [nn.HyperConnection(nnx.Linear(8, 8, rngs=rngs), 8, rngs=rngs) for _ in "abcd"]
       >>> stack = nn.HyperStack(layers, recompute_every=2)

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
-from jaxgnn.nn.shared.cell_functions import CELL_FUNCTIONS
+from jaxgnn.nn.shared.activations import CELL_FUNCTIONS
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import (
     check_batch,
     check_features,
@@ -24,7 +25,7 @@ from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, function, or_none
 
 
-class AttentionPooling(nnx.Module):
+class AttentionPooling(DocumentedModule):
     """Weighted sum of the nodes of each graph: ``y_g = Σ_i softmax_g(gate(x))_i value(x)_i``.
 
     The global attention of https://arxiv.org/abs/1511.05493, which PyTorch Geometric calls
@@ -36,14 +37,7 @@ class AttentionPooling(nnx.Module):
       value: function or module from the features to the summed values, [nodes, out]; None for the
         features themselves.
 
-    Raises:
-      ValueError: if ``gate`` or ``value`` is not a function.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
       >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
       >>> layer = nn.AttentionPooling(nn.FusedLinear(5, 1, rngs=nnx.Rngs(0)))
@@ -65,7 +59,6 @@ class AttentionPooling(nnx.Module):
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes.
 
         Returns:
           [graphs, out] in the dtype of the values, zeros for padding graphs.
@@ -85,7 +78,7 @@ class AttentionPooling(nnx.Module):
         return sums(weights * values.astype(weights.dtype), batch).astype(values.dtype)
 
 
-class Set2Set(nnx.Module):
+class Set2Set(DocumentedModule):
     """Reads the nodes of each graph several times, each time with another query.
 
     A query is the output of an LSTM on the previous reading, ``q_t = LSTM(q*_{t-1})``. The reading
@@ -93,20 +86,10 @@ class Set2Set(nnx.Module):
     result. See https://arxiv.org/abs/1511.06391. The order of the nodes does not matter.
 
     Args:
-      in_features: width of the node features.
       num_steps: number of readings.
       dtype: dtype of the LSTM; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
       >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
       >>> layer = nn.Set2Set(5, num_steps=3, rngs=nnx.Rngs(0))
@@ -137,7 +120,6 @@ class Set2Set(nnx.Module):
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes.
 
         Returns:
           [graphs, 2 · features] in the dtype of ``x``, zeros for padding graphs.

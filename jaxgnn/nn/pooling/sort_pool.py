@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import GraphBatch
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import check_batch, num_real_nodes, rows_where
 from jaxgnn.nn.shared.maxk import check_kept
 from jaxgnn.nn.shared.options import checked_options
 
 
-class SortPool(nnx.Module):
+class SortPool(DocumentedModule):
     """The ``k`` nodes of each graph with the largest last feature, in descending order of it.
 
     The SortPooling of DGCNN (https://ojs.aaai.org/index.php/AAAI/article/view/11782). A graph with
@@ -22,13 +22,7 @@ class SortPool(nnx.Module):
     Args:
       k: number of nodes kept for each graph.
 
-    Raises:
-      ValueError: if ``k`` is not an int of at least 1.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
       >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
       >>> nn.SortPool(3)(jnp.arange(8.0)[:, None], batch)[..., 0].tolist()
@@ -47,7 +41,6 @@ class SortPool(nnx.Module):
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes.
 
         Returns:
           [graphs, k, features] in the dtype of ``x``, zeros if a graph has fewer nodes. PyTorch

@@ -17,6 +17,7 @@ from jaxgnn._fractions import exact_fraction
 from jaxgnn.graph import GraphBatch
 from jaxgnn.nn.pooling.kept_nodes import batch_of_nodes, rows_at
 from jaxgnn.nn.pooling.sort_pool import by_score
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import (
     check_batch,
     check_features,
@@ -43,7 +44,7 @@ class Pooled(NamedTuple):
     node_ids: Int[Array, " capacity"]
 
 
-class TopKPooling(nnx.Module):
+class TopKPooling(DocumentedModule):
     """Keeps the nodes of each graph with the best scores, and the edges between them.
 
     ``s_i = tanh(p · x_i / ‖p‖)`` with a learnt ``p``. Of a graph of n nodes the ``⌈ratio · n⌉``
@@ -59,21 +60,14 @@ class TopKPooling(nnx.Module):
     none: their id is the number of graphs.
 
     Args:
-      in_features: width of the node features.
       ratio: share of the nodes that is kept, in (0, 1]; None with ``k``.
       k: number of nodes kept in each graph, or None.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option has a type or value other than described above, or both ``ratio`` and
         ``k`` are given, or neither.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> path = GraphSample(senders=[0, 1, 2], receivers=[1, 2, 3], num_nodes=4)
       >>> batch = GraphBatch.from_graphs([path, path], pad_to=(12, 8))
       >>> layer = nn.TopKPooling(5, ratio=0.5, rngs=nnx.Rngs(0))
@@ -107,7 +101,6 @@ class TopKPooling(nnx.Module):
         """Keeps the best nodes.
 
         Args:
-          x: features of the nodes.
           batch: the graphs of the nodes, not normalised. Its features of nodes and edges follow
             their nodes and edges; those of the graphs are unchanged.
 
