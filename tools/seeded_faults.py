@@ -1494,7 +1494,7 @@ RELATIONS = (
     ),
     Fault(
         "propagation: eigenvalues of a Laplacian that is not normalised are bounded by 2",
-        "jaxgnn/nn/conv/laplacian.py",
+        "jaxgnn/nn/conv/propagation.py",
         "bound = 2 * max_over_devices(graph, jnp.max(own))",
         "bound = 2 * jnp.max(jnp.ones(()))",
         _tests(
@@ -1504,14 +1504,14 @@ RELATIONS = (
     ),
     Fault(
         "propagation: a random walk is divided by the degrees of the receivers",
-        "jaxgnn/nn/conv/laplacian.py",
+        "jaxgnn/nn/conv/propagation.py",
         "return of_node * z - of_edge * ops.spmm(p, sent, **options)",
         "return of_node * z - of_edge * ops.spmm(p, z, **options) * (sent / z)",
         _PROPAGATION,
     ),
     Fault(
         "propagation: a traced graph keeps its self loops in the Laplacian",
-        "jaxgnn/nn/conv/laplacian.py",
+        "jaxgnn/nn/conv/propagation.py",
         "jnp.where(is_loop, 0, weights)",
         "weights",
         _PROPAGATION,
@@ -1525,7 +1525,7 @@ RELATIONS = (
     ),
     Fault(
         "propagation: LEConv takes one receiver away for each node, and not for each edge",
-        "jaxgnn/nn/conv/le_conv.py",
+        "jaxgnn/nn/conv/convolutions.py",
         "- totals * self._apply(",
         "- self._apply(",
         _PROPAGATION,

@@ -15,7 +15,7 @@ from jaxgnn._arrays.arrays import shown_sides
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.graph.csr.require_graph import refuse_weights
-from jaxgnn.models._hyper_body import HyperBody
+from jaxgnn.models._layer_scan import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths

@@ -1,8 +1,8 @@
-"""Layers of equal structure run by one ``lax.scan``, so compile time is independent of depth."""
+"""Layers of graph networks run by one scan, or joined by hyper-connections."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, xla_or_fastest
 from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.ops._core.eager import run_compiled
 
@@ -81,3 +83,40 @@ def _scan(graphdef: Any, arguments: tuple[Any, ...]) -> Array:
         return nnx.merge(graphdef, state)(graph, h, rngs=dropout, **options), None
 
     return jax.lax.scan(step, h, (state, keys))[0]
+
+
+class HyperBody(nnx.Module):
+    """Layers wrapped in hyper-connections, a head that reduces the streams to one, and a norm.
+
+    Args:
+      layers: modules called as ``layer(graph, h, **options)``, whose result is as wide as ``h``.
+      norm: applied to the head's result, or None.
+      scan: whether to run the layers, which are then of one structure, by ``lax.scan``.
+      options: ``features``, ``num_streams``, ``implementation`` and ``rngs`` of the connections.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Callable[..., Array]],
+        norm: nnx.Module | None,
+        scan: bool,
+        options: dict[str, Any],
+    ):
+        connections = [
+            HyperConnection(layer, layer_index=i, features_argument=1, **options)
+            for i, layer in enumerate(layers)
+        ]
+        self.num_streams = connections[0].num_streams
+        self.implementation = connections[0].implementation
+        self.stack = LayerScan(connections) if scan else HyperStack(connections)
+        self.head = HyperHead(**options)
+        self.norm = norm
+
+    def __call__(
+        self, graph: Any, h: Float[Array, "*batch nodes d"], **options: Any
+    ) -> Float[Array, "*batch nodes d"]:
+        """Returns the nodes' features after the layers, which get the other arguments."""
+        with xla_or_fastest(self.implementation):
+            x = ops.mhc_expand(h, self.num_streams)
+        h = self.head(self.stack(graph, x, **options))
+        return h if self.norm is None else self.norm(h)

@@ -13,8 +13,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
-from jaxgnn.models._hyper_body import HyperBody
-from jaxgnn.models._layer_scan import LayerScan
+from jaxgnn.models._layer_scan import HyperBody, LayerScan
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import (
     Activation,

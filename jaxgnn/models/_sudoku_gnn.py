@@ -14,14 +14,14 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn.models._saveable import saveable
-from jaxgnn.models._sudoku_grid import (
+from jaxgnn.models._sudoku_boards import (
     box_of,
     check_digits,
     nan_without_digits,
     sudoku_constraint_graph,
     sudoku_positions,
 )
-from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
+from jaxgnn.models._sudoku_states import SudokuRecurrence
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
 from jaxgnn.nn.messages.node_updates import PlainUpdate
 from jaxgnn.nn.shared.common_options import DocumentedModule

@@ -1,24 +1,91 @@
-"""Base class of recurrent networks whose states belong to a cell and a digit of a Sudoku."""
+"""Steps of a Sudoku network, and a base class of networks with a state for each candidate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float, Int
 
-from jaxgnn.models._embedding import embedded
-from jaxgnn.models._sudoku_grid import (
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models._sudoku_boards import (
     box_of,
     candidate_kinds,
     check_digits,
     nan_without_digits,
     sudoku_graph,
 )
-from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
-from jaxgnn.nn import MessagePassing
+from jaxgnn.nn import LSTMState, MessagePassing
 from jaxgnn.nn.shared.common_options import DocumentedModule
+
+
+def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
+    """Looks up ``table(values)`` by selecting among few rows.
+
+    The gradient is one sum for each row. The gradient of a gather would instead add the terms of
+    many positions into the same few rows, one after another.
+    """
+    (rows,) = promote_dtype((table.embedding[...],), dtype=table.dtype)
+    chosen = jnp.broadcast_to(rows[0], (*values.shape, rows.shape[1]))
+    for value in range(1, rows.shape[0]):
+        chosen = jnp.where((values == value)[..., None], rows[value], chosen)
+    return chosen
+
+
+@dataclass(frozen=True)
+class SudokuRecurrence:
+    """A network and its puzzles, which run one step at a time.
+
+    Attributes:
+      layer: the messages and the update of a step.
+      graph: the graph of the messages.
+      features: [*batch, nodes, d], features before the first step.
+      readout: from features to logits [*batch, cells, classes].
+      inputs: [*batch, nodes, x] or None, inputs of the update of every step.
+      edge_features: [*batch, edges, e] or None, features of the edges.
+    """
+
+    layer: MessagePassing
+    graph: CSRGraph
+    features: Float[Array, "*batch nodes d"]
+    readout: Callable[[Array], Array]
+    inputs: Float[Array, "*batch nodes x"] | None = None
+    edge_features: Float[Array, "*batch edges e"] | None = None
+
+    def start(self) -> Any:
+        """Returns the state before the first step."""
+        return self.layer.update.start(self.features)
+
+    def step(self, state: Any) -> tuple[Any, Float[Array, "*batch cells classes"]]:
+        """Returns the state after one more step, and the logits that are read from it."""
+        update = self.layer.update
+        arrived = self.layer.messages(self.graph, update.features(state), self.edge_features)
+        state = update(state, arrived, self.inputs)
+        return state, self.readout(update.features(state))
+
+
+def perturbed(state: Any, key: Array, scale: Float[Array, ""] | float) -> Any:
+    """Adds Gaussian noise to the memory of a state.
+
+    Args:
+      state: a state of a ``SudokuRecurrence``: the memory of an LSTM is changed, or the features
+        where the state is only features.
+      key: a key of ``jax.random``.
+      scale: standard deviation of the noise; with 0 the state stays as it is.
+    """
+    if isinstance(state, LSTMState):
+        return state._replace(cell=_with_noise(state.cell, key, scale))
+    return _with_noise(state, key, scale)
+
+
+def _with_noise(memory: Array, key: Array, scale: Any) -> Array:
+    noise = jax.random.normal(key, memory.shape, memory.dtype)
+    return memory + (scale * noise).astype(memory.dtype)
 
 
 class DigitStates(DocumentedModule):

@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Int
 from jaxgnn._errors import bad_input
 from jaxgnn._sudoku_effort import SudokuEffort
 from jaxgnn.models import sudoku_digits
-from jaxgnn.models._sudoku_losses import fulfils_rules
-from jaxgnn.models._sudoku_recurrence import perturbed
+from jaxgnn.models._sudoku_boards import fulfils_rules
+from jaxgnn.models._sudoku_states import perturbed
 
 _CELLS = 81
 # Standard deviation of noise added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 the one

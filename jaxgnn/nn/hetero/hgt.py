@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
-from jaxgnn.nn.hetero.node_types import (
+from jaxgnn.nn.hetero.hetero_conv import (
     check_features,
     check_is_hetero,
     checked_metadata,
