@@ -245,13 +245,7 @@ class _Rates(NamedTuple):
 
 
 class _Surroundings(NamedTuple):
-    """The inputs of the branches besides the features of the nodes.
-
-    Attributes:
-      graph: the edges.
-      edge_features: [*batch, edges, f], or None.
-      virtual: the edges to virtual nodes, or None.
-    """
+    """The inputs of the branches besides the features of the nodes."""
 
     graph: CSRGraph
     edge_features: Array | None
@@ -259,10 +253,7 @@ class _Surroundings(NamedTuple):
 
 
 def _check_nodes(x: Array | CSRGraph, nodes: int, width: int) -> None:
-    """Raises ValueError unless there is one row for each node, of the width of the model.
-
-    The width of a sparse matrix is checked where it is multiplied.
-    """
+    """Checks the rows of ``x``; the width of a sparse matrix is checked where it is multiplied."""
     if isinstance(x, CSRGraph):
         if x.num_rows != nodes:
             expected, got = f"of one row for each of {nodes} nodes", f"{x.num_rows} rows"
@@ -418,10 +409,9 @@ class _NeighbourAttention(nnx.Module):
         return apply_linear(self.edge_logits, features, self.implementation)
 
     def _terms_of_values(self, features: Array | None, dtype: Any) -> dict[str, Any]:
-        """Arguments of the op for the values of edges: features and their linear map.
+        """Arguments of the op for the values of edges, which are never stored.
 
-        The values themselves are never stored. The bias is the map of another feature, which is one
-        for every edge.
+        The bias is the map of another feature, which is one for every edge.
         """
         layer = self.edge_values
         if layer is None or features is None:

@@ -55,15 +55,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ) -> Float[Array, "*batch features"]:
-        """Returns the result of the last layer.
-
-        Args:
-          graph: graph passed to every layer.
-          h: features passed to the first layer.
-          rngs: random streams with one named ``dropout`` in training, which gives each layer a
-            separate key.
-          **options: keyword arguments passed to every layer.
-        """
+        """Returns the result of the last layer; each layer has a key of its own for dropout."""
         graphdef, state = nnx.split(self.layers)
         if rngs is not None:
             require_stream("LayerScan", rngs)
@@ -88,11 +80,8 @@ def _scan(graphdef: Any, arguments: tuple[Any, ...]) -> Array:
 class HyperBody(nnx.Module):
     """Layers wrapped in hyper-connections, a head that reduces the streams to one, and a norm.
 
-    Args:
-      layers: modules called as ``layer(graph, h, **options)``, whose result is as wide as ``h``.
-      norm: applied to the head's result, or None.
-      scan: whether to run the layers, which are then of one structure, by ``lax.scan``.
-      options: ``features``, ``num_streams``, ``implementation`` and ``rngs`` of the connections.
+    Layers are called as ``layer(graph, h, **options)``. With ``scan`` they have one structure, and
+    run by ``lax.scan``. ``options`` are those of the connections.
     """
 
     def __init__(

@@ -230,11 +230,7 @@ def _layers(
 
 
 def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None, ...]:
-    """Returns one ``k`` for each layer, from a number, a sequence, or None.
-
-    Raises:
-      ValueError: if a sequence does not have one entry for each layer.
-    """
+    """Returns one ``k`` for each layer, from a number, a sequence, or None."""
     if k is None or isinstance(k, int | np.integer):
         return (k,) * num_layers
     if not hasattr(k, "__len__") or len(k) != num_layers:

@@ -119,11 +119,7 @@ def _peers(box: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> int:
-    """Returns the box size of boards [..., cells].
-
-    Raises:
-      ValueError: unless they are integers, of as many cells as a Sudoku has: of ``box``, if given.
-    """
+    """Returns the box size of boards [..., cells] of integers, which is ``box``, if given."""
     if not hasattr(boards, "dtype") or not jnp.issubdtype(boards.dtype, jnp.integer):
         expected = "digits, an array of integers"
         raise bad_input(where, argument, expected, getattr(boards, "dtype", type(boards).__name__))
@@ -136,12 +132,9 @@ def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> in
 
 
 def check_digits(where: str, argument: str, boards: Any, box: int, least: int = 0) -> None:
-    """Raises if boards [..., cells] with known values hold anything other than digits.
+    """Raises ValueError if boards with known values have a cell that is not in ``least .. box²``.
 
     Values are unknown under a transformation; ``nan_without_digits`` then marks the result.
-
-    Raises:
-      ValueError: if a cell is not in ``least .. box²``.
     """
     if not is_concrete(boards):
         return
@@ -159,10 +152,7 @@ def nan_without_digits(
     box: int,
     least: int = 0,
 ) -> Float[Array, "*steps cells classes"]:
-    """Replaces the logits by NaN for boards with a cell that is not in ``least .. box²``.
-
-    The NaN replace an error under ``jit``, where none can be raised.
-    """
+    """Replaces logits by NaN for invalid boards under ``jit``, where no error can be raised."""
     if is_concrete(boards):  # checked by check_digits
         return logits
     good = _are_digits(boards, box, least).all(axis=-1)[..., None, None]
@@ -274,11 +264,7 @@ def sudoku_constraint_loss(
 
 
 def fulfils_rules(boards: Int[Array, "*batch cells"]) -> Bool[Array, "*batch"]:
-    """Whether each row, column and box of boards has every digit once.
-
-    Args:
-      boards: digits, and any other value where a cell has none.
-    """
+    """Whether each row, column and box of boards has every digit once."""
     side = math.isqrt(boards.shape[-1])
     found = jax.nn.one_hot(boards - 1, side, dtype=jnp.int32)
     once = [(sums == 1).reshape(*boards.shape[:-1], -1) for sums in _unit_sums(found, side)]
@@ -315,12 +301,7 @@ def _wide(logits: Array) -> Array:
 
 
 def _side(where: str, logits: Array, **boards: Array) -> int:
-    """Returns the number of digits, after checking the shapes.
-
-    Raises:
-      ValueError: unless logits are of a Sudoku's cells and digits, and boards fit them, with
-        digits in all cells of ``solutions``, and digits or blanks in those of others.
-    """
+    """Returns the number of digits, after checking the shapes and the digits of the boards."""
     cells = jax.ShapeDtypeStruct(logits.shape[:-1], jnp.int32)
     box = box_of(where, "logits without classes", cells)
     side = box**2

@@ -27,8 +27,7 @@ from jaxgnn.nn.shared.common_options import DocumentedModule
 def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
     """Looks up ``table(values)`` by selecting among few rows.
 
-    The gradient is one sum for each row. The gradient of a gather would instead add the terms of
-    many positions into the same few rows, one after another.
+    The gradient is one sum for each row; that of a gather adds many terms one after another.
     """
     (rows,) = promote_dtype((table.embedding[...],), dtype=table.dtype)
     chosen = jnp.broadcast_to(rows[0], (*values.shape, rows.shape[1]))
@@ -70,14 +69,7 @@ class SudokuRecurrence:
 
 
 def perturbed(state: Any, key: Array, scale: Float[Array, ""] | float) -> Any:
-    """Adds Gaussian noise to the memory of a state.
-
-    Args:
-      state: a state of a ``SudokuRecurrence``: the memory of an LSTM is changed, or the features
-        where the state is only features.
-      key: a key of ``jax.random``.
-      scale: standard deviation of the noise; with 0 the state stays as it is.
-    """
+    """Adds Gaussian noise of deviation ``scale`` to the memory of an LSTM, or to the features."""
     if isinstance(state, LSTMState):
         return state._replace(cell=_with_noise(state.cell, key, scale))
     return _with_noise(state, key, scale)
@@ -131,12 +123,7 @@ class DigitStates(DocumentedModule):
     def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
         """Returns the steps for these puzzles, which the caller makes one at a time.
 
-        Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
-            checked.
-
-        Raises:
-          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
+        Under ``jit`` puzzles are not checked.
         """
         name = type(self).__name__
         box = box_of(name, "puzzles", puzzles)

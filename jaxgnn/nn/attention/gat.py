@@ -16,44 +16,19 @@ from jaxgnn.graph import CSRGraph, FillValue, LocalGraph, sum_over_devices, with
 from jaxgnn.nn.attention.attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import Ends
-from jaxgnn.nn.shared.linear import FusedLinear
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
-class _GraphAttention(AttentionLayer):
-    """Shared part of GAT and GATv2: the result from the attended sums."""
-
-    residual_linear: FusedLinear | None
-    bias: nnx.Param | None
-
-    def _result(self, y: Array, ends: Ends[Array]) -> Array:
-        y = self._joined(y)
-        if self.residual_linear is not None:
-            y = y + self._apply(self.residual_linear, ends.dst)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
-
-
-class GATConv(_GraphAttention):
+class GATConv(AttentionLayer):
     """Graph attention: ``y_i = Σ_j p_ij W x_j + b``, ``p_i = softmax_j(leaky_relu(s_ij))``.
 
     ``s_ij = ⟨a_dst, W x_i⟩ + ⟨a_src, W x_j⟩ + ⟨a_edge, W_e e_ij⟩`` for each head, without the last
     term if edges have no features. See https://arxiv.org/abs/1710.10903. It computes what PyTorch
     Geometric's ``GATConv`` does with the same weights. A graph with weights or scales is refused.
 
-    By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. For a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
-
     Args:
       in_features: width of the input; or a pair of the widths of receivers and of senders, which
         then have separate matrices W.
-      out_features: width of the output of each head.
-      dropout: probability of dropping an edge for a head in training, after the softmax.
-      add_self_loops: whether each node gets one self loop instead of those that it has. In a
-        bipartite graph node ``i`` of the receivers and of the senders count as one; where they are
-        nodes of different kinds, it should be False.
-      fill_value: features of self loops: ``"mean"``, ``"add"``, ``"min"``, ``"max"`` or ``"mul"``
-        of those of the edges that enter the node; a number; or one number for each feature.
 
     Example:
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
@@ -101,8 +76,7 @@ class GATConv(_GraphAttention):
         self.src_attention, self.dst_attention = self._vectors(rngs), self._vectors(rngs)
         self.edge_linear = self._edge_linear(rngs)
         self.edge_attention = None if edge_dim is None else self._vectors(rngs)
-        self.residual_linear = self._residual_linear(residual, rngs)
-        self.bias = self._bias(use_bias)
+        self._make_result(residual, use_bias, rngs)
 
     def _attend(
         self, graph: CSRGraph, ends: Ends[Array], edge_features: Array | None, options: Any
@@ -123,7 +97,7 @@ class GATConv(_GraphAttention):
         )
 
 
-class GATv2Conv(_GraphAttention):
+class GATv2Conv(AttentionLayer):
     """Dynamic graph attention: ``y_i = Σ_j p_ij W_src x_j + b``, ``p_i = softmax_j(s_ij)``.
 
     ``s_ij = ⟨a, leaky_relu(W_dst x_i + W_src x_j + W_e e_ij)⟩`` for each head, without the last
@@ -131,20 +105,8 @@ class GATv2Conv(_GraphAttention):
     receiver. See https://arxiv.org/abs/2105.14491. It computes what PyTorch Geometric's
     ``GATv2Conv`` does with the same weights. A graph with weights or scales is refused.
 
-    By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. For a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
-
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output of each head.
       negative_slope: slope of the leaky ReLU below zero.
-      dropout: probability of dropping an edge for a head in training, after the softmax.
-      add_self_loops: whether each node gets one self loop instead of those that it has. In a
-        bipartite graph node ``i`` of the receivers and of the senders count as one; where they are
-        nodes of different kinds, it should be False.
-      fill_value: features of self loops: ``"mean"``, ``"add"``, ``"min"``, ``"max"`` or ``"mul"``
-        of those of the edges that enter the node; a number; or one number for each feature.
       share_weights: whether the matrices and biases of receivers and senders are the same.
       use_bias: whether to add the bias b, and biases in the linear maps of receivers and senders.
 
@@ -201,8 +163,7 @@ class GATv2Conv(_GraphAttention):
         self.dst_linear = None if share_weights else dst()
         self.attention = self._vectors(rngs)
         self.edge_linear = self._edge_linear(rngs)
-        self.residual_linear = self._residual_linear(residual, rngs)
-        self.bias = self._bias(use_bias)
+        self._make_result(residual, use_bias, rngs)
 
     def _attend(
         self, graph: CSRGraph, ends: Ends[Array], edge_features: Array | None, options: Any
@@ -240,14 +201,7 @@ class SuperGATConv(AttentionLayer):
     what PyTorch Geometric's ``SuperGATConv`` does with the same weights. A graph with
     weights or scales is refused.
 
-    By default existing self loops are removed, and each node gets one. For a concrete graph this is
-    done once. For a graph that is an argument of a jitted function it is done in every call:
-    prepare it outside with ``jaxgnn.graph.with_one_loop_each``, and set ``add_self_loops=False``.
-
     Args:
-      out_features: width of the output of each head.
-      dropout: probability of dropping an edge for a head in training, after the softmax.
-      add_self_loops: whether each node gets one self loop instead of those that it has.
       attention_type: ``"MX"`` or ``"SD"``.
 
     Example:
@@ -293,7 +247,7 @@ class SuperGATConv(AttentionLayer):
         is_mixed = attention_type == "MX"
         self.src_attention = self._vectors(rngs) if is_mixed else None
         self.dst_attention = self._vectors(rngs) if is_mixed else None
-        self.bias = self._bias(use_bias)
+        self._make_result(False, use_bias, rngs)
 
     def attention_loss(
         self, graph: CSRGraph, x: Float[Array, "nodes in"], negatives: Int[Array, "2 pairs"]
@@ -397,7 +351,3 @@ class SuperGATConv(AttentionLayer):
             edge_logits=scores,
             **options,
         )
-
-    def _result(self, y: Array, ends: Ends[Array]) -> Array:
-        y = self._joined(y)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)

@@ -31,10 +31,7 @@ class TransformerConv(AttentionLayer):
     ``m_i`` that of its neighbours.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output of each head.
       beta: whether the gate replaces the sum; it is ignored without ``root_weight``.
-      dropout: probability of dropping an edge for a head in training, after the softmax.
       use_bias: whether this map has a bias.
 
     Example:

@@ -187,8 +187,7 @@ def _threshold(rate: float) -> UInt32[Array, ""]:
 def _of_pairs(senders: Array, receivers: Array, key: Array) -> UInt32[Array, " edges"]:
     """A random number for each pair of nodes, the same for both directions and all repeats.
 
-    The numbers of the nodes are mixed with two random ones by multiplications and shifts, those of
-    MurmurHash3's finalizer, after which each bit depends on all bits.
+    The numbers of the nodes are mixed with two random ones as in MurmurHash3's finalizer.
     """
     seeds = jax.random.bits(key, (2,), jnp.uint32)
     low, high = jnp.minimum(senders, receivers), jnp.maximum(senders, receivers)

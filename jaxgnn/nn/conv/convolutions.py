@@ -110,7 +110,6 @@ class SAGEConv(_Convolution):
     features are only stored in compressed form.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
       reduce: reduction of the neighbours instead of the mean, one of those of
         ``ops.neighbour_reduce``. The mean is weighted by the weights of the graph, the sum by its
         weights and scales, and the others refuse a graph that has either.
@@ -356,7 +355,6 @@ class LEConv(GraphLayer):
     are extremes of their neighbourhood, which is used to select the nodes of a pooling.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
       use_bias: whether to add the biases b and c.
 
     Example:

@@ -18,10 +18,7 @@ from jaxgnn.nn.shared.options import at_least, checked_options, flag, fraction, 
 
 
 def identity_share(strength: float, place: int) -> float:
-    """The share β of the linear map in layer ``place``, from 1: ``log(strength / place + 1)``.
-
-    The rest is the identity, so that deep layers change their input little.
-    """
+    """The share β of the linear map in layer ``place``, from 1; the rest is the identity."""
     return math.log(strength / place + 1)
 
 

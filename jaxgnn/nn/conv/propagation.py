@@ -259,23 +259,10 @@ def scaled_laplacian(
     lambda_max: Any,
     implementation: ops.Name | None,
 ) -> Callable[[Array], Array]:
-    """The product of ``2 L / λ - 1`` with features [*batch, nodes, width].
+    """The product of ``2 L / λ - 1`` with features [*batch, nodes, width]; see ``ChebConv``.
 
-    ``L`` is ``1 - D^-½ A D^-½`` for ``"sym"``, ``1 - A D^-1`` for ``"rw"`` and ``D - A`` for None,
-    where ``D`` are the sums of the weights of the edges that enter each node.
-
-    Args:
-      where: name of the layer in errors.
-      graph: square graph; its self loops are ignored. With ``"sym"`` one that is already
-        normalised is used unchanged.
-      normalization: normalisation of the Laplacian.
-      lambda_max: λ; None for an upper bound of the eigenvalues: 2, or for ``D - A`` twice the
-        largest degree.
-      implementation: name of the kernels of the sparse op, or None.
-
-    Raises:
-      ValueError: if ``lambda_max`` is not a positive number, or the graph is normalised for another
-        Laplacian than ``"sym"``.
+    ``lambda_max`` of None stands for an upper bound of the eigenvalues: 2, or for ``D - A`` twice
+    the largest degree.
     """
     _check(where, graph, normalization, lambda_max)
     options = {"implementation": implementation}

@@ -30,14 +30,7 @@ def check_is_hetero(where: str, graph: Any) -> None:
 def check_features(
     where: str, graph: HeteroGraph, x: Any, edge_types: tuple[EdgeType, ...] | None = None
 ) -> None:
-    """Raises ValueError unless ``x`` has features of all nodes of each type.
-
-    Args:
-      where: name of the layer.
-      graph: the relations.
-      x: features by type of nodes.
-      edge_types: relations whose types are needed; None for all types.
-    """
+    """Raises ValueError unless ``x`` has features of all nodes of the types that are needed."""
     if not isinstance(x, Mapping):
         expected = "a dictionary of the features of each type of nodes"
         raise bad_input(where, "x", expected, type(x).__name__)

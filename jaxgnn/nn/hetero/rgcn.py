@@ -31,7 +31,6 @@ class RGCNConv(GraphLayer):
     memory.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
       num_relations: number of relations.
       num_bases: number of shared bases; None for a matrix for each relation.
       num_blocks: number of blocks on the diagonal, which divides both widths; None for full

@@ -305,11 +305,7 @@ _recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 def expert_hyperedges(
     strategy: Strategy | Incidence | Iterable[Iterable[int]], num_experts: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the experts of each hyperedge, from a strategy's name or from explicit sets.
-
-    Raises:
-      ValueError: if the strategy is unknown, or an expert is out of range.
-    """
+    """Returns the experts of each hyperedge, from a strategy's name or from explicit sets."""
     if isinstance(strategy, Incidence):
         if strategy.num_nodes != num_experts:
             expected = f"of {num_experts} nodes, one for each expert"

@@ -217,11 +217,7 @@ class HGNNPlusConv(HypergraphLayer):
 
 
 def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
-    """Returns the numbers of hyperedges of the groups as a static tuple.
-
-    Raises:
-      ValueError: if they are not valid sizes.
-    """
+    """Returns the numbers of hyperedges of the groups as a static tuple."""
     is_listed = isinstance(given, Iterable)
     sizes = tuple(given) if is_listed else (given,)
     if not is_listed or not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):

@@ -82,12 +82,7 @@ class HypergraphLayer(Layer):
         return nnx.Linear(in_features, out_features, **self._dtypes, **options)
 
     def _check(self, incidence: Any, x: Array, in_features: int) -> Incidence:
-        """Returns the hypergraph, with its plan if concrete, and with at least one hyperedge.
-
-        Raises:
-          ValueError: unless hypergraph and features fit each other and the layer, and concrete ids
-            are in range.
-        """
+        """Returns the checked hypergraph, with its plan if concrete; it has a hyperedge or more."""
         incidence = check_incidence(self._name, incidence)
         expected = incidence.num_nodes, in_features
         if jnp.ndim(x) < 2 or x.shape[-2:] != expected:
@@ -120,7 +115,7 @@ class HypergraphLayer(Layer):
 
 
 class HypergraphConvolution(HypergraphLayer):
-    """Base class of layers with one linear map W, its bias, and no other options."""
+    """Base class of layers that are one linear map W, with a bias, around a linear function."""
 
     @checked_options()
     def __init__(
@@ -139,6 +134,17 @@ class HypergraphConvolution(HypergraphLayer):
 
     def _make_parameters(self) -> None:
         """Creates the parameters of a layer besides those of the linear map."""
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
+        incidence = self._check(incidence, x, self.linear.in_features)
+        return linear_around(self.linear, self._propagation(incidence), x)
+
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
+        """The linear function of the features of nodes that W is applied to."""
+        raise NotImplementedError
 
 
 def linear_around(

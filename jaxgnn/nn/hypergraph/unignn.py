@@ -54,11 +54,7 @@ class HyperGCNConv(HypergraphConvolution):
       (4, 16)
     """
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         sizes = incidence.hyperedge_sizes().astype(jnp.float32)  # pairs may overflow int32
         pair = 2 * power_or_zero(sizes * (sizes - 1), -1)
@@ -73,7 +69,7 @@ class HyperGCNConv(HypergraphConvolution):
             sums = self._sums(by_node, h, rows=root)
             return sums + (x.astype(itself.dtype) * itself[:, None]).astype(x.dtype)
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class HNHNConv(HypergraphLayer):
@@ -160,11 +156,7 @@ class UniGCNConv(HypergraphConvolution):
       (4, 16)
     """
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         degrees = incidence.node_degrees().astype(jnp.float32)
         share = power_or_zero(incidence.hyperedge_sizes(), -1)
@@ -176,7 +168,7 @@ class UniGCNConv(HypergraphConvolution):
             rows = power_or_zero(degrees, -0.5)
             return self._sums(by_node, h, rows=rows)
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class UniSAGEConv(HypergraphConvolution):
@@ -205,11 +197,7 @@ class UniSAGEConv(HypergraphConvolution):
         super().__init__(in_features, out_features, use_bias=use_bias, rngs=rngs, **common)
         self.aggregation: Literal["sum", "mean"] = aggregation
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         rows = None
         if self.aggregation == "mean":
             rows = power_or_zero(incidence.node_degrees(), -1)
@@ -218,7 +206,7 @@ class UniSAGEConv(HypergraphConvolution):
             h = self._hyperedge_means(incidence, x)
             return x + self._sums(incidence.by_node(), h, rows=rows)
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class UniGINConv(HypergraphConvolution):
@@ -236,18 +224,13 @@ class UniGINConv(HypergraphConvolution):
     def _make_parameters(self) -> None:
         self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
-
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         def propagate(x):
             h = self._hyperedge_means(incidence, x)
             sums = self._sums(incidence.by_node(), h)
             return (1 + self.epsilon[...].astype(x.dtype)) * x + sums
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class UniGATConv(HypergraphLayer):

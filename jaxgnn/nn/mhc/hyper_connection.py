@@ -289,11 +289,7 @@ class HyperHead(DocumentedModule):
 
 
 def convention_of(where: str, convention: Convention) -> ops.MHCConvention:
-    """Returns the preset with a name, or the convention itself.
-
-    Raises:
-      ValueError: if the name is not that of a preset.
-    """
+    """Returns the preset with a name, or the convention itself."""
     if isinstance(convention, ops.MHCConvention):
         return convention
     if not isinstance(convention, str) or convention not in ops.MHC_PRESETS:
@@ -323,14 +319,8 @@ def initial_bias(
     """Returns the initial bias of ``ops.mhc_pre``, concatenated from the parts pre | post | res.
 
     Weights pre add up to 1, weights post are 1, and the mixing matrix has ``identity`` on its
-    diagonal, so equal streams each become ``x + layer(x)``.
-
-    Args:
-      n: number of streams.
-      post_scale: factor of the sigmoid in the output weights, from the convention.
-      permutations: whether the part res holds logits of the n! permutations, or an [n, n] matrix.
-      stream: the stream that is read most; None to read all with equal weights.
-      identity: value on the diagonal of the mixing matrix.
+    diagonal, so equal streams each become ``x + layer(x)``. ``stream`` is the one of n that is read
+    most, or None. The part res holds an [n, n] matrix, or logits of the n! permutations.
     """
     share = _SHARE if n > 1 else 1.0
     others = (1 - share) / max(n - 1, 1)
@@ -354,10 +344,7 @@ def _matrix_logits(n: int, identity: float) -> list[float]:
 
 
 def _permutation_logits(n: int, identity: float) -> list[float]:
-    """Logits that favour the identity permutation, the first, and are equal for all others.
-
-    The mean diagonal of the other permutations is ``(n! / n - 1) / (n! - 1)``.
-    """
+    """Logits that favour the identity permutation, the first, and are equal for all others."""
     count = math.factorial(n)
     if n == 1:
         return [0.0]

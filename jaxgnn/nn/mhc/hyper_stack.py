@@ -110,9 +110,8 @@ def _run_and_forget(
 ) -> Array:
     """Runs layers and stores for the backward pass only ``x``, and optionally the layers' outputs.
 
-    Modules and random streams among the arguments have state, so their state is passed in and out
-    with that of the layers. Other arguments may not be arrays, and are closed over. Only changed
-    state is written back: modules whose state does not change may belong to an outer trace.
+    State of the layers and of modules among the arguments is passed in and out. Only changed state
+    is written back: modules whose state does not change may belong to an outer trace.
     """
     of_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
     of_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}
@@ -128,15 +127,7 @@ def _run_and_forget(
 
 
 class _Segment(NamedTuple):
-    """Static description of a segment of layers.
-
-    Attributes:
-      graphdef: structure of the layers, and of the modules among the arguments.
-      num_layers: number of layers among these modules.
-      of_args: the positional arguments that are modules.
-      of_kwargs: the keyword arguments that are modules.
-      keep_outputs: whether the layers' outputs are stored.
-    """
+    """Static description of a segment: its layers, and the arguments that are modules."""
 
     graphdef: Any
     num_layers: int

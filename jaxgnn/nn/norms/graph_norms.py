@@ -289,11 +289,7 @@ type _Mean = Callable[[Array], Array]
 def _real_nodes(
     where: str, x: Array, batch: GraphBatch | LocalGraph | None
 ) -> Bool[Array, " nodes"] | None:
-    """Mask of the rows of ``x`` that are not padding; None if all are nodes.
-
-    Raises:
-      ValueError: if ``x`` does not have a row for each of them.
-    """
+    """Mask of the rows of ``x`` that are not padding; None if all are nodes."""
     if batch is None:
         return None
     if not isinstance(batch, LocalGraph):

@@ -112,10 +112,7 @@ class MLPDecoder(DocumentedModule):
 
 
 def _check_pairs(where: str, h: Array, pairs: Array) -> None:
-    """Raises ValueError unless these are embeddings of nodes, and pairs of nodes.
-
-    Ids of nodes are checked if they are concrete; traced ones are not checked.
-    """
+    """Checks embeddings and pairs of nodes; ids only if they are concrete."""
     if h.ndim != 2:
         raise bad_input(where, "h", "of shape [nodes, features]", f"shape {h.shape}")
     if pairs.ndim < 2 or pairs.shape[0] != 2 or not jnp.issubdtype(pairs.dtype, jnp.integer):

@@ -76,10 +76,7 @@ class SortPool(DocumentedModule):
 def by_score(
     scores: Float[Array, " nodes"], batch: GraphBatch
 ) -> tuple[Int[Array, " nodes"], Int[Array, " graphs"]]:
-    """The nodes graph by graph, by descending score, and the offset of each graph.
-
-    The padding graph's nodes come last, in any order.
-    """
+    """The nodes graph by graph, by descending score, padding last; the offset of each graph."""
     nodes = jnp.arange(scores.shape[0], dtype=jnp.int32)
     keys = (jnp.asarray(batch.graph_ids), -scores, nodes)
     _, _, order = lax.sort(keys, num_keys=3)
@@ -205,27 +202,18 @@ class TopKPooling(DocumentedModule):
 
 @functools.lru_cache(maxsize=32)
 def _numbers_kept(ratio: Fraction, most: int) -> np.ndarray:
-    """``⌈ratio · n⌉`` for n = 0 … ``most``, int32.
-
-    A table, since the product of n with the numerator of a ratio may exceed the integers of a
-    device.
-    """
+    """``⌈ratio · n⌉`` for n = 0 … ``most``, a table, since on a device the product may overflow."""
     counts = np.arange(most + 1, dtype=np.int64)
     kept = -(-counts * ratio.numerator // ratio.denominator)
     return np.maximum(kept, counts > 0).astype(np.int32)  # a ratio below all fractions keeps one
 
 
 def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> GraphBatch:
-    """The batch of selected nodes and of the edges between them.
+    """The batch of selected nodes and of the edges between them, in a fixed shape.
 
-    It may be traced: the new batch has a node slot for each id, and the edge slots of the old one.
-    Unused slots belong to the first padding graph. If all graphs are real, they belong to none:
-    their id is the number of graphs.
-
-    Args:
-      batch: the graphs, not normalised. Features of nodes and edges follow their nodes and edges.
-      node_ids: different nodes, in the order of their graphs; the number of nodes, an invalid id,
-        for unused slots.
+    The new batch has a node slot for each id, and the edge slots of the old one. Ids are in the
+    order of their graphs; the number of nodes stands for an unused slot, which belongs to the first
+    padding graph, or to none.
     """
     nodes, capacity = batch.node_mask.shape[0], node_ids.shape[0]
     real = node_ids < nodes

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
         return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
-# Lines of ``Args:`` in the docstrings of classes.
+# Lines of ``Args:`` in the docstrings of classes, for an option or an option of one type.
 OPTION_LINES: dict[str, str] = {
     "add_self_loops": (
         "whether nodes without a self loop get one, of weight one; None for the value\n"
@@ -55,6 +55,9 @@ OPTION_LINES: dict[str, str] = {
     "heads": "number of attention heads.",
     "implementation": 'name of the kernels of the ops, such as ``"xla"``; None for the default.',
     "in_features": "width of the input.",
+    "in_features: int | tuple[int, int]": (
+        "width of the input, or a pair of the widths of receivers and of senders."
+    ),
     "input_features": "width of the inputs, zero if there are none.",
     "k": 'kept entries per row, for ``"maxk"``.',
     "kernel_mode": (
@@ -82,7 +85,7 @@ OPTION_LINES: dict[str, str] = {
 }
 _RAISES = "if an option has a type or value other than described above."
 
-# Lines of ``Args:`` in the docstrings of calls; that of ``x`` for a pair of ends is another.
+# Lines of ``Args:`` in the docstrings of calls.
 _CALL_LINES: dict[str, str] = {
     "batch": "the graphs of the nodes.",
     "edge_features": "features of the edge slots, with the leading axes of ``x`` or without.",
@@ -92,11 +95,11 @@ _CALL_LINES: dict[str, str] = {
     "num_steps": "number of steps; None for the model's.",
     "rngs": "random streams with one named ``dropout`` in training; None in evaluation.",
     "x": "features of the nodes.",
+    "x: Nodes": (
+        "features of the nodes of a square graph, whose leading axes share the graph; or a pair\n"
+        "  ``(x_dst, x_src)`` of those of the receivers and those of the senders."
+    ),
 }
-_ENDS_LINE = (
-    "features of the nodes of a square graph, whose leading axes share the graph; or a pair\n"
-    "  ``(x_dst, x_src)`` of those of the receivers and those of the senders."
-)
 _CALL_RAISES = "if an argument does not fit the others or the layer."
 
 # Lines that follow the one of ``edge_features`` in the docstring of every call that takes some.
@@ -125,7 +128,7 @@ class DocumentedModule(nnx.Module):
       option_lines: lines of ``Args:``, by the name of the option.
     """
 
-    option_lines: ClassVar[Mapping[str, str]] = OPTION_LINES
+    option_lines: ClassVar[dict[str, str]] = OPTION_LINES
 
     def __init_subclass__(cls, **options: Any):
         """Makes ``help`` and editors show the class with all of its options, without Flax's."""
@@ -134,15 +137,14 @@ class DocumentedModule(nnx.Module):
         own = list(signature.parameters.values())[1:]
         cls.__signature__ = _ClassSignature(signature.replace(parameters=own))  # pyrefly: ignore
         if vars(cls).get("__doc__"):
-            text = with_common_lines(str(cls.__doc__), signature.parameters, cls.option_lines)
+            lines = _lines_for(signature, cls.option_lines)
+            text = with_common_lines(str(cls.__doc__), signature.parameters, lines)
             cls.__doc__ = _with_imports(text, cls) if cls.__module__.startswith("jaxgnn.") else text
         call = vars(cls).get("__call__")
         if call is not None and call.__doc__:
-            parameters = inspect.signature(call).parameters
-            lines = dict(_CALL_LINES)
-            if "x" in parameters and parameters["x"].annotation == "Nodes":
-                lines["x"] = _ENDS_LINE
-            text = with_common_lines(call.__doc__, parameters, lines, _CALL_RAISES)
+            signature = inspect.signature(call)
+            lines = _lines_for(signature, _CALL_LINES)
+            text = with_common_lines(call.__doc__, signature.parameters, lines, _CALL_RAISES)
             edges = re.search(r"^  edge_features: .*(?:\n    .*)*", text, re.M)
             if edges is not None and "sort_edges" not in edges[0]:
                 text = text[: edges.end()] + _EDGE_ORDER + text[edges.end() :]
@@ -192,6 +194,16 @@ def _are_common(parameter: inspect.Parameter) -> bool:
     """Whether a parameter is ``**common: Unpack[CommonOptions]``."""
     annotations = "Unpack[CommonOptions]", Unpack[CommonOptions]
     return parameter.kind is parameter.VAR_KEYWORD and parameter.annotation in annotations
+
+
+def _lines_for(signature: inspect.Signature, table: Mapping[str, str]) -> dict[str, str]:
+    """The lines of a table for parameters, by name and type, or by name."""
+    lines = dict(table)
+    for name, parameter in signature.parameters.items():
+        typed = f"{name}: {parameter.annotation}"
+        if typed in table:
+            lines[name] = table[typed]
+    return lines
 
 
 def with_common_lines(

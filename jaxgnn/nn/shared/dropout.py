@@ -18,13 +18,7 @@ Features = Float[Array, "*batch nodes dim"] | CBSR
 
 
 class Dropout(nnx.Module):
-    """Dropout inside a larger module.
-
-    Other layers with dropout have an attribute ``deterministic`` of the same meaning.
-
-    Args:
-      rate: probability of zeroing an entry.
-      where: name of the layer or op in error messages.
+    """Dropout of entries with probability ``rate`` inside a larger module, ``where`` in errors.
 
     Attributes:
       deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
@@ -45,13 +39,7 @@ class Dropout(nnx.Module):
     def __call__(
         self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
     ) -> Features:
-        """Returns ``x``, in training with some entries zeroed and the others scaled up.
-
-        Args:
-          x: features.
-          rngs: random streams, or None.
-          graph: the graph of which the rows of ``x`` are nodes; None if they are not nodes.
-        """
+        """Returns ``x``, in training with dropped entries; its rows are the nodes of ``graph``."""
         drawn_from = training_rngs(self.where, self.deterministic, self.rate, rngs)
         return dropout(x, self.rate, drawn_from, graph)
 
@@ -67,10 +55,6 @@ def training_rngs(
         drop nothing.
       rate: probability of zeroing an entry.
       rngs: random streams that the layer was called with, or None.
-
-    Raises:
-      ValueError: if ``rngs`` are not an ``nnx.Rngs``, if they have no stream for dropout, or if
-        there are none in the mode that ``train()`` sets.
     """
     if rngs is not None:
         require_stream(where, rngs, is_drawn_from=rate > 0 and not deterministic)
@@ -83,12 +67,7 @@ def training_rngs(
 
 
 def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.Rngs:
-    """Returns ``rngs`` after checking that a layer can draw dropout from them.
-
-    Raises:
-      ValueError: if ``rngs`` is not an ``nnx.Rngs``, or lacks a stream for dropout that draws from
-        it.
-    """
+    """Returns ``rngs`` after checking that a layer can draw dropout from them."""
     if not isinstance(rngs, nnx.Rngs):
         expected = "None or an nnx.Rngs with a dropout stream, such as nnx.Rngs(dropout=key)"
         raise bad_input(where, "rngs", expected, _shown(rngs))

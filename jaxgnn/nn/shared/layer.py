@@ -34,12 +34,7 @@ Nodes = (
 
 
 class Ends[T](NamedTuple):
-    """A pair of values for both ends of edges.
-
-    Attributes:
-      dst: value for the receivers, which are the rows of the graph.
-      src: value for the senders, which are the columns.
-    """
+    """A pair of values for the receivers, the rows of a graph, and the senders, its columns."""
 
     dst: T
     src: T
@@ -119,10 +114,7 @@ class GraphLayer(Layer):
         return apply_linear(linear, x, self.implementation)
 
     def _check(self, graph: CSRGraph, x: Array, in_features: int | None) -> None:
-        """Raises ValueError unless graph and features of the senders fit each other and the layer.
-
-        A layer whose ``in_features`` are None accepts any width.
-        """
+        """Checks graph and features of the senders; ``in_features`` of None may be any."""
         self._check_graph(graph)
         self._check_nodes("x", x, graph.num_cols, in_features, "nodes")
 
@@ -159,14 +151,8 @@ class GraphLayer(Layer):
     def _ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Array]:
         """The features of both ends, in the dtype of the computation.
 
-        Args:
-          graph: the graph.
-          x: features of the nodes of a square graph, or a pair of those of the receivers and those
-            of the senders.
-          widths: widths of both, or None for any.
-
-        Raises:
-          ValueError: unless graph, features and widths fit each other.
+        ``x`` are features of the nodes of a square graph, or a pair of those of the receivers and
+        of the senders; widths of None may be any.
         """
         ends = self._checked_ends(graph, x, widths)
         if ends.are_one:
@@ -199,14 +185,8 @@ class GraphLayer(Layer):
     ) -> Float[Array, "*batch edges features"] | None:
         """The features of edges in the dtype of ``x``, zeros in padding; None if there are none.
 
-        Args:
-          graph: the graph.
-          given: argument of the caller.
-          dim: their width, or None for a layer that takes none.
-          x: features of nodes, whose leading axes they may have.
-
-        Raises:
-          ValueError: unless they fit the graph and the layer.
+        ``dim`` is their width, or None for a layer that takes none. They may have the leading axes
+        of ``x``.
         """
         name = "edge_features"
         if dim is None:
@@ -256,11 +236,7 @@ class GraphLayer(Layer):
 
 
 def widths_of_ends(where: str, in_features: Any) -> Ends[int]:
-    """Reads one width for both ends, or a pair of widths of the receivers and of the senders.
-
-    Raises:
-      ValueError: unless they are positive.
-    """
+    """Checks one width for both ends, or a pair of widths of the receivers and of the senders."""
     is_pair = isinstance(in_features, tuple | list)
     pair = tuple(in_features) if is_pair else (in_features, in_features)
     if len(pair) != 2:

@@ -85,10 +85,7 @@ def make_activation(
     width: int,
     implementation: ops.Name | None,
 ) -> MaxK | None:
-    """Creates a convolution's MaxK layer, None for ReLU or no activation; checks the arguments.
-
-    ``width`` is the width of the rows that it is applied to.
-    """
+    """Creates the MaxK layer of a convolution on rows of ``width``, or None if it has none."""
     if activation not in ("maxk", "relu", None):
         raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
     if activation != "maxk":

@@ -254,11 +254,7 @@ def checked_options[M: nnx.Module, **P](
 def _bound(
     signature: inspect.Signature, name: str, /, *args: Any, **kwargs: Any
 ) -> inspect.BoundArguments:
-    """The arguments by name.
-
-    Raises:
-      TypeError: if one is missing or unknown.
-    """
+    """The arguments by name; raises TypeError if one is missing or unknown."""
     options = [option for option in signature.parameters if option != "self"]
     for option in kwargs:
         if option not in options:
