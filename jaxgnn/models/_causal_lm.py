@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import checked_options, is_integer
 from jaxgnn.ops._core.eager import run_compiled
 
@@ -61,10 +61,8 @@ class CausalLM(DocumentedModule):
         hidden_features: int | None = None,
         hyper_connections: int | None = None,
         recompute_every: int | None = None,
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("CausalLM", vocabulary, features)
         hidden = -(-features // 3) * 8 if hidden_features is None else hidden_features
@@ -76,7 +74,8 @@ class CausalLM(DocumentedModule):
             raise bad_input(
                 "CausalLM", "recompute_every", "None without hyper_connections", recompute_every
             )
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        options = settings.dtypes | {"rngs": rngs}
         # Scaled so that a normalised state gives logits of order one.
         small = nnx.initializers.normal(features**-0.5)
         self.embedding = nnx.Embed(vocabulary, features, embedding_init=small, **options)
@@ -87,6 +86,7 @@ class CausalLM(DocumentedModule):
         if hyper_connections is None:
             self.body = _Residuals(branches)
         else:
+            implementation = settings.implementation
             streams = {"num_streams": hyper_connections, "implementation": implementation}
             self.body = _HyperConnections(branches, features, recompute_every, streams, rngs)
         self.norm = nnx.RMSNorm(features, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxgnn.graph import Incidence
 from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import checked_options, is_integer
 
 Coupling = Literal["hypergraph", "pairwise", "mean"]
@@ -89,10 +89,8 @@ class ExpertGraphLM(DocumentedModule):
         strategy: Strategy | Incidence | Iterable[Iterable[int]] = "all_pairs",
         coupler_layers: int = 2,
         path: ops.HypergraphPath = "auto",
-        implementation: ops.Name | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         name = "ExpertGraphLM"
         check_widths(name, vocabulary, features)
@@ -101,10 +99,12 @@ class ExpertGraphLM(DocumentedModule):
         if not is_integer(num_heads) or num_heads < 1 or features % (2 * num_heads):
             expected = f"a divisor of {features} that leaves heads of even width"
             raise bad_input(name, "num_heads", expected, num_heads)
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        options = settings.dtypes | {"rngs": rngs}
         sizes = {"features": features, "num_experts": num_experts}
-        of_coupler = {"layers": coupler_layers, **sizes, **options}
-        hypergraph = {"strategy": strategy, "path": path, "implementation": implementation}
+        of_coupler: dict[str, Any] = {"layers": coupler_layers, **sizes, **options}
+        hypergraph: dict[str, Any] = {"strategy": strategy, "path": path}
+        hypergraph |= {"implementation": settings.implementation}
         make_coupler = {
             "hypergraph": lambda: ExpertCoupler(**hypergraph, **of_coupler),
             "pairwise": lambda: PairwiseExpertCoupler(**of_coupler),

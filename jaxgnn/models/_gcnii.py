@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
@@ -24,7 +23,7 @@ from jaxgnn.nn import (
     check_widths,
 )
 from jaxgnn.nn.conv.gcnii import identity_share, near_identity
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.maxk import Features, check_kept, make_activation
 from jaxgnn.nn.shared.options import at_least, checked_options, number, one_of, rate
@@ -80,13 +79,12 @@ class GCNII(DocumentedModule):
         strength: float = 0.5,
         dropout: float = 0.5,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("GCNII", in_features, hidden_features, out_features)
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        implementation, options = settings.implementation, settings.dtypes | {"rngs": rngs}
         self.maxk = make_activation("GCNII", activation, k, hidden_features, implementation)
         self.implementation = implementation
         self.dropout = Dropout(dropout, "GCNII")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
@@ -19,7 +18,7 @@ from jaxgnn.models._layer_scan import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout, training_rngs
 from jaxgnn.nn.shared.linear import apply_mlp
 from jaxgnn.nn.shared.maxk import check_kept
@@ -111,10 +110,8 @@ class GraphTransformer(DocumentedModule):
         hyper_connections: int | None = None,
         dropout: float = 0.1,
         attention_dropout: float = 0.0,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         mlp = 2 * hidden_features if mlp_features is None else mlp_features
         check_widths(_NAME, in_features, hidden_features, out_features, mlp)
@@ -124,7 +121,8 @@ class GraphTransformer(DocumentedModule):
         if k is not None:
             check_kept(_NAME, k, hidden_features // heads)
         sizes = _Sizes(hidden_features, heads, k, edge_features, edge_values, virtual_nodes, mlp)
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        implementation, options = settings.implementation, settings.dtypes | {"rngs": rngs}
         self.sizes = sizes
         self.laplacian_features = laplacian_features
         self.walk_features = walk_features
@@ -137,11 +135,10 @@ class GraphTransformer(DocumentedModule):
             if positions
             else None
         )
-        rates = _Rates(dropout, attention_dropout)
         branches = [
             branch
             for _ in range(num_layers)
-            for branch in _branches(sizes, rates, implementation, options)
+            for branch in _branches(sizes, (dropout, attention_dropout), implementation, options)
         ]
         if hyper_connections is None:
             self.body = _Residuals(branches)
@@ -237,15 +234,8 @@ class _Sizes(NamedTuple):
     mlp_features: int
 
 
-class _Rates(NamedTuple):
-    """Probabilities of dropout: of a branch's result, and of the neighbours of a head."""
-
-    result: float
-    attention: float
-
-
 class _Surroundings(NamedTuple):
-    """The inputs of the branches besides the features of the nodes."""
+    """The inputs of the branches besides the features of the nodes [*batch, nodes, d]."""
 
     graph: CSRGraph
     edge_features: Array | None
@@ -295,14 +285,17 @@ _OPTIONS = {
 
 
 def _branches(
-    sizes: _Sizes, rates: _Rates, implementation: ops.Name | None, options: dict[str, Any]
+    sizes: _Sizes,
+    rates: tuple[float, float],
+    implementation: ops.Name | None,
+    options: dict[str, Any],
 ) -> list[nnx.Module]:
-    """The branches of one layer."""
-    parts: list[nnx.Module] = [_NeighbourAttention(sizes, rates.attention, implementation, options)]
+    """The branches of one layer; the rates of dropout are those of results and of attention."""
+    parts: list[nnx.Module] = [_NeighbourAttention(sizes, rates[1], implementation, options)]
     if sizes.virtual_nodes:
         parts.append(_VirtualAttention(sizes, implementation, options))
     parts.append(_MLP(sizes, implementation, options))
-    return [_Branch(part, rates.result, sizes.features, options) for part in parts]
+    return [_Branch(part, rates[0], sizes.features, options) for part in parts]
 
 
 class _Branch(nnx.Module):
@@ -313,13 +306,7 @@ class _Branch(nnx.Module):
         self.function = function
         self.dropout = Dropout(dropout, _NAME)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         result = self.function(surroundings, self.norm(h), rngs=rngs)
         return self.dropout(result, rngs, surroundings.graph)
 
@@ -330,13 +317,7 @@ class _Residuals(nnx.Module):
     def __init__(self, branches: list[nnx.Module]):
         self.branches = nnx.List(branches)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         for branch in self.branches:
             h = h + branch(surroundings, h, rngs=rngs).astype(h.dtype)
         return h
@@ -379,13 +360,7 @@ class _NeighbourAttention(nnx.Module):
         self.edge_values = FusedLinear(edges, d, **options) if has_values else None
         self.out = FusedLinear(d, d, **options)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         rngs = training_rngs(_NAME, self.deterministic, self.rate, rngs)
         q, k, v = _projected(self.query_key_value, h, self.heads, self.implementation)
         kept: Any = v if self.k is None else ops.maxk(v, self.k, implementation=self.implementation)
@@ -442,13 +417,7 @@ class _VirtualAttention(nnx.Module):
         self.key_value = FusedLinear(d, 2 * d, **options)
         self.out = FusedLinear(d, d, **options)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         virtual = surroundings.virtual
         assert virtual is not None, "the model makes them wherever it has this branch"
         options = {"implementation": self.implementation}
@@ -474,13 +443,7 @@ class _MLP(nnx.Module):
         self.implementation = implementation
         self.mlp = FusedMLP(widths, activation="gelu", **options)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         return apply_mlp(self.mlp, h, self.implementation)
 
 
@@ -508,12 +471,7 @@ def _projected(
     """The layer's result, split into parts as wide as its input, by heads."""
     y = apply_linear(layer, h, implementation)
     parts = jnp.split(y, layer.out_features // layer.in_features, axis=-1)
-    return [_split(part, heads) for part in parts]
-
-
-def _split(x: Any, heads: int) -> Any:
-    """[..., d] by heads, [..., heads, d / heads]; None stays None."""
-    return None if x is None else x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    return [part.reshape(*part.shape[:-1], heads, part.shape[-1] // heads) for part in parts]
 
 
 def _joined(x: Float[Array, "*batch heads dim"]) -> Float[Array, "*batch d"]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxgnn import nn, ops
+from jaxgnn import nn
 from jaxgnn.graph import Incidence
 from jaxgnn.models._saveable import saveable
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options, named_one_of
 
@@ -81,18 +80,17 @@ class HypergraphGNN(DocumentedModule):
         num_layers: int = 2,
         kind: HypergraphKind = "hgnn",
         dropout: float = 0.5,
-        implementation: ops.Name | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         name = "HypergraphGNN"
         nn.check_widths(name, in_features, hidden_features, out_features)
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        options = settings.dtypes | {"rngs": rngs}
         classifies = kind in _ENDING_IN_AN_MLP
         last = hidden_features if classifies else out_features
         widths = [in_features, *[hidden_features] * (num_layers - 1), last]
-        make = partial(_CONVOLUTIONS[kind], implementation=implementation)
+        make = partial(_CONVOLUTIONS[kind], implementation=settings.implementation)
         self.layers = nnx.List(make(a, b, **options) for a, b in pairwise(widths))
         linear = nnx.Linear(hidden_features, out_features, **options) if classifies else None
         self.classifier = linear

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.models._layer_scan import HyperBody, LayerScan
@@ -25,7 +23,7 @@ from jaxgnn.nn import (
     apply_linear,
     check_widths,
 )
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import (
     at_least,
     checked_options,
@@ -105,15 +103,14 @@ class MaxKGNN(DocumentedModule):
         hyper_connections: int | None = None,
         scan_layers: bool = False,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("MaxKGNN", in_features, hidden_features, out_features)
         ks = layer_ks(k if activation == "maxk" else None, num_layers)
         _check_ks(ks, hidden_features, scan_layers)
-        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        settings = Settings(**common)
+        implementation, dtypes = settings.implementation, settings.dtypes
         extra: dict[str, Any] = _OPTIONS.get(kind, {})
         self.kind = kind
         self.num_layers = num_layers

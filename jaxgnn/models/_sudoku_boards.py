@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn._arrays.arrays import ids_in_range, is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.nn.shared.options import is_integer
 
 KINDS = 3  # kinds of candidate_kinds
 
@@ -41,8 +42,7 @@ def sudoku_positions(box: int = 3) -> np.ndarray:
       >>> sudoku_positions(3)[10].tolist()
       [1, 1, 0]
     """
-    is_integer = isinstance(box, int | np.integer) and not isinstance(box, bool)
-    if not is_integer or box < 2:
+    if not is_integer(box) or box < 2:
         raise bad_input("sudoku_positions", "box", "an int of at least 2", repr(box))
     side = box * box
     rows, columns = np.divmod(np.arange(side * side, dtype=np.int32), np.int32(side))
@@ -128,6 +128,13 @@ def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> in
     if found < 2 or found**4 != cells or box not in (None, found):
         expected = f"{box**4} cells" if box is not None else "16, 81, 256, ... cells"
         raise bad_input(where, argument, f"of shape [..., {expected}]", f"shape {boards.shape}")
+    return found
+
+
+def checked_box(where: str, puzzles: Any, box: int | None = None) -> int:
+    """Returns the box size of puzzles, after checking that they are digits, or 0 where blank."""
+    found = box_of(where, "puzzles", puzzles, box)
+    check_digits(where, "puzzles", puzzles, found)
     return found
 
 

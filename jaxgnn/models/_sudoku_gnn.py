@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgnn import ops
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_boards import (
-    box_of,
-    check_digits,
+    checked_box,
     nan_without_digits,
     sudoku_constraint_graph,
     sudoku_positions,
 )
-from jaxgnn.models._sudoku_states import SudokuRecurrence
+from jaxgnn.models._sudoku_states import SudokuRecurrence, options_of_parts
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
 from jaxgnn.nn.messages.node_updates import PlainUpdate
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options
 
@@ -68,18 +65,15 @@ class SudokuGNN(DocumentedModule):
         num_steps: int = 32,
         dropout: float = 0.3,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths(_NAME, features)
         sudoku_positions(box)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         wide = 2 * features
         self.box = box
-        self.dtype = param_dtype if dtype is None else dtype
+        self.dtype = own["param_dtype"] if own["dtype"] is None else own["dtype"]
         self.encoder = _DropoutMLP([_CELL_FEATURES, wide, features], [dropout], options)
         self.norm = _norm(features, own)
         self.dropout = Dropout(dropout / 2, _NAME)
@@ -141,8 +135,7 @@ class SudokuGNN(DocumentedModule):
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
-        box_of("SudokuGNN", "puzzles", puzzles, self.box)
-        check_digits("SudokuGNN", "puzzles", puzzles, self.box)
+        checked_box(_NAME, puzzles, self.box)
         encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
         encoded = self.dropout(encoded, rngs)
         graph = sudoku_constraint_graph(self.box)

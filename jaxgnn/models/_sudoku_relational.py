@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgnn import ops
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_boards import (
     KINDS,
-    box_of,
-    check_digits,
+    checked_box,
     nan_without_digits,
     sudoku_graph,
     sudoku_positions,
     sudoku_relations,
 )
-from jaxgnn.models._sudoku_states import DigitStates, SudokuRecurrence, embedded
+from jaxgnn.models._sudoku_states import DigitStates, SudokuRecurrence, embedded, options_of_parts
 from jaxgnn.nn import (
     EdgeMLP,
     FusedLinear,
@@ -33,7 +30,7 @@ from jaxgnn.nn import (
     NodeUpdate,
     check_widths,
 )
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.nn.shared.options import checked_options
 
@@ -77,15 +74,12 @@ class RecurrentRelationalNetwork(DocumentedModule):
         num_steps: int = 32,
         edge_dropout: float = 0.0,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("RecurrentRelationalNetwork", features, embedding_features)
         sudoku_positions(box)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         side, widths = box * box, [features] * _MLP_LAYERS
         self.box = box
         self.digits = nnx.Embed(side + 1, embedding_features, **own)
@@ -133,8 +127,7 @@ class RecurrentRelationalNetwork(DocumentedModule):
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
-        box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
-        check_digits("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
+        checked_box("RecurrentRelationalNetwork", puzzles, self.box)
         rows, columns, _ = sudoku_positions(self.box).T
         digits = embedded(self.digits, puzzles.astype(jnp.int32))
         positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
@@ -189,14 +182,11 @@ class EquivariantRelationalNetwork(DigitStates):
         num_steps: int = 32,
         edge_dropout: float = 0.0,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("EquivariantRelationalNetwork", features, num_layers)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         widths = [features] * num_layers
         self.kinds = nnx.Embed(KINDS, features, **own)
         self.steps = MessagePassing(
@@ -282,14 +272,11 @@ class CandidateNetwork(DigitStates):
         features: int = 96,
         num_steps: int = 16,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("CandidateNetwork", features)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         self.kinds = nnx.Embed(KINDS, _INPUT_FEATURES, **own)
         self.start = FusedLinear(_INPUT_FEATURES, features, **options)
         self.steps = MessagePassing(

@@ -16,12 +16,12 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.models._sudoku_boards import (
     box_of,
     candidate_kinds,
-    check_digits,
+    checked_box,
     nan_without_digits,
     sudoku_graph,
 )
 from jaxgnn.nn import LSTMState, MessagePassing
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 
 
 def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
@@ -34,6 +34,13 @@ def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*s
     for value in range(1, rows.shape[0]):
         chosen = jnp.where((values == value)[..., None], rows[value], chosen)
     return chosen
+
+
+def options_of_parts(common: CommonOptions, rngs: nnx.Rngs) -> tuple[dict[str, Any], ...]:
+    """The options of Flax's layers in a network, and those of the library's."""
+    settings = Settings(**common)
+    own = settings.dtypes | {"rngs": rngs}
+    return own, own | {"implementation": settings.implementation}
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,7 @@ class DigitStates(DocumentedModule):
 
         Under ``jit`` puzzles are not checked.
         """
-        name = type(self).__name__
-        box = box_of(name, "puzzles", puzzles)
-        check_digits(name, "puzzles", puzzles, box)
+        box = checked_box(type(self).__name__, puzzles)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         return SudokuRecurrence(
             self.steps,

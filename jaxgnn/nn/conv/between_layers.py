@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch, LocalGraph
 from jaxgnn.graph.local.edges import with_edges
 from jaxgnn.nn.shared.activations import CELL_FUNCTIONS
-from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.dropout import training_rngs
 from jaxgnn.nn.shared.graph_ids import check_batch, check_features, of_nodes, rows_where, sums
 from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, apply_linear
@@ -228,22 +227,14 @@ class VirtualNode(DocumentedModule):
         features: int,
         *,
         hidden_features: int | None = None,
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         hidden = 2 * features if hidden_features is None else hidden_features
         check_widths("VirtualNode", features, hidden)
         self.features = features
-        self.mlp = FusedMLP(
-            [features, hidden, features],
-            activation="relu",
-            implementation=implementation,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        widths = [features, hidden, features]
+        self.mlp = FusedMLP(widths, activation="relu", rngs=rngs, **common)
 
     def __call__(
         self,

@@ -17,7 +17,7 @@ from jaxgnn.graph.hetero.hetero_graph import check_edge_type
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import checked_options, function, one_of
+from jaxgnn.nn.shared.options import checked_options, function, one_of, require
 
 
 def check_is_hetero(where: str, graph: Any) -> None:
@@ -123,9 +123,7 @@ class HeteroConv(DocumentedModule):
             raise bad_input("HeteroConv", "layers", expected, repr(layers))
         for edge_type, layer in layers.items():
             check_edge_type("HeteroConv", "layers", edge_type)
-            expected = function(layer)
-            if expected is not None:
-                raise bad_input("HeteroConv", f"layers[{edge_type!r}]", expected, repr(layer))
+            require("HeteroConv", f"layers[{edge_type!r}]", layer, function)
         self.edge_types: tuple[EdgeType, ...] = tuple(layers)
         self.layers = nnx.List(layers.values())
         self.reduce: str = reduce

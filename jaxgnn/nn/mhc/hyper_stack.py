@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.nn.mhc.hyper_connection import LAYER_OUTPUT, HyperConnection
 from jaxgnn.nn.shared.common_options import DocumentedModule
-from jaxgnn.nn.shared.options import checked_options
+from jaxgnn.nn.shared.options import at_least, checked_options, or_none
 from jaxgnn.ops._core.eager import run_compiled
 
 
@@ -60,7 +59,7 @@ class HyperStack(DocumentedModule):
             raise bad_input("HyperStack", "layers", expected, sorted(shapes))
         if recompute_every == "auto":
             recompute_every = recompute_interval(len(layers), layers[0].num_streams)
-        if recompute_every is not None and not _is_positive(recompute_every):
+        if or_none(at_least(1))(recompute_every) is not None:
             expected = "None, 'auto' or an int of at least 1"
             raise bad_input("HyperStack", "recompute_every", expected, repr(recompute_every))
         self.layers = nnx.List(layers)
@@ -154,8 +153,3 @@ def _run_segment(segment: _Segment, arguments: tuple[Any, ...]) -> tuple[Array, 
 
     save = jax.checkpoint_policies.save_only_these_names(LAYER_OUTPUT)
     return jax.checkpoint(run, policy=save if segment.keep_outputs else None)(state, x)
-
-
-def _is_positive(number: Any) -> bool:
-    is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    return is_integer and bool(number >= 1)

@@ -12,7 +12,7 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Features as Features
 from jaxgnn.nn.shared.dropout import dropout as dropout
-from jaxgnn.nn.shared.options import at_least, checked_options, is_integer
+from jaxgnn.nn.shared.options import at_least, checked_options, is_integer, require
 
 Activation = Literal["maxk", "relu"]
 """Activations before the aggregation of a graph convolution."""
@@ -66,9 +66,7 @@ class MaxK(DocumentedModule):
 def check_widths(where: str, *widths: int) -> None:
     """Raises ValueError unless every number of features is positive."""
     for width in widths:
-        expected = at_least(1)(width)
-        if expected is not None:
-            raise bad_input(where, "the number of features", expected, repr(width))
+        require(where, "the number of features", width, at_least(1))
 
 
 def check_kept(where: str, k: int, width: int | None = None) -> None:
