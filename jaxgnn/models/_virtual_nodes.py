@@ -83,7 +83,7 @@ def virtual_nodes(
     ``node_mask`` is False for nodes of one graph that no virtual node reads. The edges are in numpy
     if the arguments are concrete, so that no size is compiled.
     """
-    structure = _structure(graph)
+    structure = graph.graph if isinstance(graph, GraphBatch) else graph
     nodes = structure.num_rows
     xp: Any = np if is_concrete(structure.indptr, node_mask) else jnp
     indices = xp.arange(nodes, dtype=np.int32)
@@ -123,10 +123,6 @@ def graph_ids(graph: CSRGraph | GraphBatch, xp: Any = jnp) -> Int[Array, " nodes
 def num_graphs(graph: CSRGraph | GraphBatch) -> int:
     """The number of graphs, with those that are padding."""
     return graph.num_graphs if isinstance(graph, GraphBatch) else 1
-
-
-def _structure(graph: CSRGraph | GraphBatch) -> CSRGraph:
-    return graph.graph if isinstance(graph, GraphBatch) else graph
 
 
 def _planned(indptr: Any, indices: Any, num_cols: int) -> CSRGraph:

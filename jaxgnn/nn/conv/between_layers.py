@@ -106,7 +106,8 @@ class DropEdge(DocumentedModule):
             draws = _of_pairs(senders, graph.row_numbers().at[receivers].get(mode="clip"), key)
         else:
             draws = _of_pairs(jnp.asarray(graph.indices), receivers, key)
-        return (receivers < graph.num_rows) & (draws >= _threshold(self.rate))
+        bound = min(round(self.rate * 2**32), 2**32 - 1)
+        return (receivers < graph.num_rows) & (draws >= jnp.uint32(bound))
 
 
 class DropNode(DocumentedModule):
@@ -176,11 +177,6 @@ def _with_edges(graph: CSRGraph, stays: Bool[Array, " edges"]) -> tuple[CSRGraph
         in_range=graph.in_range,
     )
     return made, order
-
-
-def _threshold(rate: float) -> UInt32[Array, ""]:
-    """The bound below which a random number of 32 bits is with probability ``rate``."""
-    return jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def _of_pairs(senders: Array, receivers: Array, key: Array) -> UInt32[Array, " edges"]:

@@ -8,7 +8,6 @@ from typing import Any, Unpack, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -16,7 +15,7 @@ from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes, widths_of_ends
-from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, parameters
+from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, promoted
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, flag, function, one_of, or_none
 
@@ -158,8 +157,7 @@ class EdgeConv(GraphLayer):
         mlp: Any = self.mlp
         reduce: Any = self.reduce
         layers = mlp.layers if isinstance(mlp, FusedMLP) else [mlp]
-        given = zip(*(parameters(layer) for layer in layers), strict=True)
-        dst, src, (first, *kernels), biases = _promoted(mlp.dtype, *ends, *given)
+        (dst, src), (first, *kernels), biases = promoted(mlp.dtype, layers, *ends)
         if first.shape[0] != 2 * width:
             self._check_nodes("x", ends.dst, graph.num_rows, first.shape[0] // 2, "receivers")
         of_receivers, of_differences = first[:width], first[width:]
@@ -172,13 +170,6 @@ class EdgeConv(GraphLayer):
             activation=mlp.activation,
             implementation=self.implementation,
         )
-
-
-def _promoted(dtype: Any, dst: Array, src: Array, kernels: Any, biases: Any) -> Any:
-    """Features, kernels and biases in one dtype."""
-    count = 2 + len(kernels)
-    arrays: Any = promote_dtype((dst, src, *kernels, *biases), dtype=dtype)
-    return arrays[0], arrays[1], arrays[2:count], arrays[count:]
 
 
 class ResGatedGraphConv(GraphLayer):

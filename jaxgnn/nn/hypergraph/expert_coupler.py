@@ -51,7 +51,9 @@ class _Coupler(DocumentedModule):
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch experts features"]:
         """Returns the experts' outputs after the layers, before the combiner."""
-        _check_experts(self, x, self.num_experts, self.features)
+        if jnp.ndim(x) < 2 or x.shape[-2:] != (self.num_experts, self.features):
+            expected = f"of shape [..., {self.num_experts}, {self.features}], experts by features"
+            raise bad_input(type(self).__name__, "x", expected, f"shape {jnp.shape(x)}")
         return self._layered(x)
 
     def _layered(self, x: Float[Array, "*batch experts features"]) -> Array:
@@ -328,9 +330,3 @@ def expert_hyperedges(
 def _incidence(hyperedges: tuple[tuple[int, ...], ...], num_experts: int) -> Incidence:
     """Builds the hypergraph from tuples, which modules store as static, unlike arrays."""
     return Incidence.from_hyperedges(hyperedges, num_experts)
-
-
-def _check_experts(layer: nnx.Module, x: Array, num_experts: int, features: int) -> None:
-    if jnp.ndim(x) < 2 or x.shape[-2:] != (num_experts, features):
-        expected = f"of shape [..., {num_experts}, {features}], experts by features"
-        raise bad_input(type(layer).__name__, "x", expected, f"shape {jnp.shape(x)}")

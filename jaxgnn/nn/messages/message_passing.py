@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -27,7 +26,7 @@ from jaxgnn.nn.messages.message_functions import (
 from jaxgnn.nn.messages.node_updates import NodeUpdate
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import require_stream, training_rngs
-from jaxgnn.nn.shared.linear import parameters
+from jaxgnn.nn.shared.linear import promoted
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.node_draws import bernoulli_of_edges
 from jaxgnn.nn.shared.options import activation as known_activation
@@ -127,21 +126,18 @@ class EdgeMLP(DocumentedModule):
         if given != self.edge_features:
             expected = f"{self.edge_features} wide, as the layer was made"
             raise bad_input(type(self).__name__, "edge_features", expected, given)
-        kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
         ends = tuple(h) if isinstance(h, tuple | list) else (h,)
-        arrays: Any = (*ends, edge_features, *kernels, *biases)
-        arrays = promote_dtype(arrays, dtype=self.dtype)
-        first = len(ends) + 1
-        layers = arrays[first : first + len(kernels)], arrays[first + len(kernels) :]
+        arrays, *layers = promoted(self.dtype, self.layers, *ends, edge_features)
+        *ends, edge_features = arrays
         name, rate = type(self).__name__, self.edge_dropout
         rngs = training_rngs(name, self.deterministic, rate, rngs)
         if rngs is not None:
             weights = self._drop(graph, weights, ends[0].shape[:-2], rngs)
         return ops.edge_mlp_aggregate(
             graph,
-            arrays[: len(ends)] if len(ends) > 1 else arrays[0],
+            tuple(ends) if len(ends) > 1 else ends[0],
             ops.EdgeMLPParams(*layers),
-            arrays[len(ends)],
+            edge_features,
             reduce=self.reduce,
             weights=weights,
             activation=self.activation,

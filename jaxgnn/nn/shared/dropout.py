@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +30,9 @@ class Dropout(nnx.Module):
         self.where = where
         self.deterministic: bool | None = None
 
-    @overload
-    def __call__(self, x: Array, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Array: ...
-    @overload
-    def __call__(
-        self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-    ) -> Features: ...
-    def __call__(
-        self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-    ) -> Features:
+    def __call__[X: Array | CBSR](
+        self, x: X, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+    ) -> X:
         """Returns ``x``, in training with dropped entries; its rows are the nodes of ``graph``."""
         drawn_from = training_rngs(self.where, self.deterministic, self.rate, rngs)
         return dropout(x, self.rate, drawn_from, graph)
@@ -77,17 +71,9 @@ def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.
     return rngs
 
 
-@overload
-def dropout(
-    x: Array, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-) -> Array: ...
-@overload
-def dropout(
-    x: Features, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-) -> Features: ...
-@overload
-def dropout(x: CSRGraph, rate: float, rngs: nnx.Rngs | None) -> CSRGraph: ...
-def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Any:
+def dropout[X: Array | CBSR | CSRGraph](
+    x: X, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+) -> X:
     """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
 
     In compressed rows it drops kept entries, so a row keeps at most ``k``; in a sparse matrix it
@@ -98,16 +84,18 @@ def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None =
     """
     if rngs is None or rate == 0.0:
         return x
+    given: Any = x
     if isinstance(x, CSRGraph):
-        weights = jnp.ones(x.num_edges, jnp.float32) if x.weights is None else x.weights
-        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, x, weights.shape, 0)
-        return x.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
+        is_plain = given.weights is None
+        weights = jnp.ones(given.num_edges, jnp.float32) if is_plain else given.weights
+        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, given, weights.shape, 0)
+        return given.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
     if isinstance(x, CBSR):
-        return dataclasses.replace(x, values=_dropped(x.values, rate, rngs, graph))
-    return _dropped(x, rate, rngs, graph)
+        return dataclasses.replace(given, values=_dropped(given.values, rate, rngs, graph))
+    return _dropped(given, rate, rngs, graph)
 
 
-def _dropped(values: Array, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Array:
+def _dropped(values: Any, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Any:
     axis = values.ndim - 2
     kept = bernoulli_of_rows("dropout", rngs.dropout(), 1.0 - rate, graph, values.shape, axis)
     return jnp.where(kept, values / (1.0 - rate), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -262,12 +262,11 @@ class FusedMLP(DocumentedModule):
         Raises:
           ValueError: if the last axis of ``x`` is not the first width, or an option is unknown.
         """
-        kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
-        x, *rest = promote_dtype((x, *kernels, *biases), dtype=self.dtype)
+        (x,), kernels, biases = promoted(self.dtype, self.layers, x)
         return ops.fused_mlp(
             x,
-            rest[: len(kernels)],
-            rest[len(kernels) :],
+            kernels,
+            biases,
             activation=self.activation,
             precision=self.precision,
             implementation=self.implementation,
@@ -366,6 +365,16 @@ def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name 
 def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:
     """Returns the kernel and bias of a layer."""
     return layer.kernel[...], None if layer.bias is None else layer.bias[...]
+
+
+def promoted(
+    dtype: DTypeLike | None, layers: Iterable[nnx.Linear | FusedLinear], *arrays: Any
+) -> tuple[Any, Any, Any]:
+    """Arrays, and the kernels and biases of layers, all in one dtype."""
+    kernels, biases = zip(*map(parameters, layers), strict=True)
+    made: Any = promote_dtype((*arrays, *kernels, *biases), dtype=dtype)
+    first, last = len(arrays), len(arrays) + len(kernels)
+    return made[:first], made[first:last], made[last:]
 
 
 def check_linear(where: str, argument: str, linear: Any) -> None:
