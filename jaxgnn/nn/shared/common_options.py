@@ -136,12 +136,13 @@ class DocumentedModule(nnx.Module):
         signature = with_common_options(inspect.signature(cls.__init__))
         own = list(signature.parameters.values())[1:]
         cls.__signature__ = _ClassSignature(signature.replace(parameters=own))  # pyrefly: ignore
+        is_own = cls.__module__.startswith("jaxgnn.")  # and not a class of a user
         if vars(cls).get("__doc__"):
             lines = _lines_for(signature, cls.option_lines)
             text = with_common_lines(str(cls.__doc__), signature.parameters, lines)
-            cls.__doc__ = _with_imports(text, cls) if cls.__module__.startswith("jaxgnn.") else text
+            cls.__doc__ = _with_imports(text, cls) if is_own else text
         call = vars(cls).get("__call__")
-        if call is not None and call.__doc__:
+        if is_own and call is not None and call.__doc__:
             signature = inspect.signature(call)
             lines = _lines_for(signature, _CALL_LINES)
             text = with_common_lines(call.__doc__, signature.parameters, lines, _CALL_RAISES)
