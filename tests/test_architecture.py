@@ -72,7 +72,6 @@ PACKAGES = {
         "mhc": ("shared",),
         "norms": ("shared",),
         "pooling": ("shared",),
-        "links": ("shared",),
     },
     "jaxgnn.datasets": {
         "formats": (),

@@ -812,7 +812,7 @@ GRAPHS = (
     ),
     Fault(
         "messages of edges: what padding holds is read",
-        "jaxgnn/nn/shared/graph_layer.py",
+        "jaxgnn/nn/shared/layer.py",
         "return without_padding(graph, features.astype(x.dtype))",
         "return features.astype(x.dtype)",
         _tests(
@@ -1172,7 +1172,7 @@ INTEROP = (
     ),
     Fault(
         "weights of edges: layers that do not apply them take the graph",
-        "jaxgnn/nn/shared/graph_layer.py",
+        "jaxgnn/nn/shared/layer.py",
         "if not self.applies_weights:",
         "if self.applies_weights is None:",
         _tests(
@@ -1494,7 +1494,7 @@ RELATIONS = (
     ),
     Fault(
         "propagation: eigenvalues of a Laplacian that is not normalised are bounded by 2",
-        "jaxgnn/nn/conv/laplacian.py",
+        "jaxgnn/nn/conv/propagation.py",
         "bound = 2 * max_over_devices(graph, jnp.max(own))",
         "bound = 2 * jnp.max(jnp.ones(()))",
         _tests(
@@ -1504,14 +1504,14 @@ RELATIONS = (
     ),
     Fault(
         "propagation: a random walk is divided by the degrees of the receivers",
-        "jaxgnn/nn/conv/laplacian.py",
+        "jaxgnn/nn/conv/propagation.py",
         "return of_node * z - of_edge * ops.spmm(p, sent, **options)",
         "return of_node * z - of_edge * ops.spmm(p, z, **options) * (sent / z)",
         _PROPAGATION,
     ),
     Fault(
         "propagation: a traced graph keeps its self loops in the Laplacian",
-        "jaxgnn/nn/conv/laplacian.py",
+        "jaxgnn/nn/conv/propagation.py",
         "jnp.where(is_loop, 0, weights)",
         "weights",
         _PROPAGATION,
@@ -1525,7 +1525,7 @@ RELATIONS = (
     ),
     Fault(
         "propagation: LEConv takes one receiver away for each node, and not for each edge",
-        "jaxgnn/nn/conv/le_conv.py",
+        "jaxgnn/nn/conv/convolutions.py",
         "- totals * self._apply(",
         "- self._apply(",
         _PROPAGATION,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import checked_options, is_integer
 from jaxgnn.ops._core.eager import run_compiled
 
@@ -23,7 +24,7 @@ _ROTARY_BASE = 10_000.0
 
 
 @saveable
-class CausalLM(nnx.Module):
+class CausalLM(DocumentedModule):
     """Decoder-only transformer, which predicts each token from the tokens before it.
 
     Embedding, then ``num_layers`` times attention and a gated MLP, each after an RMSNorm, then an
@@ -41,18 +42,9 @@ class CausalLM(nnx.Module):
       hyper_connections: number of streams, or None for residual connections.
       recompute_every: number of branches between streams that are stored for the backward pass,
         ``"auto"`` for about the least memory, or None to store all.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for the dtype of the parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import CausalLM
       >>> model = CausalLM(256, 32, num_layers=2, num_heads=4, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((3, 10), jnp.int32)).shape
       (3, 10, 256)
@@ -69,10 +61,8 @@ class CausalLM(nnx.Module):
         hidden_features: int | None = None,
         hyper_connections: int | None = None,
         recompute_every: int | None = None,
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("CausalLM", vocabulary, features)
         hidden = -(-features // 3) * 8 if hidden_features is None else hidden_features
@@ -84,7 +74,8 @@ class CausalLM(nnx.Module):
             raise bad_input(
                 "CausalLM", "recompute_every", "None without hyper_connections", recompute_every
             )
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        options = settings.dtypes | {"rngs": rngs}
         # Scaled so that a normalised state gives logits of order one.
         small = nnx.initializers.normal(features**-0.5)
         self.embedding = nnx.Embed(vocabulary, features, embedding_init=small, **options)
@@ -95,6 +86,7 @@ class CausalLM(nnx.Module):
         if hyper_connections is None:
             self.body = _Residuals(branches)
         else:
+            implementation = settings.implementation
             streams = {"num_streams": hyper_connections, "implementation": implementation}
             self.body = _HyperConnections(branches, features, recompute_every, streams, rngs)
         self.norm = nnx.RMSNorm(features, **options)

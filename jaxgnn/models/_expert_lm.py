@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jaxgnn.graph import Incidence
 from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import checked_options, is_integer
 
 Coupling = Literal["hypergraph", "pairwise", "mean"]
@@ -32,7 +33,7 @@ class ExpertStates(NamedTuple):
 
 
 @saveable
-class ExpertGraphLM(nnx.Module):
+class ExpertGraphLM(DocumentedModule):
     """Causal language model whose layers are several transformer blocks and a coupler.
 
     Embedding, ``num_layers`` layers, LayerNorm and the transposed embedding. In a layer every
@@ -64,16 +65,8 @@ class ExpertGraphLM(nnx.Module):
       implementation: name of the kernels of hypergraph couplers, such as ``"xla"``; None for the
         default.
       dtype: dtype of the computation; None for the dtype of the parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import ExpertGraphLM
       >>> options = {"num_layers": 2, "num_heads": 2, "num_experts": 4}
       >>> model = ExpertGraphLM(256, 16, **options, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((3, 10), jnp.int32)).shape
@@ -96,10 +89,8 @@ class ExpertGraphLM(nnx.Module):
         strategy: Strategy | Incidence | Iterable[Iterable[int]] = "all_pairs",
         coupler_layers: int = 2,
         path: ops.HypergraphPath = "auto",
-        implementation: ops.Name | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         name = "ExpertGraphLM"
         check_widths(name, vocabulary, features)
@@ -108,10 +99,12 @@ class ExpertGraphLM(nnx.Module):
         if not is_integer(num_heads) or num_heads < 1 or features % (2 * num_heads):
             expected = f"a divisor of {features} that leaves heads of even width"
             raise bad_input(name, "num_heads", expected, num_heads)
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        options = settings.dtypes | {"rngs": rngs}
         sizes = {"features": features, "num_experts": num_experts}
-        of_coupler = {"layers": coupler_layers, **sizes, **options}
-        hypergraph = {"strategy": strategy, "path": path, "implementation": implementation}
+        of_coupler: dict[str, Any] = {"layers": coupler_layers, **sizes, **options}
+        hypergraph: dict[str, Any] = {"strategy": strategy, "path": path}
+        hypergraph |= {"implementation": settings.implementation}
         make_coupler = {
             "hypergraph": lambda: ExpertCoupler(**hypergraph, **of_coupler),
             "pairwise": lambda: PairwiseExpertCoupler(**of_coupler),

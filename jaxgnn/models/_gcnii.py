@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
@@ -24,13 +23,14 @@ from jaxgnn.nn import (
     check_widths,
 )
 from jaxgnn.nn.conv.gcnii import identity_share, near_identity
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.maxk import Features, check_kept, make_activation
 from jaxgnn.nn.shared.options import at_least, checked_options, number, one_of, rate
 
 
 @saveable
-class GCNII(nnx.Module):
+class GCNII(DocumentedModule):
     """Node classifier of many layers, from https://arxiv.org/abs/2007.02133, with ReLU or MaxK.
 
     With the symmetrically normalised adjacency P, layer l of L computes
@@ -45,33 +45,18 @@ class GCNII(nnx.Module):
     is ReLU. With MaxK, ``P act(z)`` reads ``k`` numbers of each neighbour.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the hidden layers.
       out_features: number of classes, or of tasks.
       num_layers: number of convolutions.
       activation: ``"relu"`` or ``"maxk"``.
-      k: kept entries per row for ``"maxk"``.
       alpha: share of the initial features in each layer's input.
       strength: how far the layers are from the identity, λ in the paper.
       dropout: probability of zeroing an entry before each convolution and before ``lin_out`` in
         training.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
-        compressed rows).
       implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a width or the number of layers is not positive, ``alpha`` is not in [0, 1), or
-        another option is not as above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import CSRGraph
-      >>> from jaxgnn.models import GCNII
       >>> graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3).with_self_loops()
       >>> model = GCNII(8, 16, 5, num_layers=64, rngs=nnx.Rngs(0))
       >>> model(graph, jnp.ones((3, 8))).shape
@@ -94,13 +79,12 @@ class GCNII(nnx.Module):
         strength: float = 0.5,
         dropout: float = 0.5,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("GCNII", in_features, hidden_features, out_features)
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        implementation, options = settings.implementation, settings.dtypes | {"rngs": rngs}
         self.maxk = make_activation("GCNII", activation, k, hidden_features, implementation)
         self.implementation = implementation
         self.dropout = Dropout(dropout, "GCNII")
@@ -135,8 +119,6 @@ class GCNII(nnx.Module):
           graph: graph with self loops, symmetrically normalised or not normalised.
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: kept entries per row instead of the layers' ``k``, for schedules.
         """
         if not graph.is_normalized:
             graph = graph.normalized("sym")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
@@ -15,11 +14,11 @@ from jaxgnn._arrays.arrays import shown_sides
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.graph.csr.require_graph import refuse_weights
-from jaxgnn.models._hyper_body import HyperBody
+from jaxgnn.models._layer_scan import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
-from jaxgnn.nn.shared.common_options import with_edge_order
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout, training_rngs
 from jaxgnn.nn.shared.linear import apply_mlp
 from jaxgnn.nn.shared.maxk import check_kept
@@ -31,7 +30,7 @@ _EPSILON = 1e-5  # of LayerNorm
 
 
 @saveable
-class GraphTransformer(nnx.Module):
+class GraphTransformer(DocumentedModule):
     """Transformer on graphs: nodes attend to their neighbours, and optionally to all nodes.
 
     ``lin_in`` and the positions' linear map, then ``num_layers`` times these branches, then a
@@ -59,11 +58,9 @@ class GraphTransformer(nnx.Module):
     random sign in each step.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the layers, a multiple of ``heads``.
       out_features: number of classes, or of tasks.
       num_layers: number of layers.
-      heads: number of attention heads.
       mlp_features: width inside the MLPs; None for twice ``hidden_features``.
       k: kept entries of each head's values, at most ``hidden_features / heads``; None for all.
       edge_features: width of the edges' features, zero if there are none.
@@ -76,19 +73,9 @@ class GraphTransformer(nnx.Module):
       attention_dropout: probability of dropping a neighbour for a head in training.
       implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
         run the fastest kernels unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import CSRGraph
       >>> from jaxgnn.graph import laplacian_positions
-      >>> from jaxgnn.models import GraphTransformer
       >>> graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3).with_self_loops()
       >>> options = {"num_layers": 2, "laplacian_features": 2, "virtual_nodes": 1}
       >>> model = GraphTransformer(8, 16, 5, **options, rngs=nnx.Rngs(0))
@@ -123,10 +110,8 @@ class GraphTransformer(nnx.Module):
         hyper_connections: int | None = None,
         dropout: float = 0.1,
         attention_dropout: float = 0.0,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         mlp = 2 * hidden_features if mlp_features is None else mlp_features
         check_widths(_NAME, in_features, hidden_features, out_features, mlp)
@@ -136,7 +121,8 @@ class GraphTransformer(nnx.Module):
         if k is not None:
             check_kept(_NAME, k, hidden_features // heads)
         sizes = _Sizes(hidden_features, heads, k, edge_features, edge_values, virtual_nodes, mlp)
-        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        implementation, options = settings.implementation, settings.dtypes | {"rngs": rngs}
         self.sizes = sizes
         self.laplacian_features = laplacian_features
         self.walk_features = walk_features
@@ -149,11 +135,10 @@ class GraphTransformer(nnx.Module):
             if positions
             else None
         )
-        rates = _Rates(dropout, attention_dropout)
         branches = [
             branch
             for _ in range(num_layers)
-            for branch in _branches(sizes, rates, implementation, options)
+            for branch in _branches(sizes, (dropout, attention_dropout), implementation, options)
         ]
         if hyper_connections is None:
             self.body = _Residuals(branches)
@@ -164,7 +149,6 @@ class GraphTransformer(nnx.Module):
         self.norm = _Norm(hidden_features, options)
         self.lin_out = FusedLinear(hidden_features, out_features, **options)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph | GraphBatch,
@@ -187,7 +171,6 @@ class GraphTransformer(nnx.Module):
           walks: other positions of the nodes, such as return probabilities of random walks.
           node_mask: for one padded graph, False for nodes that virtual nodes must not read. A batch
             has its own mask.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if the graph is not square or has weights or scales, shapes do not match the
@@ -251,21 +234,8 @@ class _Sizes(NamedTuple):
     mlp_features: int
 
 
-class _Rates(NamedTuple):
-    """Probabilities of dropout: of a branch's result, and of the neighbours of a head."""
-
-    result: float
-    attention: float
-
-
 class _Surroundings(NamedTuple):
-    """The inputs of the branches besides the features of the nodes.
-
-    Attributes:
-      graph: the edges.
-      edge_features: [*batch, edges, f], or None.
-      virtual: the edges to virtual nodes, or None.
-    """
+    """The inputs of the branches besides the features of the nodes [*batch, nodes, d]."""
 
     graph: CSRGraph
     edge_features: Array | None
@@ -273,10 +243,7 @@ class _Surroundings(NamedTuple):
 
 
 def _check_nodes(x: Array | CSRGraph, nodes: int, width: int) -> None:
-    """Raises ValueError unless there is one row for each node, of the width of the model.
-
-    The width of a sparse matrix is checked where it is multiplied.
-    """
+    """Checks the rows of ``x``; the width of a sparse matrix is checked where it is multiplied."""
     if isinstance(x, CSRGraph):
         if x.num_rows != nodes:
             expected, got = f"of one row for each of {nodes} nodes", f"{x.num_rows} rows"
@@ -318,14 +285,17 @@ _OPTIONS = {
 
 
 def _branches(
-    sizes: _Sizes, rates: _Rates, implementation: ops.Name | None, options: dict[str, Any]
+    sizes: _Sizes,
+    rates: tuple[float, float],
+    implementation: ops.Name | None,
+    options: dict[str, Any],
 ) -> list[nnx.Module]:
-    """The branches of one layer."""
-    parts: list[nnx.Module] = [_NeighbourAttention(sizes, rates.attention, implementation, options)]
+    """The branches of one layer; the rates of dropout are those of results and of attention."""
+    parts: list[nnx.Module] = [_NeighbourAttention(sizes, rates[1], implementation, options)]
     if sizes.virtual_nodes:
         parts.append(_VirtualAttention(sizes, implementation, options))
     parts.append(_MLP(sizes, implementation, options))
-    return [_Branch(part, rates.result, sizes.features, options) for part in parts]
+    return [_Branch(part, rates[0], sizes.features, options) for part in parts]
 
 
 class _Branch(nnx.Module):
@@ -336,13 +306,7 @@ class _Branch(nnx.Module):
         self.function = function
         self.dropout = Dropout(dropout, _NAME)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         result = self.function(surroundings, self.norm(h), rngs=rngs)
         return self.dropout(result, rngs, surroundings.graph)
 
@@ -353,19 +317,13 @@ class _Residuals(nnx.Module):
     def __init__(self, branches: list[nnx.Module]):
         self.branches = nnx.List(branches)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         for branch in self.branches:
             h = h + branch(surroundings, h, rngs=rngs).astype(h.dtype)
         return h
 
 
-class _Norm(nnx.Module):
+class _Norm(DocumentedModule):
     """LayerNorm, which is computed in the accumulation dtype and rounded afterwards."""
 
     def __init__(self, features: int, options: dict[str, Any]):
@@ -402,13 +360,7 @@ class _NeighbourAttention(nnx.Module):
         self.edge_values = FusedLinear(edges, d, **options) if has_values else None
         self.out = FusedLinear(d, d, **options)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         rngs = training_rngs(_NAME, self.deterministic, self.rate, rngs)
         q, k, v = _projected(self.query_key_value, h, self.heads, self.implementation)
         kept: Any = v if self.k is None else ops.maxk(v, self.k, implementation=self.implementation)
@@ -432,10 +384,9 @@ class _NeighbourAttention(nnx.Module):
         return apply_linear(self.edge_logits, features, self.implementation)
 
     def _terms_of_values(self, features: Array | None, dtype: Any) -> dict[str, Any]:
-        """Arguments of the op for the values of edges: features and their linear map.
+        """Arguments of the op for the values of edges, which are never stored.
 
-        The values themselves are never stored. The bias is the map of another feature, which is one
-        for every edge.
+        The bias is the map of another feature, which is one for every edge.
         """
         layer = self.edge_values
         if layer is None or features is None:
@@ -466,13 +417,7 @@ class _VirtualAttention(nnx.Module):
         self.key_value = FusedLinear(d, 2 * d, **options)
         self.out = FusedLinear(d, d, **options)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         virtual = surroundings.virtual
         assert virtual is not None, "the model makes them wherever it has this branch"
         options = {"implementation": self.implementation}
@@ -498,13 +443,7 @@ class _MLP(nnx.Module):
         self.implementation = implementation
         self.mlp = FusedMLP(widths, activation="gelu", **options)
 
-    def __call__(
-        self,
-        surroundings: _Surroundings,
-        h: Float[Array, "*batch nodes d"],
-        *,
-        rngs: nnx.Rngs | None,
-    ) -> Float[Array, "*batch nodes d"]:
+    def __call__(self, surroundings: _Surroundings, h: Array, *, rngs: nnx.Rngs | None) -> Array:
         return apply_mlp(self.mlp, h, self.implementation)
 
 
@@ -532,12 +471,7 @@ def _projected(
     """The layer's result, split into parts as wide as its input, by heads."""
     y = apply_linear(layer, h, implementation)
     parts = jnp.split(y, layer.out_features // layer.in_features, axis=-1)
-    return [_split(part, heads) for part in parts]
-
-
-def _split(x: Any, heads: int) -> Any:
-    """[..., d] by heads, [..., heads, d / heads]; None stays None."""
-    return None if x is None else x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+    return [part.reshape(*part.shape[:-1], heads, part.shape[-1] // heads) for part in parts]
 
 
 def _joined(x: Float[Array, "*batch heads dim"]) -> Float[Array, "*batch d"]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxgnn import nn, ops
+from jaxgnn import nn
 from jaxgnn.graph import Incidence
 from jaxgnn.models._saveable import saveable
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options, named_one_of
 
@@ -50,11 +50,10 @@ _ENDING_IN_AN_MLP = ("alldeepsets", "allsettransformer")
 
 
 @saveable
-class HypergraphGNN(nnx.Module):
+class HypergraphGNN(DocumentedModule):
     """Convolutions over a hypergraph, with relu and dropout between them.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the features between the convolutions.
       out_features: number of classes.
       num_layers: number of convolutions.
@@ -63,19 +62,8 @@ class HypergraphGNN(nnx.Module):
         ``"alldeepsets"`` aggregate by means. The AllSet kinds end in a linear layer after the last
         convolution.
       dropout: probability of zeroing an entry of a layer's input in training.
-      implementation: name of the kernels of the layers, such as ``"xla"``; None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence
-      >>> from jaxgnn.models import HypergraphGNN
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> model = HypergraphGNN(8, 16, 3, kind="hgnn", rngs=nnx.Rngs(0))
       >>> model(hypergraph, jnp.ones((4, 8))).shape
@@ -92,18 +80,17 @@ class HypergraphGNN(nnx.Module):
         num_layers: int = 2,
         kind: HypergraphKind = "hgnn",
         dropout: float = 0.5,
-        implementation: ops.Name | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         name = "HypergraphGNN"
         nn.check_widths(name, in_features, hidden_features, out_features)
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        settings = Settings(**common)
+        options = settings.dtypes | {"rngs": rngs}
         classifies = kind in _ENDING_IN_AN_MLP
         last = hidden_features if classifies else out_features
         widths = [in_features, *[hidden_features] * (num_layers - 1), last]
-        make = partial(_CONVOLUTIONS[kind], implementation=implementation)
+        make = partial(_CONVOLUTIONS[kind], implementation=settings.implementation)
         self.layers = nnx.List(make(a, b, **options) for a, b in pairwise(widths))
         linear = nnx.Linear(hidden_features, out_features, **options) if classifies else None
         self.classifier = linear
@@ -119,9 +106,7 @@ class HypergraphGNN(nnx.Module):
         """Returns the class scores of each node.
 
         Args:
-          incidence: the hypergraph.
           x: features of the nodes; all leading axes share the hypergraph.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         for number, layer in enumerate(self.layers):
             x = layer(incidence, self._prepared(x, number, rngs))

@@ -1,8 +1,8 @@
-"""Layers of equal structure run by one ``lax.scan``, so compile time is independent of depth."""
+"""Layers of graph networks run by one scan, or joined by hyper-connections."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, xla_or_fastest
 from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.ops._core.eager import run_compiled
 
@@ -53,15 +55,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ) -> Float[Array, "*batch features"]:
-        """Returns the result of the last layer.
-
-        Args:
-          graph: graph passed to every layer.
-          h: features passed to the first layer.
-          rngs: random streams with one named ``dropout`` in training, which gives each layer a
-            separate key.
-          **options: keyword arguments passed to every layer.
-        """
+        """Returns the result of the last layer; each layer has a key of its own for dropout."""
         graphdef, state = nnx.split(self.layers)
         if rngs is not None:
             require_stream("LayerScan", rngs)
@@ -81,3 +75,37 @@ def _scan(graphdef: Any, arguments: tuple[Any, ...]) -> Array:
         return nnx.merge(graphdef, state)(graph, h, rngs=dropout, **options), None
 
     return jax.lax.scan(step, h, (state, keys))[0]
+
+
+class HyperBody(nnx.Module):
+    """Layers wrapped in hyper-connections, a head that reduces the streams to one, and a norm.
+
+    Layers are called as ``layer(graph, h, **options)``. With ``scan`` they have one structure, and
+    run by ``lax.scan``. ``options`` are those of the connections.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Callable[..., Array]],
+        norm: nnx.Module | None,
+        scan: bool,
+        options: dict[str, Any],
+    ):
+        connections = [
+            HyperConnection(layer, layer_index=i, features_argument=1, **options)
+            for i, layer in enumerate(layers)
+        ]
+        self.num_streams = connections[0].num_streams
+        self.implementation = connections[0].implementation
+        self.stack = LayerScan(connections) if scan else HyperStack(connections)
+        self.head = HyperHead(**options)
+        self.norm = norm
+
+    def __call__(
+        self, graph: Any, h: Float[Array, "*batch nodes d"], **options: Any
+    ) -> Float[Array, "*batch nodes d"]:
+        """Returns the nodes' features after the layers, which get the other arguments."""
+        with xla_or_fastest(self.implementation):
+            x = ops.mhc_expand(h, self.num_streams)
+        h = self.head(self.stack(graph, x, **options))
+        return h if self.norm is None else self.norm(h)

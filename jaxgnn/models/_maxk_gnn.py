@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
-from jaxgnn.models._hyper_body import HyperBody
-from jaxgnn.models._layer_scan import LayerScan
+from jaxgnn.models._layer_scan import HyperBody, LayerScan
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import (
     Activation,
@@ -26,6 +23,7 @@ from jaxgnn.nn import (
     apply_linear,
     check_widths,
 )
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import (
     at_least,
     checked_options,
@@ -44,7 +42,7 @@ _OPTIONS = {"gcn": {"use_linear_bias": True, "add_self_loops": False}}
 
 
 @saveable
-class MaxKGNN(nnx.Module):
+class MaxKGNN(DocumentedModule):
     """Node classifier with MaxK or ReLU activations, from https://arxiv.org/abs/2312.08656.
 
     ``lin_in``, then ``num_layers`` times convolution and LayerNorm, then ``lin_out``:
@@ -60,7 +58,6 @@ class MaxKGNN(nnx.Module):
     gate before and after the branch.
 
     Args:
-      in_features: width of the node features.
       hidden_features: width of the hidden layers.
       out_features: number of classes, or of tasks.
       num_layers: number of convolutions.
@@ -72,22 +69,14 @@ class MaxKGNN(nnx.Module):
       hyper_connections: number of streams, or None for the published network.
       scan_layers: whether to run the layers by ``lax.scan``: one compilation for any number of
         layers, stacked parameters, and one ``k`` for all layers.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
-        compressed rows).
       implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
         run the fastest kernels unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option is not as above, or ``k`` has the wrong length.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
       >>> from jaxgnn.graph import CSRGraph, Normalization
-      >>> from jaxgnn.models import MaxKGNN
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> model = MaxKGNN(8, 32, 5, kind="sage", activation="maxk", k=4, rngs=nnx.Rngs(0))
       >>> model(graph, jnp.ones((3, 8))).shape
@@ -114,15 +103,14 @@ class MaxKGNN(nnx.Module):
         hyper_connections: int | None = None,
         scan_layers: bool = False,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Name | None = None,
-        dtype: jnp.dtype | None = None,
-        param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("MaxKGNN", in_features, hidden_features, out_features)
         ks = layer_ks(k if activation == "maxk" else None, num_layers)
         _check_ks(ks, hidden_features, scan_layers)
-        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        settings = Settings(**common)
+        implementation, dtypes = settings.implementation, settings.dtypes
         extra: dict[str, Any] = _OPTIONS.get(kind, {})
         self.kind = kind
         self.num_layers = num_layers
@@ -181,7 +169,6 @@ class MaxKGNN(nnx.Module):
           graph: graph without normalisation, or with the normalisation that the layers use.
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: kept entries per row instead of the layers' ``k``, one number or one for each
             layer, for schedules.
         """
@@ -240,11 +227,7 @@ def _layers(
 
 
 def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None, ...]:
-    """Returns one ``k`` for each layer, from a number, a sequence, or None.
-
-    Raises:
-      ValueError: if a sequence does not have one entry for each layer.
-    """
+    """Returns one ``k`` for each layer, from a number, a sequence, or None."""
     if k is None or isinstance(k, int | np.integer):
         return (k,) * num_layers
     if not hasattr(k, "__len__") or len(k) != num_layers:

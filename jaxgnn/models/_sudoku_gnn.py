@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgnn import ops
 from jaxgnn.models._saveable import saveable
-from jaxgnn.models._sudoku_grid import (
-    box_of,
-    check_digits,
+from jaxgnn.models._sudoku_boards import (
+    checked_box,
     nan_without_digits,
     sudoku_constraint_graph,
     sudoku_positions,
 )
-from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
+from jaxgnn.models._sudoku_states import SudokuRecurrence, options_of_parts
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
 from jaxgnn.nn.messages.node_updates import PlainUpdate
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options
 
@@ -32,7 +30,7 @@ _CELL_FEATURES = 5
 
 
 @saveable
-class SudokuGNN(nnx.Module):
+class SudokuGNN(DocumentedModule):
     """Sudoku network in which cells and constraints exchange messages.
 
     The nodes are the cells, rows, columns and boxes. The input of a cell is its digit, whether it
@@ -49,22 +47,10 @@ class SudokuGNN(nnx.Module):
     Args:
       box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9.
       features: width of the state of a node.
-      num_steps: number of steps, unless a call gives another.
       dropout: probability of zeroing an entry in training; half of it is used in two places.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for the dtype of the parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import SudokuGNN
       >>> model = SudokuGNN(box=2, features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # boards, cells, digits
       (5, 16, 4)
@@ -79,18 +65,15 @@ class SudokuGNN(nnx.Module):
         num_steps: int = 32,
         dropout: float = 0.3,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths(_NAME, features)
         sudoku_positions(box)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         wide = 2 * features
         self.box = box
-        self.dtype = param_dtype if dtype is None else dtype
+        self.dtype = own["param_dtype"] if own["dtype"] is None else own["dtype"]
         self.encoder = _DropoutMLP([_CELL_FEATURES, wide, features], [dropout], options)
         self.norm = _norm(features, own)
         self.dropout = Dropout(dropout / 2, _NAME)
@@ -122,10 +105,8 @@ class SudokuGNN(nnx.Module):
         Args:
           puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
             their logits are NaN.
-          num_steps: number of steps; None for the model's.
           every_step: whether to return the logits after every step, stacked along a first axis,
             without dropout in the readout.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
@@ -154,8 +135,7 @@ class SudokuGNN(nnx.Module):
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
-        box_of("SudokuGNN", "puzzles", puzzles, self.box)
-        check_digits("SudokuGNN", "puzzles", puzzles, self.box)
+        checked_box(_NAME, puzzles, self.box)
         encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
         encoded = self.dropout(encoded, rngs)
         graph = sudoku_constraint_graph(self.box)

@@ -1,26 +1,93 @@
-"""Base class of recurrent networks whose states belong to a cell and a digit of a Sudoku."""
+"""Steps of a Sudoku network, and a base class of networks with a state for each candidate."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float, Int
 
-from jaxgnn.models._embedding import embedded
-from jaxgnn.models._sudoku_grid import (
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models._sudoku_boards import (
     box_of,
     candidate_kinds,
-    check_digits,
+    checked_box,
     nan_without_digits,
     sudoku_graph,
 )
-from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
-from jaxgnn.nn import MessagePassing
+from jaxgnn.nn import LSTMState, MessagePassing
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 
 
-class DigitStates(nnx.Module):
+def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
+    """Looks up ``table(values)`` by selecting among few rows.
+
+    The gradient is one sum for each row; that of a gather adds many terms one after another.
+    """
+    (rows,) = promote_dtype((table.embedding[...],), dtype=table.dtype)
+    chosen = jnp.broadcast_to(rows[0], (*values.shape, rows.shape[1]))
+    for value in range(1, rows.shape[0]):
+        chosen = jnp.where((values == value)[..., None], rows[value], chosen)
+    return chosen
+
+
+def options_of_parts(common: CommonOptions, rngs: nnx.Rngs) -> tuple[dict[str, Any], ...]:
+    """The options of Flax's layers in a network, and those of the library's."""
+    settings = Settings(**common)
+    own = settings.dtypes | {"rngs": rngs}
+    return own, own | {"implementation": settings.implementation}
+
+
+@dataclass(frozen=True)
+class SudokuRecurrence:
+    """A network and its puzzles, which run one step at a time.
+
+    Attributes:
+      layer: the messages and the update of a step.
+      graph: the graph of the messages.
+      features: [*batch, nodes, d], features before the first step.
+      readout: from features to logits [*batch, cells, classes].
+      inputs: [*batch, nodes, x] or None, inputs of the update of every step.
+      edge_features: [*batch, edges, e] or None, features of the edges.
+    """
+
+    layer: MessagePassing
+    graph: CSRGraph
+    features: Float[Array, "*batch nodes d"]
+    readout: Callable[[Array], Array]
+    inputs: Float[Array, "*batch nodes x"] | None = None
+    edge_features: Float[Array, "*batch edges e"] | None = None
+
+    def start(self) -> Any:
+        """Returns the state before the first step."""
+        return self.layer.update.start(self.features)
+
+    def step(self, state: Any) -> tuple[Any, Float[Array, "*batch cells classes"]]:
+        """Returns the state after one more step, and the logits that are read from it."""
+        update = self.layer.update
+        arrived = self.layer.messages(self.graph, update.features(state), self.edge_features)
+        state = update(state, arrived, self.inputs)
+        return state, self.readout(update.features(state))
+
+
+def perturbed(state: Any, key: Array, scale: Float[Array, ""] | float) -> Any:
+    """Adds Gaussian noise of deviation ``scale`` to the memory of an LSTM, or to the features."""
+    if isinstance(state, LSTMState):
+        return state._replace(cell=_with_noise(state.cell, key, scale))
+    return _with_noise(state, key, scale)
+
+
+def _with_noise(memory: Array, key: Array, scale: Any) -> Array:
+    noise = jax.random.normal(key, memory.shape, memory.dtype)
+    return memory + (scale * noise).astype(memory.dtype)
+
+
+class DigitStates(DocumentedModule):
     """Base class of networks with states [*batch, digits, cells, d], for boards of all sizes.
 
     Attributes:
@@ -46,7 +113,6 @@ class DigitStates(nnx.Module):
         Args:
           puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
             boards cannot raise an error, their logits are NaN.
-          num_steps: number of steps; None for the model's.
           warm_up: number of steps to run before these, without gradient.
           rngs: random streams with one named ``dropout`` in training; None in evaluation. Networks
             without dropout ignore it.
@@ -64,16 +130,9 @@ class DigitStates(nnx.Module):
     def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
         """Returns the steps for these puzzles, which the caller makes one at a time.
 
-        Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
-            checked.
-
-        Raises:
-          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
+        Under ``jit`` puzzles are not checked.
         """
-        name = type(self).__name__
-        box = box_of(name, "puzzles", puzzles)
-        check_digits(name, "puzzles", puzzles, box)
+        box = checked_box(type(self).__name__, puzzles)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         return SudokuRecurrence(
             self.steps,

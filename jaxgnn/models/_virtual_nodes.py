@@ -17,12 +17,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
 class SpreadNodes(NamedTuple):
-    """The nodes of one graph that is spread over devices, to which its virtual nodes attend.
-
-    Attributes:
-      graph: the graph of the device.
-      shown: mask of the own rows that virtual nodes read: not hidden and not padding.
-    """
+    """The nodes of one graph that is spread over devices; virtual nodes read those of ``shown``."""
 
     graph: LocalGraph
     shown: Bool[Array, " nodes"]
@@ -85,15 +80,10 @@ def virtual_nodes(
 ) -> VirtualNodes:
     """Joins the nodes of each graph with ``count`` virtual nodes.
 
-    Args:
-      graph: one graph, or a batch, whose padding nodes are graphs of their own.
-      count: number of virtual nodes of each graph.
-      node_mask: for one graph, False for nodes that no virtual node reads; None if all are read.
-
-    Returns:
-      The edges, in numpy if the arguments are concrete, so that no size is compiled.
+    ``node_mask`` is False for nodes of one graph that no virtual node reads. The edges are in numpy
+    if the arguments are concrete, so that no size is compiled.
     """
-    structure = _structure(graph)
+    structure = graph.graph if isinstance(graph, GraphBatch) else graph
     nodes = structure.num_rows
     xp: Any = np if is_concrete(structure.indptr, node_mask) else jnp
     indices = xp.arange(nodes, dtype=np.int32)
@@ -133,10 +123,6 @@ def graph_ids(graph: CSRGraph | GraphBatch, xp: Any = jnp) -> Int[Array, " nodes
 def num_graphs(graph: CSRGraph | GraphBatch) -> int:
     """The number of graphs, with those that are padding."""
     return graph.num_graphs if isinstance(graph, GraphBatch) else 1
-
-
-def _structure(graph: CSRGraph | GraphBatch) -> CSRGraph:
-    return graph.graph if isinstance(graph, GraphBatch) else graph
 
 
 def _planned(indptr: Any, indices: Any, num_cols: int) -> CSRGraph:

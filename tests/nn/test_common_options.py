@@ -7,14 +7,25 @@ from typing import Unpack
 import pytest
 from flax import nnx
 
-from jaxgnn import nn
-from jaxgnn.nn.shared.common_options import CommonOptions, Settings, with_common_lines
+from jaxgnn import models, nn
+from jaxgnn.nn.shared.common_options import (
+    CommonOptions,
+    DocumentedModule,
+    Settings,
+    with_common_lines,
+)
 from jaxgnn.nn.shared.layer import Layer
 
 LAYERS = {
     name: layer
     for name, layer in vars(nn).items()
     if inspect.isclass(layer) and issubclass(layer, Layer)
+}
+
+CALLED = {
+    name: layer
+    for name, layer in (vars(nn) | vars(models)).items()
+    if inspect.isclass(layer) and issubclass(layer, DocumentedModule) and layer.__call__.__doc__
 }
 
 
@@ -27,6 +38,18 @@ def test_help_describes_each_option_of_a_layer_once(name):
     assert sorted(described) == sorted(signature.parameters)
     assert "Raises:\n  ValueError: " in LAYERS[name].__doc__
     assert max(map(len, LAYERS[name].__doc__.splitlines())) <= 96  # as it is indented
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_help_describes_each_argument_of_a_call_once(name):
+    call = CALLED[name].__call__
+    section = re.search(r"^Args:\n((?:  .*\n)+)", call.__doc__ + "\n", re.M)
+    _, *arguments = inspect.signature(call).parameters
+    if section is None:  # few arguments, which the first line names
+        assert len(arguments) <= 3
+        return
+    assert re.findall(r"^  \**(\w+): ", section[1], re.M) == arguments
+    assert "Raises:\n  ValueError: " in call.__doc__
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -9,7 +9,7 @@ from flax import nnx
 import jaxgnn
 from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn.mhc.initialization import initial_bias
+from jaxgnn.nn.mhc.hyper_connection import initial_bias
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.testing import assert_close, check_forward_mode, random_array
 

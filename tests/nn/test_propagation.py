@@ -13,7 +13,7 @@ from jax.test_util import check_grads
 
 from jaxgnn import CSRGraph, nn
 from jaxgnn.nn.conv import gcn_sum as _gcn_sum
-from jaxgnn.nn.conv.laplacian import _LOOPLESS
+from jaxgnn.nn.conv.propagation import _LOOPLESS
 from jaxgnn.testing import random_array
 
 NODES = 9

@@ -7,14 +7,14 @@ import pytest
 
 from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._core.one_platform import on_a_gpu
-from tests.ops.test_eager import CASES
+from tests.ops._calls import EAGER
 
 OPS = ("neighbour_reduce", "sinkhorn", "spmm")
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_error_of_forward_mode_names_the_implementation_that_has_it(op):
-    function, tree = next(iter(CASES[op].values()))
+    function, tree = next(iter(EAGER[op].values()))
     tangents = jax.tree.map(jnp.ones_like, tree)
     for run in (jax.jvp, lambda f, p, t: jax.jacfwd(f)(*p)):
         with pytest.raises(TypeError, match='pass implementation="xla"'):

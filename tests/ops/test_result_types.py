@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgnn.ops._core.dispatch import Kernel
-from tests.ops.test_eager import CASES, OUTPUTS, STREAMS
+from tests.ops._calls import EAGER, OUTPUTS, STREAMS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ALL = [
     pytest.param(op, case, id=f"{op}-{case or 'plain'}")
-    for op, cases in CASES.items()
+    for op, cases in EAGER.items()
     for case in cases
 ]
 
@@ -59,7 +59,7 @@ def compared(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op, case", ALL)
 def test_every_implementation_returns_the_same_types(op, case, dtype, compared):
-    function, tree = CASES[op][case]
+    function, tree = EAGER[op][case]
     with jax.enable_x64(dtype == "float64"):
         cast = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, _dtype(op, a, dtype)), tree)
 

@@ -21,8 +21,8 @@ from jaxgnn.graph import (
     looped_features,
     with_one_loop_each,
 )
-from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
-from jaxgnn.nn.shared.graph_layer import (
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.layer import (
     Ends,
     GraphLayer,
     Nodes,
@@ -41,13 +41,7 @@ Attended = (
 
 
 class Heads(NamedTuple):
-    """The heads of a layer.
-
-    Attributes:
-      count: number of heads.
-      features: width of each head.
-      concat: whether the result concatenates them; False for their mean.
-    """
+    """The heads of a layer: their number, the width of each, and whether they are concatenated."""
 
     count: int
     features: int
@@ -65,13 +59,7 @@ class Heads(NamedTuple):
 
 
 class EdgeOptions(NamedTuple):
-    """Options of a layer for edges.
-
-    Attributes:
-      add_self_loops: whether each node gets one self loop instead of those that it has.
-      dim: width of the features of edges, or None if there are none.
-      fill_value: features of the self loops.
-    """
+    """Options for edges: self loops, width of the features, and features of the self loops."""
 
     add_self_loops: bool = False
     dim: int | None = None
@@ -112,11 +100,28 @@ checked = checked_options(
 class AttentionLayer(GraphLayer):
     """Base class of layers that attend to neighbours with several heads.
 
-    A subclass defines ``_attend``, which calls its op, and ``_result``, which computes the layer's
-    result from the attended sums.
+    A subclass defines ``_attend``, which calls its op.
     """
 
+    option_lines = GraphLayer.option_lines | {
+        "add_self_loops": (
+            "whether each node gets one self loop instead of those that it has. For a\n"
+            "  concrete graph this is done once. For a graph that is an argument of a jitted\n"
+            "  function it is done in every call: prepare it outside with\n"
+            "  ``jaxgnn.graph.with_one_loop_each``, and set this to False. In a bipartite graph\n"
+            "  node ``i`` of the receivers and of the senders count as one; where they are nodes\n"
+            "  of different kinds, it should be False."
+        ),
+        "dropout": "probability of dropping an edge for a head in training, after the softmax.",
+        "fill_value": (
+            'features of self loops: ``"mean"``, ``"add"``, ``"min"``, ``"max"`` or ``"mul"``\n'
+            "  of those of the edges that enter the node; a number; or one number for each feature."
+        ),
+        "out_features": "width of the output of each head.",
+    }
     edge_linear: FusedLinear | None = None
+    residual_linear: FusedLinear | None = None
+    bias: nnx.Param | None = None
 
     def __init__(
         self,
@@ -139,7 +144,6 @@ class AttentionLayer(GraphLayer):
                 raise bad_input(self._name, "fill_value", expected, f"{len(fill)} numbers")
         self.edges = edges._replace(fill_value=fill)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -152,20 +156,12 @@ class AttentionLayer(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: rows are receivers, columns are senders.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
           return_attention_weights: whether to also return the weights, including dropout.
 
         Returns:
           Features of the receivers; with ``return_attention_weights`` the pair of these and
           ``(graph, weights)``: the graph that was attended over, with the self loops that the layer
           has added, and the weight of each of its edge slots and heads.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         ends = self._ends(graph, x, self.in_widths)
         graph, edge_features = self._with_loops(graph, edge_features, ends)
@@ -189,7 +185,10 @@ class AttentionLayer(GraphLayer):
         self, y: Float[Array, "*batch rows heads dim"], ends: Ends[Array]
     ) -> Float[Array, "*batch rows out"]:
         """The layer's result from the attended sums and the features of both ends."""
-        raise NotImplementedError
+        y = self._joined(y)
+        if self.residual_linear is not None:
+            y = y + self._apply(self.residual_linear, ends.dst)
+        return self._biased(y)
 
     # -- parameters --------------------------------------------------------------------------
 
@@ -208,26 +207,19 @@ class AttentionLayer(GraphLayer):
             return None
         return self._glorot_linear(self.edges.dim, self.heads.width, rngs=rngs)
 
-    def _residual_linear(self, residual: bool, rngs: nnx.Rngs) -> FusedLinear | None:
-        if not residual:
-            return None
-        return self._glorot_linear(self.in_widths.dst, self.heads.out_features, rngs=rngs)
-
-    def _bias(self, use_bias: bool) -> nnx.Param | None:
-        if not use_bias:
-            return None
-        return nnx.Param(jnp.zeros(self.heads.out_features, self.param_dtype))
+    def _make_result(self, residual: bool, use_bias: bool, rngs: nnx.Rngs) -> None:
+        """Creates the parameters that ``_result`` reads."""
+        out = self.heads.out_features
+        dst = self.in_widths.dst
+        self.residual_linear = self._glorot_linear(dst, out, rngs=rngs) if residual else None
+        self.bias = self._zeros(out, use_bias)
 
     # -- steps of a call ---------------------------------------------------------------------
 
     def _with_loops(
         self, graph: CSRGraph, edge_features: Array | None, ends: Ends[Array]
     ) -> tuple[CSRGraph, Array | None]:
-        """The graph to attend over, and the features of its edges, which are finite in padding.
-
-        Raises:
-          ValueError: if ``edge_features`` do not fit the graph or the layer.
-        """
+        """The graph to attend over, and the features of its edges, which are finite in padding."""
         edge_features = self._edge_features(graph, edge_features, self.edges.dim, ends.dst)
         if not self.edges.add_self_loops:
             return graph, edge_features

@@ -13,7 +13,7 @@ from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, with_one_loop_each
 from jaxgnn.nn.attention.attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import Ends, GraphLayer
+from jaxgnn.nn.shared.layer import Ends, GraphLayer
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
@@ -31,21 +31,10 @@ class TransformerConv(AttentionLayer):
     ``m_i`` that of its neighbours.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output of each head.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
       beta: whether the gate replaces the sum; it is ignored without ``root_weight``.
-      dropout: probability of dropping an edge for a head in training, after the softmax.
-      edge_dim: width of the features of edges; None if there are none.
-      root_weight: whether to add a linear map of the receiver's own features.
       use_bias: whether this map has a bias.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.TransformerConv(8, 4, heads=2, beta=True, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 8))).shape
@@ -126,9 +115,6 @@ class AGNNConv(GraphLayer):
       param_dtype: dtype of β.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> nn.AGNNConv()(graph, jnp.array([[1.0], [2.0], [4.0]])).ravel().tolist()
       [1.0, 1.5, 3.0]
@@ -154,9 +140,6 @@ class AGNNConv(GraphLayer):
         Args:
           graph: square graph.
           x: features of the nodes; leading axes share the graph.
-
-        Raises:
-          ValueError: if graph and features do not fit each other.
         """
         x = self._ends(graph, x, None).src
         self._check_square(graph, "since each node is compared with its neighbours")

@@ -1,4 +1,4 @@
-"""Graph convolutions, each with a MaxK or ReLU activation before the aggregation."""
+"""Graph convolutions, with a MaxK or ReLU activation before the aggregation, and LEConv."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn.conv.gcn_sum import gcn_sum
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.dropout import Features, dropout
-from jaxgnn.nn.shared.graph_layer import Ends, GraphLayer, Nodes, widths_of_ends
+from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.linear import FusedLinear, apply_linear
 from jaxgnn.nn.shared.maxk import (
     Activation,
@@ -110,22 +110,13 @@ class SAGEConv(_Convolution):
     features are only stored in compressed form.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output.
       reduce: reduction of the neighbours instead of the mean, one of those of
         ``ops.neighbour_reduce``. The mean is weighted by the weights of the graph, the sum by its
         weights and scales, and the others refuse a graph that has either.
       activation: ``"maxk"``, ``"relu"`` or None, applied to the input.
-      k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      kernel_mode: ``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand
-        compressed rows).
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.SAGEConv(8, 4, activation="maxk", k=2, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 8))).shape
@@ -169,14 +160,6 @@ class SAGEConv(_Convolution):
           graph: rows are receivers, columns are senders. The mean is over the edges that enter a
             node, weighted if the graph has weights. A graph that is already normalised is used
             unchanged.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of the receivers' and the senders' features.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: number of kept entries instead of the layer's ``k``, for schedules; None for the
-            layer's.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
 
         def activated(x: Array) -> Features:
@@ -211,28 +194,17 @@ class GCNConv(_Convolution):
     other graphs are computed in every call if they are traced, and once if they are concrete.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       activation: ``"maxk"``, ``"relu"`` or None, between the product and the aggregation.
-      k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
-        of ``normalize``.
       normalize: whether to divide by ``√(d_i d_j)``. Without it no self loops are added, and the
         sum is weighted only by the weights of the graph.
       use_linear_bias: whether to add a bias before the activation as well, which MaxK-GNN does.
-      kernel_mode: ``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand
-        compressed rows).
 
     Raises:
       ValueError: if an option has a type or value other than described above, or self loops are
         requested without ``normalize``.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 2], num_nodes=3)
       >>> layer = nn.GCNConv(8, 4, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 8))).shape
@@ -279,9 +251,6 @@ class GCNConv(_Convolution):
         Args:
           graph: square graph; one that is already normalised is used unchanged, and may have
             other numbers of senders and receivers.
-          x: node features.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: number of kept entries instead of the layer's ``k``; None keeps the layer's.
 
         Warns:
           UserWarning: once, if self loops are requested for a graph that is already normalised and
@@ -307,20 +276,13 @@ class GINConv(_Convolution):
       in_features: width of the input, of both ends.
       out_features: width of the sum; without an ``mlp``, width of the output.
       activation: ``"maxk"``, ``"relu"`` or None, applied before the aggregation.
-      k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
       linear: whether a linear layer precedes the activation; without it ``h = act(x)``, and
         ``out_features`` equals ``in_features``.
       mlp: module applied to the sum, as in the paper; None returns the sum itself, as in
         MaxK-GNN.
-      kernel_mode: ``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand
-        compressed rows).
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
       >>> rngs = nnx.Rngs(0)
       >>> mlp = nn.FusedMLP([8, 16, 4], activation="relu", rngs=rngs)
@@ -371,11 +333,6 @@ class GINConv(_Convolution):
             unchanged.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
             ``(x_dst, x_src)`` of the receivers' and the senders' features, of one width.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-          k: number of kept entries instead of the layer's ``k``; None keeps the layer's.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
 
         def activated(x: Array) -> Features:
@@ -388,3 +345,58 @@ class GINConv(_Convolution):
         neighbors = self._aggregate(graph, h.src)
         total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h.dst) + neighbors
         return total if self.mlp is None else self._apply_mlp(self.mlp, total)
+
+
+class LEConv(GraphLayer):
+    """Differences to neighbours: ``y_i = W_self x_i + b + Σ_j w_ij (W_src x_j + c - W_dst x_i)``.
+
+    The local extremum convolution of https://arxiv.org/abs/1911.07979, as PyTorch Geometric's
+    ``LEConv`` computes it. Without self loops or a normalisation it can detect nodes whose features
+    are extremes of their neighbourhood, which is used to select the nodes of a pooling.
+
+    Args:
+      use_bias: whether to add the biases b and c.
+
+    Example:
+      >>> papers = CSRGraph.from_edges([0, 3], [1, 0], 2, num_senders=4)
+      >>> layer = nn.LEConv((8, 5), 4, rngs=nnx.Rngs(0))
+      >>> layer(papers, (jnp.ones((2, 8)), jnp.ones((4, 5)))).shape
+      (2, 4)
+    """
+
+    applies_weights = True
+
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int | tuple[int, int],
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        super().__init__(**common)
+        self.in_widths = widths_of_ends(self._name, in_features)
+        check_widths(self._name, out_features)
+        dst, src = self.in_widths
+        self.sender_linear = self._linear(src, out_features, use_bias=use_bias, rngs=rngs)
+        self.receiver_linear = self._linear(dst, out_features, use_bias=False, rngs=rngs)
+        self.self_linear = self._linear(dst, out_features, use_bias=use_bias, rngs=rngs)
+
+    def __call__(self, graph: CSRGraph, x: Nodes) -> Float[Array, "*batch rows out"]:
+        """Applies the convolution.
+
+        Args:
+          graph: rows are receivers, columns are senders; its weights are used, and the scales of a
+            normalised graph.
+        """
+        ends = self._ends(graph, x, self.in_widths)
+        messages = self._apply(self.sender_linear, ends.src)
+        options = {"implementation": self.implementation}
+        ones = jnp.ones((graph.num_cols, 1), messages.dtype)
+        totals = ops.spmm(graph, ones, **options)  # sums of the weights of each row
+        differences = ops.spmm(graph, messages, **options) - totals * self._apply(
+            self.receiver_linear, ends.dst
+        )
+        return self._apply(self.self_linear, ends.dst) + differences

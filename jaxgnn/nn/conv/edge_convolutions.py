@@ -8,15 +8,14 @@ from typing import Any, Unpack, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
-from jaxgnn.nn.shared.graph_layer import Ends, GraphLayer, Nodes, widths_of_ends
-from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, parameters
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes, widths_of_ends
+from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, promoted
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, flag, function, one_of, or_none
 
@@ -37,10 +36,6 @@ class GINEConv(GraphLayer):
       mlp: module applied to the sum; None returns the sum itself.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
       >>> rngs = nnx.Rngs(0)
       >>> mlp = nn.FusedMLP([8, 16, 4], activation="relu", rngs=rngs)
@@ -68,7 +63,6 @@ class GINEConv(GraphLayer):
         self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
         self.mlp = mlp
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -79,12 +73,6 @@ class GINEConv(GraphLayer):
 
         Args:
           graph: rows are receivers, columns are senders.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         ends = self._ends(graph, x, Ends(self.in_features, self.in_features))
         edges: Any = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
@@ -114,18 +102,9 @@ class EdgeConv(GraphLayer):
       mlp: module or function of ``[x_i ; x_j - x_i]``, [..., edges, 2 · in], evaluated on the last
         axis.
       reduce: reduction of the messages, one of those of ``ops.aggregate``.
-      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
-        unless it is ``"xla"``. None for the default.
       dtype: dtype of the features passed to ``mlp``; None for that of ``x``.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> mlp = nn.FusedMLP([16, 32, 4], activation="relu", rngs=nnx.Rngs(0))
       >>> nn.EdgeConv(mlp)(graph, jnp.ones((3, 8))).shape
@@ -149,12 +128,8 @@ class EdgeConv(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
             ``(x_dst, x_src)`` of the receivers' and the senders' features, of one width.
-
-        Raises:
-          ValueError: if an argument does not fit the others.
         """
         ends = self._ends(graph, x, None)
         width = ends.dst.shape[-1]
@@ -182,8 +157,7 @@ class EdgeConv(GraphLayer):
         mlp: Any = self.mlp
         reduce: Any = self.reduce
         layers = mlp.layers if isinstance(mlp, FusedMLP) else [mlp]
-        given = zip(*(parameters(layer) for layer in layers), strict=True)
-        dst, src, (first, *kernels), biases = _promoted(mlp.dtype, *ends, *given)
+        (dst, src), (first, *kernels), biases = promoted(mlp.dtype, layers, *ends)
         if first.shape[0] != 2 * width:
             self._check_nodes("x", ends.dst, graph.num_rows, first.shape[0] // 2, "receivers")
         of_receivers, of_differences = first[:width], first[width:]
@@ -198,13 +172,6 @@ class EdgeConv(GraphLayer):
         )
 
 
-def _promoted(dtype: Any, dst: Array, src: Array, kernels: Any, biases: Any) -> Any:
-    """Features, kernels and biases in one dtype."""
-    count = 2 + len(kernels)
-    arrays: Any = promote_dtype((dst, src, *kernels, *biases), dtype=dtype)
-    return arrays[0], arrays[1], arrays[2:count], arrays[count:]
-
-
 class ResGatedGraphConv(GraphLayer):
     """Gated convolution: ``y_i = W_root x_i + b + Σ_j σ(k_i + q_j + g_ij) ⊙ (v_j + u_ij)``.
 
@@ -216,16 +183,8 @@ class ResGatedGraphConv(GraphLayer):
 
     Args:
       in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output.
-      edge_dim: width of the features of edges; None if there are none.
-      root_weight: whether to add a linear map of the receiver's own features.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> nn.ResGatedGraphConv(8, 4, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 8))).shape
       (3, 4)
@@ -262,7 +221,6 @@ class ResGatedGraphConv(GraphLayer):
         self.root_linear = plain_linear(of.dst if root_weight else None)
         self.bias = self._zeros(out_features, use_bias)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -273,12 +231,6 @@ class ResGatedGraphConv(GraphLayer):
 
         Args:
           graph: rows are receivers, columns are senders.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         ends = self._ends(graph, x, self.in_widths)
         edges = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)

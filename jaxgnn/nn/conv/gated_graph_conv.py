@@ -13,7 +13,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer
+from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, one_of
 from jaxgnn.ops._aggregate.call import WEIGHTED
@@ -41,10 +41,6 @@ class GatedGraphConv(GraphLayer):
       use_bias: whether the unit has biases.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.GatedGraphConv(8, num_layers=3, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 5))).shape
@@ -83,9 +79,6 @@ class GatedGraphConv(GraphLayer):
         Args:
           graph: square graph; rows are receivers, columns are senders.
           x: features of the nodes, at most as wide as the output; leading axes share the graph.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         h = self._ends(graph, x, None).src
         self._check_square(graph, "since nodes keep their state")

@@ -22,9 +22,7 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 class GCNSum(NamedTuple):
     """Product with ``P``, whose entries are ``w_ij / √(d_i d_j)`` for edges and self loops.
 
-    Attributes:
-      graph: the edges, normalised.
-      loops: weight of the self loop that is added to each node, or None.
+    ``loops`` are the weights of the self loops that are added to the normalised graph, or None.
     """
 
     graph: CSRGraph
@@ -61,18 +59,8 @@ class GCNSum(NamedTuple):
 def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: bool) -> GCNSum:
     """Normalises a graph, unless it is already normalised: such a graph is used unchanged.
 
-    Args:
-      where: name of the layer in errors and warnings.
-      graph: the graph; square, unless it is used unchanged.
-      normalize: False to use every graph unchanged.
-      add_self_loops: whether nodes without a self loop get one.
-
-    Raises:
-      ValueError: if the graph is not square and not normalised.
-
-    Warns:
-      UserWarning: once, if self loops are requested for a graph that is already normalised and
-        concrete, and lacks some.
+    Without ``normalize`` every graph is used unchanged. Warns once if self loops are requested for
+    a concrete graph that is already normalised and lacks some.
     """
     if graph.is_normalized or not normalize:
         if add_self_loops:

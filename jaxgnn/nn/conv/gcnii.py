@@ -12,16 +12,13 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.conv.gcn_sum import gcn_sum
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer
+from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, flag, fraction, positive
 
 
 def identity_share(strength: float, place: int) -> float:
-    """The share β of the linear map in layer ``place``, from 1: ``log(strength / place + 1)``.
-
-    The rest is the identity, so that deep layers change their input little.
-    """
+    """The share β of the linear map in layer ``place``, from 1; the rest is the identity."""
     return math.log(strength / place + 1)
 
 
@@ -49,15 +46,8 @@ class GCNIIConv(GraphLayer):
         None for β = 1.
       place: the place of the layer in the network, from 1.
       share_weights: whether one matrix multiplies both terms of ``s``; False for two.
-      add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
-        of ``normalize``.
-      normalize: whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 2], num_nodes=3)
       >>> x = initial = jnp.ones((3, 8))
       >>> rngs = nnx.Rngs(0)
@@ -111,9 +101,6 @@ class GCNIIConv(GraphLayer):
           graph: square graph; one that is already normalised is used unchanged.
           x: features of the nodes, the output of the previous layer.
           initial: ``x_0``, the input of the first layer, of the shape of ``x``.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         self._check(graph, x, self.features)
         self._check_square(graph)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph
-from jaxgnn.nn.conv.degree_scales import DegreeAverages, Scaler, averages_or_graph, degree_scales
-from jaxgnn.nn.conv.towers import Towers, by_tower, joined, times_all, times_each
+from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.nn.shared.activations import function_of, name_of
-from jaxgnn.nn.shared.common_options import CommonOptions, with_edge_order
-from jaxgnn.nn.shared.graph_layer import Ends, GraphLayer, Nodes
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import (
     any_activation,
@@ -28,6 +30,161 @@ from jaxgnn.nn.shared.options import (
     or_none,
 )
 from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+"""Scales by degree of the aggregated values of a node."""
+
+
+class DegreeAverages(NamedTuple):
+    """Averages over the nodes of a training set, used as scales by ``PNAConv``.
+
+    Attributes:
+      linear: mean of the degree d.
+      log: mean of ``log(d + 1)``.
+    """
+
+    linear: float
+    log: float
+
+    @classmethod
+    def of(cls, *graphs: CSRGraph) -> DegreeAverages:
+        """The averages over the nodes of graphs, such as all of a training set.
+
+        All rows are counted, also padding of a batch, as nodes of degree 0: pass the graphs
+        themselves and not padded batches of them.
+
+        Args:
+          *graphs: concrete graphs; the degree of a row is the number of its edges.
+
+        Raises:
+          ValueError: if there is no graph, a graph is traced, or no graph has an edge.
+
+        Example:
+          >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
+          >>> DegreeAverages.of(graph).linear
+          1.0
+        """
+        where = "DegreeAverages.of"
+        if not graphs:
+            raise bad_input(where, "graphs", "one graph or more", "none")
+        for graph in graphs:
+            if not isinstance(graph, CSRGraph) or not is_concrete(graph.indptr):
+                got = "a traced one" if isinstance(graph, CSRGraph) else type(graph).__name__
+                raise bad_input(where, "graphs", "concrete graphs; call it outside jit", got)
+        return cls._of(where, np.concatenate([np.diff(np.asarray(g.indptr)) for g in graphs]))
+
+    @classmethod
+    def of_histogram(cls, counts: npt.ArrayLike) -> DegreeAverages:
+        """The averages from the number of nodes of each degree 0, 1, …, as PyG's ``deg``.
+
+        Args:
+          counts: whole numbers, [largest degree + 1].
+
+        Raises:
+          ValueError: if the counts are not a one-dimensional array of non-negative numbers, or no
+            node has an edge.
+
+        Example:
+          >>> DegreeAverages.of_histogram([1, 1, 1]).linear
+          1.0
+        """
+        where = "DegreeAverages.of_histogram"
+        numbers = np.asarray(counts)
+        fits = numbers.ndim == 1 and np.issubdtype(numbers.dtype, np.integer)
+        if not fits or (numbers < 0).any():
+            expected = "whole numbers of at least 0, [largest degree + 1]"
+            raise bad_input(where, "counts", expected, f"{numbers.dtype}{list(numbers.shape)}")
+        return cls._of(where, np.repeat(np.arange(len(numbers)), numbers))
+
+    @classmethod
+    def _of(cls, where: str, degrees: np.ndarray) -> DegreeAverages:
+        if not degrees.any():
+            raise bad_input(where, "the degrees", "of at least one edge", "none")
+        return cls(float(degrees.mean()), float(np.log(degrees + 1.0).mean()))
+
+
+def averages_or_graph(value: Any) -> str | None:
+    """Checks for averages, or a graph to compute them from."""
+    is_good = isinstance(value, DegreeAverages) and all(
+        isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value
+    )
+    is_good = is_good or (isinstance(value, CSRGraph) and is_concrete(value.indptr))
+    return (
+        None
+        if is_good
+        else (
+            "nn.DegreeAverages of positive numbers, such as DegreeAverages.of_histogram(deg), or a "
+            "concrete CSRGraph"
+        )
+    )
+
+
+def degree_scales(
+    graph: CSRGraph, averages: DegreeAverages, scalers: Sequence[Scaler], dtype: DTypeLike
+) -> Float[Array, "rows scalers"]:
+    """The factor of each row and scale; a degree of 0 counts as 1 where it would divide."""
+    degrees = graph.degrees().astype(dtype)
+    at_least_one = jnp.maximum(degrees, 1)
+    mean, log = averages
+    made = {
+        "identity": lambda: jnp.ones_like(degrees),
+        "amplification": lambda: jnp.log(degrees + 1) / log,
+        "attenuation": lambda: log / jnp.log(at_least_one + 1),
+        "linear": lambda: degrees / mean,
+        "inverse_linear": lambda: mean / at_least_one,
+    }
+    return jnp.stack([made[name]() for name in scalers], axis=-1)
+
+
+_kernel_init = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=0)
+
+
+class Towers(nnx.Module):
+    """A linear layer for each tower, parameters ``kernel`` [towers, in, out] and ``bias``."""
+
+    def __init__(self, towers: int, widths: tuple[int, int], param_dtype: Any, rngs: nnx.Rngs):
+        shape = towers, *widths
+        self.kernel = nnx.Param(_kernel_init(rngs.params(), shape, param_dtype))
+        self.bias = nnx.Param(jnp.zeros((towers, widths[1]), param_dtype))
+
+    def parameters(self) -> tuple[Array, Array]:
+        """The kernel [towers, in, out] and the bias [towers, out], as arrays."""
+        return self.kernel[...], self.bias[...]
+
+    def __call__(
+        self, x: Float[Array, "*batch nodes towers in"], dtype: DTypeLike | None
+    ) -> Float[Array, "*batch nodes towers out"]:
+        """Applies each tower's layer to its own features, in this dtype."""
+        x, kernel, bias = promote_dtype((x, *self.parameters()), dtype=dtype)
+        return times_each(x, kernel) + bias
+
+
+def by_tower(
+    x: Float[Array, "*batch nodes width"], towers: int
+) -> Float[Array, "*batch nodes towers each"]:
+    """Splits features into the parts of the towers."""
+    return x.reshape(*x.shape[:-1], towers, x.shape[-1] // towers)
+
+
+def joined(x: Float[Array, "*batch nodes towers each"]) -> Float[Array, "*batch nodes width"]:
+    """Concatenates the parts of all towers."""
+    *nodes, towers, each = x.shape
+    return x.reshape(*nodes, towers * each)
+
+
+def times_all(
+    x: Float[Array, "*batch nodes in"], kernel: Float[Array, "towers in out"]
+) -> Float[Array, "*batch nodes towers out"]:
+    """The product of the same features with the kernel of each tower."""
+    towers, width, out = kernel.shape
+    return by_tower(x @ jnp.swapaxes(kernel, 0, 1).reshape(width, towers * out), towers)
+
+
+def times_each(
+    x: Float[Array, "*batch nodes towers in"], kernel: Float[Array, "towers in out"]
+) -> Float[Array, "*batch nodes towers out"]:
+    """The product of each tower's part with its kernel."""
+    return jnp.swapaxes(jnp.matmul(jnp.swapaxes(x, -2, -3), kernel), -2, -3)
 
 
 class PNAConv(GraphLayer):
@@ -54,7 +211,6 @@ class PNAConv(GraphLayer):
         to compute them from its nodes.
       aggregators: the reductions, different names among those of ``ops.aggregate``.
       scalers: the scales, different names among those above.
-      edge_dim: width of the features of edges; None if there are none.
       towers: number of towers.
       pre_layers: number of linear layers in ``pre``.
       post_layers: number of linear layers in ``post``.
@@ -68,10 +224,6 @@ class PNAConv(GraphLayer):
         is not a multiple of ``towers``.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> layer = nn.PNAConv(8, 4, average_degree=graph, towers=2, rngs=nnx.Rngs(0))
       >>> layer(graph, jnp.ones((3, 8))).shape
@@ -136,7 +288,6 @@ class PNAConv(GraphLayer):
         self.post, self.post_others = networks(parts * each, out_features // towers, post_layers)
         self.linear = self._linear(out_features, out_features, rngs=rngs)
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -147,12 +298,6 @@ class PNAConv(GraphLayer):
 
         Args:
           graph: rows are receivers, columns are senders.
-          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
-            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
-          edge_features: features of the edge slots, with the leading axes of ``x`` or without.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         ends = self._ends(graph, x, Ends(self.in_features, self.in_features))
         edges = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Unpack, get_args
+from collections.abc import Callable
+from typing import Any, Literal, Unpack, get_args
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
-from jaxgnn.graph import CSRGraph
+from jaxgnn._arrays.identity_cache import IdentityMemory
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, is_concrete, remove_self_loops
+from jaxgnn.graph.local.local_graph import max_over_devices
 from jaxgnn.nn.conv.gcn_sum import gcn_sum
-from jaxgnn.nn.conv.laplacian import LaplacianKind, scaled_laplacian
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer
+from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, fraction, one_of
+
+LaplacianKind = Literal["sym", "rw"]
+"""Normalisations of a Laplacian, besides none."""
 
 
 class SGConv(GraphLayer):
@@ -27,17 +34,10 @@ class SGConv(GraphLayer):
     The steps are taken on the narrower side of ``W``.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       num_steps: number of products with ``P``.
       add_self_loops: whether nodes without a self loop get one, of weight one.
-      use_bias: whether to add a bias.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 2], num_nodes=3)
       >>> nn.SGConv(8, 4, num_steps=2, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 8))).shape
       (3, 4)
@@ -72,9 +72,6 @@ class SGConv(GraphLayer):
         Args:
           graph: square graph; one that is already normalised is used unchanged.
           x: features of the nodes; leading axes share the graph.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         self._check(graph, x, self.linear.in_features)
         self._check_square(graph, "since the sum is taken several times")
@@ -99,19 +96,10 @@ class APPNP(GraphLayer):
       num_steps: number of steps ``K``.
       alpha: share of the node's own features in each step, in [0, 1].
       dropout: probability of dropping an edge or self loop in training, drawn again in each step.
-      add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
-        of ``normalize``.
-      normalize: whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged.
       implementation: name of the kernels of the sparse op; None for the default.
       dtype: dtype of the computation; None for that of the input.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0], receivers=[1], num_nodes=2)
       >>> layer = nn.APPNP(num_steps=1, alpha=0.5, add_self_loops=False, normalize=False)
       >>> layer(graph, jnp.array([[2.0], [4.0]])).tolist()
@@ -150,7 +138,6 @@ class APPNP(GraphLayer):
         Args:
           graph: square graph; one that is already normalised is used unchanged.
           x: features of the nodes; leading axes share the graph.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if graph and features do not fit each other, or ``rngs`` lack the stream.
@@ -184,17 +171,10 @@ class ChebConv(GraphLayer):
     (Clenshaw's algorithm).
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       num_terms: number ``K`` of polynomials, so that ``y_i`` depends on nodes ``K - 1`` steps away.
       normalization: ``"sym"``, ``"rw"`` or None, which select the Laplacian.
-      use_bias: whether to add a bias.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
       >>> nn.ChebConv(8, 4, num_terms=3, rngs=nnx.Rngs(0))(graph, jnp.ones((2, 8))).shape
       (2, 4)
@@ -269,3 +249,74 @@ class ChebConv(GraphLayer):
         for term in terms[-2:0:-1]:
             now, after = term + 2 * laplacian(now) - after, now
         return terms[0] + laplacian(now) - after
+
+
+def scaled_laplacian(
+    where: str,
+    graph: CSRGraph,
+    normalization: LaplacianKind | None,
+    *,
+    lambda_max: Any,
+    implementation: ops.Name | None,
+) -> Callable[[Array], Array]:
+    """The product of ``2 L / λ - 1`` with features [*batch, nodes, width]; see ``ChebConv``.
+
+    ``lambda_max`` of None stands for an upper bound of the eigenvalues: 2, or for ``D - A`` twice
+    the largest degree.
+    """
+    _check(where, graph, normalization, lambda_max)
+    options = {"implementation": implementation}
+    wide, own, of_senders = jnp.result_type(float), jnp.ones(()), None
+    p = graph if graph.is_normalized else _without_loops(graph)
+    if normalization == "sym":
+        p = p if p.is_normalized else p.normalized("gcn")
+    else:
+        degrees: Any = ops.spmm(p, jnp.ones((p.num_cols, 1), wide), **options)
+        if normalization is None:
+            own = degrees
+        else:
+            has_edges = degrees > 0
+            of_senders = jnp.where(has_edges, 1 / jnp.where(has_edges, degrees, 1), 0)
+    if lambda_max is None:
+        bound = 2 * max_over_devices(graph, jnp.max(own))
+        lambda_max = jnp.where(bound > 0, bound, 2)  # without edges any number is valid
+    share = 2.0 / jnp.asarray(lambda_max, wide)
+
+    def laplacian(z: Array) -> Array:
+        of_node, of_edge = (share * own - 1).astype(z.dtype), share.astype(z.dtype)
+        sent = z if of_senders is None else of_senders.astype(z.dtype) * z
+        return of_node * z - of_edge * ops.spmm(p, sent, **options)
+
+    return laplacian
+
+
+def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> None:
+    """Raises ValueError unless λ is positive, and the graph normalised only with ``"sym"``."""
+    is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
+    is_known = lambda_max is not None and is_concrete(lambda_max)
+    if not is_number or (is_known and not lambda_max > 0):
+        raise bad_input(where, "lambda_max", "a positive number", lambda_max)
+    if normalization != "sym" and graph.is_normalized:
+        expected = f"not normalised, with normalization={normalization!r}"
+        raise bad_input(where, "graph", expected, "one that is normalised")
+
+
+_LOOPLESS: IdentityMemory[CSRGraph | None] = IdentityMemory()
+
+
+def _without_loops(graph: CSRGraph) -> CSRGraph:
+    """The graph without its self loops; a traced graph keeps them with weight zero."""
+    arrays = graph.indptr, graph.indices, graph.weights
+    if is_concrete(*arrays):
+        made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
+        return graph if made is None else made
+    weights = jnp.ones(graph.num_edges) if graph.weights is None else jnp.asarray(graph.weights)
+    is_loop = jnp.asarray(graph.receivers()) == graph.senders_as_rows()
+    return graph.with_weights(jnp.where(is_loop, 0, weights))
+
+
+def _loopless_on_host(graph: CSRGraph) -> CSRGraph | None:
+    """The graph without its self loops; None if it has none, so that only new graphs are cached."""
+    made = remove_self_loops(graph)
+    # Under jit an element of a concrete array would be traced.
+    return None if made.num_edges == np.asarray(graph.indptr)[-1] else made

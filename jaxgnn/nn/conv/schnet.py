@@ -9,16 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer, Nodes, widths_of_ends
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
+from jaxgnn.nn.shared.layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, positive
+from jaxgnn.nn.shared.options import at_least, checked_options, positive, require
 
 _checked = checked_options(cutoff=positive, num_filters=at_least(1), num_gaussians=at_least(2))
 
@@ -59,14 +57,8 @@ def gaussian_smearing(
       >>> np.asarray(gaussian_smearing(jnp.array([0.0, 1.0]), 1.0, 2), float).round(3).tolist()
       [[1.0, 0.607], [0.607, 1.0]]
     """
-    where = "nn.gaussian_smearing"
-    for name, value, check in (
-        ("cutoff", cutoff, positive),
-        ("num_gaussians", num_gaussians, at_least(2)),
-    ):
-        expected = check(value)
-        if expected is not None:
-            raise bad_input(where, name, expected, repr(value))
+    require("nn.gaussian_smearing", "cutoff", cutoff, positive)
+    require("nn.gaussian_smearing", "num_gaussians", num_gaussians, at_least(2))
     distances = jnp.asarray(distances)
     if not jnp.issubdtype(distances.dtype, jnp.floating):
         distances = distances.astype(jnp.result_type(float))
@@ -89,9 +81,7 @@ def cosine_cutoff(distances: Float[Array, "*edges"], cutoff: float) -> Float[Arr
       >>> np.asarray(cosine_cutoff(jnp.array([0.0, 1.0, 3.0]), 2.0)).round(3).tolist()
       [1.0, 0.5, 0.0]
     """
-    expected = positive(cutoff)
-    if expected is not None:
-        raise bad_input("nn.cosine_cutoff", "cutoff", expected, repr(cutoff))
+    require("nn.cosine_cutoff", "cutoff", cutoff, positive)
     is_inside = distances < cutoff
     # The cosine of infinity is NaN, and so is its gradient, even where it is unused.
     angles = jnp.where(is_inside, distances, 0) * (math.pi / cutoff)
@@ -109,15 +99,11 @@ class CFConv(GraphLayer):
 
     Args:
       in_features: width of the features of the senders.
-      out_features: width of the output.
       num_filters: width of the filters.
       num_gaussians: number of features of a distance.
       cutoff: distance beyond which edges are ignored, in the unit of the distances.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> from jaxgnn.graph import radius_graph
       >>> points = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
       >>> edges = radius_graph(points, 3.0)
@@ -155,14 +141,10 @@ class CFConv(GraphLayer):
         """Applies the convolution.
 
         Args:
-          graph: rows are receivers, columns are senders.
           x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
             ``(x_dst, x_src)``, of which only the senders' features are read.
           distances: length of each edge slot, such as ``NeighbourEdges.distances``, with or
             without the leading axes of ``x``.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         widths = widths_of_ends(self._name, self.in_features)
         ends = self._ends(graph, x, widths)
@@ -190,7 +172,7 @@ class CFConv(GraphLayer):
         return self._apply(self.filter_linear, hidden) * cutoff[..., None]
 
 
-class SchNetInteraction(nnx.Module):
+class SchNetInteraction(DocumentedModule):
     """SchNet's interaction block: ``v = W shifted_softplus(cfconv(x)) + b``.
 
     A network adds it to its input, ``x + block(graph, x, distances)``, several times. See
@@ -204,17 +186,8 @@ class SchNetInteraction(nnx.Module):
       cutoff: distance beyond which edges are ignored, in the unit of the distances.
       implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> from jaxgnn.graph import radius_graph
       >>> points = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
       >>> edges = radius_graph(points, 3.0)
@@ -232,15 +205,11 @@ class SchNetInteraction(nnx.Module):
         num_filters: int = 128,
         num_gaussians: int = 50,
         cutoff: float = 10.0,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
-        options: dict[str, Any] = {"implementation": implementation, "dtype": dtype}
-        options |= {"param_dtype": param_dtype, "rngs": rngs}
-        sizes = {"num_filters": num_filters, "num_gaussians": num_gaussians, "cutoff": cutoff}
-        self.conv = CFConv(features, features, **sizes, **options)
+        sizes: dict[str, Any] = {"num_filters": num_filters, "num_gaussians": num_gaussians}
+        self.conv = CFConv(features, features, **sizes, cutoff=cutoff, rngs=rngs, **common)
         self.linear = self.conv._linear(features, features, rngs=rngs)
 
     def __call__(
@@ -256,9 +225,6 @@ class SchNetInteraction(nnx.Module):
           x: features of the nodes; leading axes share the graph.
           distances: length of each edge slot, such as ``NeighbourEdges.distances``, with or
             without the leading axes of ``x``.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the block.
         """
         y = shifted_softplus(self.conv(graph, x, distances))
         return self.conv._apply(self.linear, y)

@@ -1,10 +1,10 @@
-"""A layer for each relation of a heterogeneous graph, and the reduction of their results."""
+"""A layer for each relation of a heterogeneous graph; checks of all layers on such graphs."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -14,9 +14,67 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.graph.hetero.hetero_graph import check_edge_type
-from jaxgnn.nn.hetero.node_types import check_features, check_is_hetero
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import require_stream
-from jaxgnn.nn.shared.options import checked_options, function, one_of
+from jaxgnn.nn.shared.maxk import check_widths
+from jaxgnn.nn.shared.options import checked_options, function, one_of, require
+
+
+def check_is_hetero(where: str, graph: Any) -> None:
+    """Raises ValueError unless ``graph`` is a HeteroGraph."""
+    if not isinstance(graph, HeteroGraph):
+        expected = "a jaxgnn.graph.HeteroGraph, such as HeteroGraph({relation: graph})"
+        raise bad_input(where, "graph", expected, type(graph).__name__)
+
+
+def check_features(
+    where: str, graph: HeteroGraph, x: Any, edge_types: tuple[EdgeType, ...] | None = None
+) -> None:
+    """Raises ValueError unless ``x`` has features of all nodes of the types that are needed."""
+    if not isinstance(x, Mapping):
+        expected = "a dictionary of the features of each type of nodes"
+        raise bad_input(where, "x", expected, type(x).__name__)
+    of_relations = (t for e in edge_types or () for t in (e[0], e[2]))
+    for node_type in graph.node_types if edge_types is None else of_relations:
+        count = graph.num_nodes[node_type]
+        if node_type not in x:
+            raise bad_input(
+                where,
+                "x",
+                f"of a type {node_type!r} too (layers return only types that receive)",
+                f"types {list(x)}",
+            )
+        shape = getattr(x[node_type], "shape", ())
+        if len(shape) < 2 or shape[-2] != count:
+            expected = f"of shape [..., {count}, features], as there are nodes of this type"
+            raise bad_input(where, f"x[{node_type!r}]", expected, f"shape {shape}")
+
+
+def checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple[EdgeType, ...]]:
+    """Returns the types of nodes and the relations, after checking that these use the types."""
+    if not isinstance(metadata, tuple | list) or len(metadata) != 2:
+        expected = "a pair of the types of nodes and the relations, graph.metadata"
+        raise bad_input(where, "metadata", expected, repr(metadata))
+    node_types, edge_types = tuple(sorted(metadata[0])), tuple(metadata[1])  # as in HeteroGraph
+    for edge_type in edge_types:
+        check_edge_type(where, "metadata", edge_type)
+        if not {edge_type[0], edge_type[2]} <= set(node_types):
+            expected = f"of relations between the types {list(node_types)}"
+            raise bad_input(where, "metadata", expected, repr(edge_type))
+    if not edge_types:
+        raise bad_input(where, "metadata", "of at least one relation", repr(metadata))
+    return node_types, edge_types
+
+
+def width_of_each(where: str, given: Any, node_types: Sequence[str]) -> dict[str, int]:
+    """The width of each type: a common one, or those of a dictionary."""
+    widths = dict(given) if isinstance(given, Mapping) else dict.fromkeys(node_types, given)
+    if set(widths) != set(node_types):
+        expected = f"one width, or one for each of {list(node_types)}"
+        raise bad_input(where, "in_features", expected, given)
+    check_widths(where, *widths.values())
+    return widths
+
 
 _REDUCTIONS: dict[str, Callable[[list[Array]], Array]] = {
     "sum": lambda parts: functools.reduce(jnp.add, parts),
@@ -27,7 +85,7 @@ _REDUCTIONS: dict[str, Callable[[list[Array]], Array]] = {
 }
 
 
-class HeteroConv(nnx.Module):
+class HeteroConv(DocumentedModule):
     """A separate layer for each relation; receivers combine the results of several relations.
 
     A layer is called as ``layer(graph, x)`` with the graph of its relation. For a relation within
@@ -43,14 +101,7 @@ class HeteroConv(nnx.Module):
         ``"mean"``, ``"max"``, ``"min"``, or ``"cat"``, which concatenates in the order of the
         layers.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph, HeteroGraph
       >>> writes = CSRGraph.from_edges([0, 1], [2, 0], 3, num_senders=2)
       >>> graph = HeteroGraph({("author", "writes", "paper"): writes})
       >>> rngs = nnx.Rngs(0)
@@ -72,9 +123,7 @@ class HeteroConv(nnx.Module):
             raise bad_input("HeteroConv", "layers", expected, repr(layers))
         for edge_type, layer in layers.items():
             check_edge_type("HeteroConv", "layers", edge_type)
-            expected = function(layer)
-            if expected is not None:
-                raise bad_input("HeteroConv", f"layers[{edge_type!r}]", expected, repr(layer))
+            require("HeteroConv", f"layers[{edge_type!r}]", layer, function)
         self.edge_types: tuple[EdgeType, ...] = tuple(layers)
         self.layers = nnx.List(layers.values())
         self.reduce: str = reduce

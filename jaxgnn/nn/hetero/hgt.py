@@ -13,14 +13,14 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
-from jaxgnn.nn.hetero.node_types import (
+from jaxgnn.nn.hetero.hetero_conv import (
     check_features,
     check_is_hetero,
     checked_metadata,
     width_of_each,
 )
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer
+from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.linear import FusedLinear
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options
@@ -49,10 +49,6 @@ class HGTConv(GraphLayer):
       heads: number of attention heads, which divides ``out_features``.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph, HeteroGraph
       >>> writes = CSRGraph.from_edges([0, 1], [2, 0], 3, num_senders=2)
       >>> graph = HeteroGraph({("author", "writes", "paper"): writes}).with_reverse()
       >>> layer = nn.HGTConv(8, 4, graph.metadata, heads=2, rngs=nnx.Rngs(0))
@@ -107,9 +103,6 @@ class HGTConv(GraphLayer):
 
         Returns:
           Features of each type of nodes that is a receiver in some relation.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         floats = self._checked_floats(graph, x)
         queries, keys, values = self._projected(floats)

@@ -13,9 +13,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, RelationalGraph
-from jaxgnn.nn.attention.attention_layer import Nodes
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_layer import GraphLayer, widths_of_ends
+from jaxgnn.nn.shared.layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none
 
@@ -32,22 +31,14 @@ class RGCNConv(GraphLayer):
     memory.
 
     Args:
-      in_features: width of the input, or a pair of the widths of receivers and of senders.
-      out_features: width of the output.
       num_relations: number of relations.
       num_bases: number of shared bases; None for a matrix for each relation.
       num_blocks: number of blocks on the diagonal, which divides both widths; None for full
         matrices. Not together with ``num_bases``.
       aggregation: ``"mean"`` or ``"sum"`` over the edges of a relation, weighted if these have
         weights.
-      root_weight: whether to add a linear map of the receiver's own features.
-      use_bias: whether to add a bias.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import CSRGraph
       >>> likes = CSRGraph.from_edges([0, 1], [1, 2], 3)
       >>> knows = CSRGraph.from_edges([2], [0], 3)
       >>> layer = nn.RGCNConv(8, 4, num_relations=2, rngs=nnx.Rngs(0))
@@ -112,9 +103,6 @@ class RGCNConv(GraphLayer):
             the latter to a jitted function, because it is already sorted.
           x: features of the nodes of square graphs, whose leading axes share them; or a pair
             ``(x_dst, x_src)`` of the receivers' and the senders' features.
-
-        Raises:
-          ValueError: if graph and features do not fit each other or the layer.
         """
         if not isinstance(graph, RelationalGraph):
             if not isinstance(graph, Sequence):

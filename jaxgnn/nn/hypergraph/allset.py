@@ -33,7 +33,6 @@ class AllDeepSetsConv(HypergraphLayer):
     For an empty set, f is ``mlp₂(0)``. No activation is applied to the output.
 
     Args:
-      in_features: width of the input.
       out_features: width of the output, and of the hyperedges.
       hidden_features: width of the hidden layer of each of the four MLPs; ``out_features`` by
         default.
@@ -42,9 +41,6 @@ class AllDeepSetsConv(HypergraphLayer):
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> nn.AllDeepSetsConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)
@@ -103,18 +99,13 @@ class AllSetTransformerConv(HypergraphLayer):
     Attention over an empty set gives zero. No activation is applied to the output.
 
     Args:
-      in_features: width of the input.
       out_features: width of the output, a multiple of ``heads``.
-      heads: number of attention heads.
       hidden_features: width of the hidden layer of each MLP; ``out_features`` by default.
       activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       dropout: probability of dropping an attention coefficient in training.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.AllSetTransformerConv(8, 16, heads=4, rngs=nnx.Rngs(0))
       >>> layer(hypergraph, jnp.ones((4, 8))).shape
@@ -157,8 +148,6 @@ class AllSetTransformerConv(HypergraphLayer):
 
         Args:
           incidence: the hypergraph.
-          x: features of the nodes.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         incidence = self._check(incidence, x, self.in_features)
         options = self.dropout_rate, self._training_rngs(rngs), self.implementation

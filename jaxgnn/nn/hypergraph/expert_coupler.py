@@ -19,6 +19,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
 from jaxgnn.nn.hypergraph.hypergraph_conv import HypergraphConv
 from jaxgnn.nn.shared.activations import name_of
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import any_activation, at_least, checked_options
 from jaxgnn.ops._core.custom_gradient import custom_vjp
@@ -29,7 +30,7 @@ Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
 
-class _Coupler(nnx.Module):
+class _Coupler(DocumentedModule):
     """Base class of couplers: layers over the experts, and a combiner of their outputs."""
 
     features: int
@@ -50,7 +51,9 @@ class _Coupler(nnx.Module):
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch experts features"]:
         """Returns the experts' outputs after the layers, before the combiner."""
-        _check_experts(self, x, self.num_experts, self.features)
+        if jnp.ndim(x) < 2 or x.shape[-2:] != (self.num_experts, self.features):
+            expected = f"of shape [..., {self.num_experts}, {self.features}], experts by features"
+            raise bad_input(type(self).__name__, "x", expected, f"shape {jnp.shape(x)}")
         return self._layered(x)
 
     def _layered(self, x: Float[Array, "*batch experts features"]) -> Array:
@@ -87,20 +90,10 @@ class ExpertCoupler(_Coupler):
         described above.
       weighting: ``"paper"``, or ``"pyg"`` for W in D alone, as in torch-geometric.
       normalization: ``"mean"`` for the formula above, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
       path: ``"sums"`` over the incidences, ``"mixing"`` by one matrix, or ``"auto"`` for the matrix
         where there are at most 128 experts.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> coupler = nn.ExpertCoupler(16, num_experts=4, rngs=nnx.Rngs(0))
       >>> coupler.incidence.shape
       (4, 6)
@@ -193,17 +186,8 @@ class PairwiseExpertCoupler(_Coupler):
       layers: number of rounds of messages.
       combiner: maps ``[..., experts, features]`` to ``[..., features]``; None for the combiner
         described above.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a size is not positive.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> coupler = nn.PairwiseExpertCoupler(16, num_experts=4, rngs=nnx.Rngs(0))
       >>> coupler(jnp.ones((2, 10, 4, 16))).shape
       (2, 10, 16)
@@ -236,19 +220,13 @@ class PairwiseExpertCoupler(_Coupler):
         return x
 
 
-class ExpertCombiner(nnx.Module):
+class ExpertCombiner(DocumentedModule):
     """Combines the outputs of all experts into one: ``norm(gelu(W mean_e x_e + b))``.
 
     Args:
       features: width of the experts' outputs.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> nn.ExpertCombiner(16, rngs=nnx.Rngs(0))(jnp.ones((10, 4, 16))).shape
       (10, 16)
     """
@@ -329,11 +307,7 @@ _recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 def expert_hyperedges(
     strategy: Strategy | Incidence | Iterable[Iterable[int]], num_experts: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the experts of each hyperedge, from a strategy's name or from explicit sets.
-
-    Raises:
-      ValueError: if the strategy is unknown, or an expert is out of range.
-    """
+    """Returns the experts of each hyperedge, from a strategy's name or from explicit sets."""
     if isinstance(strategy, Incidence):
         if strategy.num_nodes != num_experts:
             expected = f"of {num_experts} nodes, one for each expert"
@@ -356,9 +330,3 @@ def expert_hyperedges(
 def _incidence(hyperedges: tuple[tuple[int, ...], ...], num_experts: int) -> Incidence:
     """Builds the hypergraph from tuples, which modules store as static, unlike arrays."""
     return Incidence.from_hyperedges(hyperedges, num_experts)
-
-
-def _check_experts(layer: nnx.Module, x: Array, num_experts: int, features: int) -> None:
-    if jnp.ndim(x) < 2 or x.shape[-2:] != (num_experts, features):
-        expected = f"of shape [..., {num_experts}, {features}], experts by features"
-        raise bad_input(type(layer).__name__, "x", expected, f"shape {jnp.shape(x)}")

@@ -37,22 +37,13 @@ class HypergraphConv(HypergraphLayer):
       use_attention: whether each incidence has an attention coefficient.
       attention_mode: ``"node"`` for a softmax over the nodes of each hyperedge, ``"edge"`` for one
         over the hyperedges of each node.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
-      negative_slope: slope of the leaky ReLU of the attention scores below zero.
       dropout: probability of dropping an incidence from attention in training.
-      use_bias: whether to add the bias b.
       activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
         ``"squared_relu"``, or None for no activation.
-      precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
-        None for the setting of JAX.
       path: ``"sums"`` over the incidences, ``"mixing"`` by one matrix, or ``"auto"`` for the matrix
         where the hypergraph has at most 128 nodes.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.HypergraphConv(8, 16, num_hyperedges=2, rngs=nnx.Rngs(0))
       >>> layer(hypergraph, jnp.ones((4, 8))).shape
@@ -123,15 +114,10 @@ class HypergraphConv(HypergraphLayer):
         """Applies the convolution.
 
         Args:
-          incidence: the hypergraph.
           x: features of the nodes; all leading axes share the hypergraph.
           weight: weights of the hyperedges, for layers without learnt weights; None for ones.
           attributes: features of the hyperedges, for attention.
           residual: array added after the activation, of the shape of the result; None for none.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-
-        Raises:
-          ValueError: if an argument does not fit the others or the layer.
         """
         self._check(incidence, x, self.in_features)
         if self.weights is not None:
@@ -173,16 +159,10 @@ class HGNNPlusConv(HypergraphLayer):
     group is ``σ`` of a learnt parameter.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       group_sizes: number of hyperedges in each group; None for no groups, with weights passed in
         the call.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}, {0, 3}], num_nodes=4)
       >>> layer = nn.HGNNPlusConv(8, 16, group_sizes=[1, 2], rngs=nnx.Rngs(0))
       >>> layer(hypergraph, jnp.ones((4, 8))).shape
@@ -237,11 +217,7 @@ class HGNNPlusConv(HypergraphLayer):
 
 
 def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
-    """Returns the numbers of hyperedges of the groups as a static tuple.
-
-    Raises:
-      ValueError: if they are not valid sizes.
-    """
+    """Returns the numbers of hyperedges of the groups as a static tuple."""
     is_listed = isinstance(given, Iterable)
     sizes = tuple(given) if is_listed else (given,)
     if not is_listed or not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):

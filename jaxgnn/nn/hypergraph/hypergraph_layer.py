@@ -17,14 +17,14 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.layer import Layer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options
 from jaxgnn.ops._hypergraph.checks import check_incidence
 
 
-class HyperedgeWeights(nnx.Module):
+class HyperedgeWeights(DocumentedModule):
     """Learnt weights of hyperedges, positive: the softplus of a parameter.
 
     Layers divide by degrees, which are sums of weights. With weights of both signs, degrees could
@@ -33,13 +33,8 @@ class HyperedgeWeights(nnx.Module):
     Args:
       num_hyperedges: number of hyperedges.
       initial: initial weight of each hyperedge, positive.
-      param_dtype: dtype of the parameter.
-
-    Raises:
-      ValueError: if a number is not as above.
 
     Example:
-      >>> from jaxgnn import nn
       >>> nn.HyperedgeWeights(3)().tolist()
       [1.0, 1.0, 1.0]
     """
@@ -87,12 +82,7 @@ class HypergraphLayer(Layer):
         return nnx.Linear(in_features, out_features, **self._dtypes, **options)
 
     def _check(self, incidence: Any, x: Array, in_features: int) -> Incidence:
-        """Returns the hypergraph, with its plan if concrete, and with at least one hyperedge.
-
-        Raises:
-          ValueError: unless hypergraph and features fit each other and the layer, and concrete ids
-            are in range.
-        """
+        """Returns the checked hypergraph, with its plan if concrete; it has a hyperedge or more."""
         incidence = check_incidence(self._name, incidence)
         expected = incidence.num_nodes, in_features
         if jnp.ndim(x) < 2 or x.shape[-2:] != expected:
@@ -125,7 +115,7 @@ class HypergraphLayer(Layer):
 
 
 class HypergraphConvolution(HypergraphLayer):
-    """Base class of layers with one linear map W, its bias, and no other options."""
+    """Base class of layers that are one linear map W, with a bias, around a linear function."""
 
     @checked_options()
     def __init__(
@@ -144,6 +134,17 @@ class HypergraphConvolution(HypergraphLayer):
 
     def _make_parameters(self) -> None:
         """Creates the parameters of a layer besides those of the linear map."""
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
+        incidence = self._check(incidence, x, self.linear.in_features)
+        return linear_around(self.linear, self._propagation(incidence), x)
+
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
+        """The linear function of the features of nodes that W is applied to."""
+        raise NotImplementedError
 
 
 def linear_around(

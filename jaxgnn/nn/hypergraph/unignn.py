@@ -1,11 +1,13 @@
-"""UniGNN's layers: graph networks over hyperedges (https://arxiv.org/abs/2105.00956).
+"""Layers of sums over hyperedges and back: UniGNN, HyperGCN and HNHN.
 
-All layers first compute ``h_e``, the mean of each hyperedge's nodes. They add no self loops: call
-``incidence.with_self_loops()`` to give each node its own hyperedge.
+UniGNN's layers (https://arxiv.org/abs/2105.00956) first compute ``h_e``, the mean of the nodes of a
+hyperedge. They add no self loops: call ``incidence.with_self_loops()`` to give each node its own
+hyperedge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Unpack
 
 import jax
@@ -13,7 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxgnn.graph import Incidence
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.nn.hypergraph.hypergraph_layer import (
     HypergraphConvolution,
     HypergraphLayer,
@@ -22,11 +25,122 @@ from jaxgnn.nn.hypergraph.hypergraph_layer import (
     power_or_zero,
     split_heads,
 )
+from jaxgnn.nn.shared.activations import function_of, name_of
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import checked_options
+from jaxgnn.nn.shared.options import any_activation, checked_options
 from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
+
+
+class HyperGCNConv(HypergraphConvolution):
+    """A graph convolution on the hypergraph's cliques: ``D̃^-½ (A + I) D̃^-½ x Θ + b``.
+
+    In A every hyperedge joins all pairs of its nodes, each with a weight of
+    ``2 / (|e| (|e| - 1))``, so that the weights sum to one. D̃ are the row sums of ``A + I``. For
+    up to three nodes this equals HyperGCN with mediators (https://arxiv.org/abs/1809.02589). For a
+    larger hyperedge, HyperGCN selects two nodes by their features and joins them with the others;
+    this form does not. A node that occurs repeatedly in a hyperedge is joined with itself.
+
+    A itself, which has an entry for each pair, is never built: the product with it is computed by
+    two sums over the incidences.
+
+    Args:
+      in_features: width of the input.
+
+    Example:
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> nn.HyperGCNConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
+        by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
+        sizes = incidence.hyperedge_sizes().astype(jnp.float32)  # pairs may overflow int32
+        pair = 2 * power_or_zero(sizes * (sizes - 1), -1)
+        # Each incidence subtracts its own term from the sum over its hyperedge.
+        own = self._row_sums(by_node, pair)
+        joined = self._row_sums(by_node, pair * sizes.astype(pair.dtype)) - own
+        root = power_or_zero(1 + joined, -0.5)
+        itself = root * root * (1 - own)
+
+        def propagate(x):
+            h = self._sums(by_hyperedge, x, rows=pair, columns=root)
+            sums = self._sums(by_node, h, rows=root)
+            return sums + (x.astype(itself.dtype) * itself[:, None]).astype(x.dtype)
+
+        return propagate
+
+
+class HNHNConv(HypergraphLayer):
+    """Nodes to hyperedges, an activation, and back, each with a linear map and a bias.
+
+    See https://arxiv.org/abs/2006.12278::
+
+        h_e = act(Σ_v d_v^β (W_1 x_v) / Σ_v d_v^β + b_1)
+        y_v = Σ_e |e|^α (W_2 h_e) / Σ_e |e|^α + b_2
+
+    Sums are over the nodes of a hyperedge and the hyperedges of a node; ``d_v`` is the number of
+    hyperedges of a node, ``|e|`` the number of nodes of a hyperedge. With exponents of zero the
+    sums are plain means. No activation is applied to ``y``.
+
+    Args:
+      hidden_features: width of the hyperedge features; ``out_features`` by default.
+      activation: activation of the hyperedge features: a function, one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      alpha: exponent α of the sizes of hyperedges.
+      beta: exponent β of the degrees of nodes.
+      use_bias: whether to add the two biases.
+
+    Example:
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.HNHNConv(8, 16, alpha=-1.5, beta=-0.5, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    @checked_options(activation=any_activation)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        hidden_features: int | None = None,
+        activation: Callable[[Array], Array] | ops.Activation | None = "relu",
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        use_bias: bool = True,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        hidden = out_features if hidden_features is None else hidden_features
+        super().__init__(**common)
+        check_widths(self._name, in_features, hidden, out_features)
+        self.to_hyperedges = self._linear(in_features, hidden, use_bias=use_bias, rngs=rngs)
+        self.to_nodes = self._linear(hidden, out_features, use_bias=use_bias, rngs=rngs)
+        self.activation = name_of(activation)
+        self.alpha = alpha
+        self.beta = beta
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
+        incidence = self._check(incidence, x, self.to_hyperedges.in_features)
+        degrees = power_or_zero(incidence.node_degrees(), self.beta)
+        sizes = power_or_zero(incidence.hyperedge_sizes(), self.alpha)
+        means = self._means(incidence.by_hyperedge(), degrees)
+        h = function_of(self.activation)(linear_around(self.to_hyperedges, means, x))
+        return linear_around(self.to_nodes, self._means(incidence.by_node(), sizes), h)
+
+    def _means(self, graph: CSRGraph, weights: Float[Array, " cols"]) -> Callable[[Array], Array]:
+        """Computes the weighted mean over the columns of each row."""
+        rows = power_or_zero(self._row_sums(graph, weights), -1)
+
+        def means(x):
+            return self._sums(graph, x, rows=rows, columns=weights)
+
+        return means
 
 
 class UniGCNConv(HypergraphConvolution):
@@ -34,24 +148,15 @@ class UniGCNConv(HypergraphConvolution):
 
     Args:
       in_features: width of the input.
-      out_features: width of the output.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.UniGCNConv(8, 16, rngs=nnx.Rngs(0))
       >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
       (4, 16)
     """
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         degrees = incidence.node_degrees().astype(jnp.float32)
         share = power_or_zero(incidence.hyperedge_sizes(), -1)
@@ -63,22 +168,16 @@ class UniGCNConv(HypergraphConvolution):
             rows = power_or_zero(degrees, -0.5)
             return self._sums(by_node, h, rows=rows)
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class UniSAGEConv(HypergraphConvolution):
     """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` instead of their sum.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       aggregation: ``"sum"`` or ``"mean"``, over the hyperedges of a node.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> nn.UniSAGEConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)
@@ -98,11 +197,7 @@ class UniSAGEConv(HypergraphConvolution):
         super().__init__(in_features, out_features, use_bias=use_bias, rngs=rngs, **common)
         self.aggregation: Literal["sum", "mean"] = aggregation
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         rows = None
         if self.aggregation == "mean":
             rows = power_or_zero(incidence.node_degrees(), -1)
@@ -111,7 +206,7 @@ class UniSAGEConv(HypergraphConvolution):
             h = self._hyperedge_means(incidence, x)
             return x + self._sums(incidence.by_node(), h, rows=rows)
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class UniGINConv(HypergraphConvolution):
@@ -119,13 +214,8 @@ class UniGINConv(HypergraphConvolution):
 
     Args:
       in_features: width of the input.
-      out_features: width of the output.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> nn.UniGINConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)
@@ -134,18 +224,13 @@ class UniGINConv(HypergraphConvolution):
     def _make_parameters(self) -> None:
         self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
 
-    def __call__(
-        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
-    ) -> Float[Array, "*batch nodes out"]:
-        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = self._check(incidence, x, self.linear.in_features)
-
+    def _propagation(self, incidence: Incidence) -> Callable[[Array], Array]:
         def propagate(x):
             h = self._hyperedge_means(incidence, x)
             sums = self._sums(incidence.by_node(), h)
             return (1 + self.epsilon[...].astype(x.dtype)) * x + sums
 
-        return linear_around(self.linear, propagate, x)
+        return propagate
 
 
 class UniGATConv(HypergraphLayer):
@@ -154,18 +239,10 @@ class UniGATConv(HypergraphLayer):
     ``α_ie`` is the softmax of ``leaky_relu(a · [W x_i; W h_e])`` over the hyperedges of the node.
 
     Args:
-      in_features: width of the input.
       out_features: width of the output of each head.
-      heads: number of attention heads.
-      concat: whether to concatenate the heads; False for their mean.
-      negative_slope: slope of the leaky ReLU of the attention scores below zero.
       dropout: probability of dropping an attention coefficient in training.
-      use_bias: whether to add the bias b.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import Incidence, nn
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
       >>> layer = nn.UniGATConv(8, 16, heads=2, rngs=nnx.Rngs(0))
       >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
@@ -208,8 +285,6 @@ class UniGATConv(HypergraphLayer):
 
         Args:
           incidence: the hypergraph.
-          x: features of the nodes.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         incidence = self._check(incidence, x, self.linear.in_features)
         z = self.linear(x)

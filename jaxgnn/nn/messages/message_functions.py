@@ -17,7 +17,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.graph.csr.require_graph import refuse_weights, require_graph
-from jaxgnn.nn.messages.node_updates import NodeUpdate
+from jaxgnn.nn.messages.node_updates import PlainUpdate
 from jaxgnn.ops._aggregate.edge_ends import at_ends
 
 _WHERE = "MessagePassing"
@@ -58,10 +58,8 @@ def _closed_over(function: Any) -> list[Any]:
 class FunctionMessages(nnx.Module):
     """Messages ``reduce_j function(x_i, x_j, e_ij)`` with the interface of an ``EdgeMLP``.
 
-    Args:
-      function: ``function(x_dst, x_src, edges)`` of arrays [*batch, edges, ...], the last of which
-        is None without features of edges. Random streams, if any, are passed as ``rngs``.
-      reduce: one or several reductions of ``ops.aggregate``.
+    The function is called with arrays [*batch, edges, ...], the last of which is None without
+    features of edges, and ``rngs`` if there are any.
     """
 
     def __init__(
@@ -81,12 +79,7 @@ class FunctionMessages(nnx.Module):
         weights: Any = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch rows m"]:
-        """Returns the reduced messages of each row.
-
-        Raises:
-          ValueError: if ``weights`` are given, the graph has weights or scales, features do not fit
-            the graph, or a message is not made for each edge.
-        """
+        """Returns the reduced messages of each row."""
         if weights is not None:
             expected = "None with a function of each edge, which may read them from edge_features"
             raise bad_input(_WHERE, "weights", expected, f"shape {jnp.shape(weights)}")
@@ -101,25 +94,11 @@ class FunctionMessages(nnx.Module):
         return ops.aggregate(graph, made, self.reduce)
 
 
-class FunctionUpdate(NodeUpdate[Any]):
-    """The update ``x' = function(x, aggregated)``.
-
-    Args:
-      function: ``function(x, aggregated)`` of arrays [*batch, nodes, ...], or ``function(x,
-        aggregated, inputs)`` if the call has inputs. Random streams, if any, are passed as
-        ``rngs``.
-    """
+class FunctionUpdate(PlainUpdate):
+    """The update ``x' = function(x, aggregated)``, or with ``inputs`` if the call has some."""
 
     def __init__(self, function: Callable[..., Array]):
         self.function = function
-
-    def start(self, h: Any) -> Any:
-        """Returns ``h``, which may be a pair of receivers' and senders' features."""
-        return h
-
-    def features(self, state: Any) -> Any:
-        """Returns the state itself, which is the features."""
-        return state
 
     def __call__(
         self,

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -25,9 +24,9 @@ from jaxgnn.nn.messages.message_functions import (
     takes_graph,
 )
 from jaxgnn.nn.messages.node_updates import NodeUpdate
-from jaxgnn.nn.shared.common_options import with_edge_order
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import require_stream, training_rngs
-from jaxgnn.nn.shared.linear import parameters
+from jaxgnn.nn.shared.linear import promoted
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.node_draws import bernoulli_of_edges
 from jaxgnn.nn.shared.options import activation as known_activation
@@ -41,7 +40,7 @@ _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()
 
 
-class EdgeMLP(nnx.Module):
+class EdgeMLP(DocumentedModule):
     """Messages of an MLP over both ends of each edge, aggregated at the receivers.
 
     The parameters are a list ``layers`` of ``nnx.Linear`` whose input is ``[h_i ; h_j ; e_ij]``,
@@ -56,20 +55,10 @@ class EdgeMLP(nnx.Module):
       edge_dropout: probability of dropping an edge in training. The other messages are scaled up,
         except for a mean.
       use_bias: whether to add biases.
-      dtype: dtype of the computation; None for the promoted dtype of features and parameters.
-      param_dtype: dtype of the parameters.
       kernel_init: initialiser of the kernels.
       bias_init: initialiser of the biases.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import CSRGraph, nn
       >>> messages = nn.EdgeMLP(8, [16, 4], activation="gelu", rngs=nnx.Rngs(0))
       >>> messages(CSRGraph.from_edges([0, 1], [1, 0], 2), jnp.ones((2, 8))).shape
       (2, 4)
@@ -115,7 +104,6 @@ class EdgeMLP(nnx.Module):
         self.dtype = dtype
         self.implementation = implementation
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,
@@ -133,30 +121,23 @@ class EdgeMLP(nnx.Module):
           edge_features: features of the edge slots, with the leading axes of ``h`` or without.
           weights: weight of each edge, with the leading axes of ``h`` or shared by them; None for
             the weights of the graph.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-
-        Raises:
-          ValueError: if shapes do not fit each other or the layer.
         """
         given = 0 if edge_features is None else edge_features.shape[-1]
         if given != self.edge_features:
             expected = f"{self.edge_features} wide, as the layer was made"
             raise bad_input(type(self).__name__, "edge_features", expected, given)
-        kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
         ends = tuple(h) if isinstance(h, tuple | list) else (h,)
-        arrays: Any = (*ends, edge_features, *kernels, *biases)
-        arrays = promote_dtype(arrays, dtype=self.dtype)
-        first = len(ends) + 1
-        layers = arrays[first : first + len(kernels)], arrays[first + len(kernels) :]
+        arrays, *layers = promoted(self.dtype, self.layers, *ends, edge_features)
+        *ends, edge_features = arrays
         name, rate = type(self).__name__, self.edge_dropout
         rngs = training_rngs(name, self.deterministic, rate, rngs)
         if rngs is not None:
             weights = self._drop(graph, weights, ends[0].shape[:-2], rngs)
         return ops.edge_mlp_aggregate(
             graph,
-            arrays[: len(ends)] if len(ends) > 1 else arrays[0],
+            tuple(ends) if len(ends) > 1 else ends[0],
             ops.EdgeMLPParams(*layers),
-            arrays[len(ends)],
+            edge_features,
             reduce=self.reduce,
             weights=weights,
             activation=self.activation,
@@ -196,7 +177,7 @@ def _reduce(value: Any) -> str | None:
     return None if is_good else f"None, one of {', '.join(known)}, or several of them"
 
 
-class MessagePassing(nnx.Module):
+class MessagePassing(DocumentedModule):
     """Steps of messages and updates with the same parameters: ``h ← update(h, messages(h))``.
 
     Messages and updates may be a user's own functions. With ``reduce``, a step is::
@@ -235,13 +216,7 @@ class MessagePassing(nnx.Module):
       recompute_every: number of steps between stored states, ``"auto"``, or None to store
         everything.
 
-    Raises:
-      ValueError: if a number is not positive, or another option is not as described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import CSRGraph, nn
       >>> rngs = nnx.Rngs(0)
       >>> layer = nn.MessagePassing(
       ...     nn.EdgeMLP(8, [16, 4], rngs=rngs),
@@ -297,7 +272,6 @@ class MessagePassing(nnx.Module):
         self.num_steps = num_steps
         self.recompute_every = recompute_every
 
-    @with_edge_order
     def __call__(
         self,
         graph: CSRGraph,

@@ -15,14 +15,15 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.nn.shared.cell_functions import CELL_FUNCTIONS
+from jaxgnn.nn.shared.activations import CELL_FUNCTIONS
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import activation as known_activation
 from jaxgnn.nn.shared.options import checked_options
 
 
-class NodeUpdate[State](nnx.Module):
+class NodeUpdate[State](DocumentedModule):
     """Base class of updates, with the interface that ``MessagePassing`` requires.
 
     Subclasses define ``start``, ``features`` and ``__call__``.
@@ -75,23 +76,11 @@ class MLPUpdate(PlainUpdate):
 
     Args:
       features: width of the state h.
-      message_features: width of the messages.
       hidden_features: widths of the hidden layers, a sequence.
-      input_features: width of the inputs, zero if there are none.
       residual: whether to add h.
       activation: activation between the layers.
-      dtype: dtype of the computation; None for the promoted dtype of state and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> update = nn.MLPUpdate(8, 4, [16], rngs=nnx.Rngs(0))
       >>> update(update.start(jnp.ones((3, 8))), jnp.ones((3, 4))).shape
       (3, 8)
@@ -149,20 +138,32 @@ def _check_messages(update: Any, messages: Array) -> None:
 class _CellUpdate[State](NodeUpdate[State]):
     """A recurrent cell on ``[messages ; inputs]``, or on an MLP of them if it has layers."""
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: int,
         message_features: int,
-        mlp_features: Sequence[int],
-        input_features: int,
-        options: dict[str, Any],
+        mlp_features: Sequence[int] = (),
+        *,
+        input_features: int = 0,
+        activation: ops.Activation | None = "relu",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, features, message_features)
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        fused = own | {"implementation": implementation}
+        widths = [message_features + input_features, *mlp_features]
         self.message_features = message_features
-        width = message_features + input_features
-        self.dtype = options["dtype"]
-        self.mlp = FusedMLP([width, *mlp_features], **options) if mlp_features else None
-        self.cell_features = mlp_features[-1] if mlp_features else width
+        self.dtype = dtype
+        self.mlp = FusedMLP(widths, activation=activation, **fused) if mlp_features else None
+        self._make_cell(widths[-1], features, own, fused)
+
+    def _make_cell(self, width: int, features: int, own: Any, fused: Any) -> None:
+        """Creates the cell on features of a width, with the options of linear or fused layers."""
+        raise NotImplementedError
 
     def _read(self, messages: Array, inputs: Array | None) -> Array:
         _check_messages(self, messages)
@@ -178,45 +179,17 @@ class GRUUpdate(_CellUpdate[Array], PlainUpdate):
 
     Args:
       features: width of the state h.
-      message_features: width of the messages.
       mlp_features: widths of the layers of an MLP before the cell; empty for no MLP.
-      input_features: width of the inputs, zero if there are none.
       activation: activation between the layers of the MLP.
-      dtype: dtype of the computation; None for the promoted dtype of state and parameters.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> update = nn.GRUUpdate(8, 4, rngs=nnx.Rngs(0))
       >>> update(update.start(jnp.ones((3, 8))), jnp.ones((3, 4))).shape
       (3, 8)
     """
 
-    @checked_options(activation=known_activation)
-    def __init__(
-        self,
-        features: int,
-        message_features: int,
-        mlp_features: Sequence[int] = (),
-        *,
-        input_features: int = 0,
-        activation: ops.Activation | None = "relu",
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
-        rngs: nnx.Rngs,
-    ):
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"activation": activation, "implementation": implementation}
-        super().__init__(features, message_features, mlp_features, input_features, options)
-        self.cell = nnx.GRUCell(self.cell_features, features, **CELL_FUNCTIONS, **own)
+    def _make_cell(self, width: int, features: int, own: Any, fused: Any) -> None:
+        self.cell = nnx.GRUCell(width, features, **CELL_FUNCTIONS, **own)
 
     def __call__(
         self,
@@ -257,48 +230,20 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
 
     Args:
       features: width of the state h.
-      message_features: width of the messages.
       mlp_features: widths of the layers of an MLP before the cell; empty for no MLP.
-      input_features: width of the inputs, zero if there are none.
       activation: activation between the layers of the MLP.
       dtype: dtype of the computation; None for the promoted dtype of state and parameters. The
         memory has at least float32.
-      param_dtype: dtype of the parameters.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> update = nn.LSTMUpdate(8, 4, [16, 8], rngs=nnx.Rngs(0))
       >>> state = update(update.start(jnp.ones((3, 8))), jnp.ones((3, 4)))
       >>> update.features(state).shape
       (3, 8)
     """
 
-    @checked_options(activation=known_activation)
-    def __init__(
-        self,
-        features: int,
-        message_features: int,
-        mlp_features: Sequence[int] = (),
-        *,
-        input_features: int = 0,
-        activation: ops.Activation | None = "relu",
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
-        rngs: nnx.Rngs,
-    ):
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        own |= {"implementation": implementation}
-        options = own | {"activation": activation}
-        super().__init__(features, message_features, mlp_features, input_features, options)
-        self.gates = FusedLinear(self.cell_features + features, 4 * features, **own)
+    def _make_cell(self, width: int, features: int, own: Any, fused: Any) -> None:
+        self.gates = FusedLinear(width + features, 4 * features, **fused)
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> LSTMState:
         """Returns the features ``h`` with a memory of zeros."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -13,8 +14,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.nn.mhc.initialization import initial_bias, logit
-from jaxgnn.nn.shared.implementations import xla_or_fastest
+from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.linear import xla_or_fastest
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, is_integer
 
@@ -25,7 +26,7 @@ Convention = Literal["paper", "seed", "tilekernels", "liger"] | ops.MHCConventio
 LAYER_OUTPUT = "hyper_connection_layer_output"
 
 
-class HyperConnection(nnx.Module):
+class HyperConnection(DocumentedModule):
     """A layer with a manifold-constrained hyper-connection (https://arxiv.org/abs/2512.24880).
 
     Instead of ``x + layer(x)`` it keeps n streams ``x [..., n, features]``. The layer reads a
@@ -60,16 +61,8 @@ class HyperConnection(nnx.Module):
       features_argument: position of the features among the arguments of the layer: 1 for the
         convolutions, which are called as ``connection(graph, x)``.
       gradient: gradient of the Sinkhorn iteration, ``"exact"`` or ``"implicit"``.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn, ops
       >>> rngs = nnx.Rngs(0)
       >>> connection = nn.HyperConnection(nnx.Linear(8, 8, rngs=rngs), 8, rngs=rngs)
       >>> x = ops.mhc_expand(jnp.ones((3, 8)), 4)
@@ -238,7 +231,7 @@ class HyperConnection(nnx.Module):
         return ops.permutation_mixture(logits, implementation=self.implementation)
 
 
-class HyperHead(nnx.Module):
+class HyperHead(DocumentedModule):
     """Reduces n streams to one after the last hyper-connection, by a learnt weighted sum.
 
     At initialisation it is the mean of the streams, up to the size of ``alpha_init``.
@@ -252,15 +245,8 @@ class HyperHead(nnx.Module):
       use_scale: whether to learn a scale ``gamma`` of the normalised streams.
       implementation: ``"xla"`` for plain JAX. The op has no other kernels, so other names select
         the fastest implementation as None does.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn, ops
       >>> head = nn.HyperHead(8, rngs=nnx.Rngs(0))
       >>> head(ops.mhc_expand(jnp.ones((3, 8)), 4)).shape
       (3, 8)
@@ -303,11 +289,7 @@ class HyperHead(nnx.Module):
 
 
 def convention_of(where: str, convention: Convention) -> ops.MHCConvention:
-    """Returns the preset with a name, or the convention itself.
-
-    Raises:
-      ValueError: if the name is not that of a preset.
-    """
+    """Returns the preset with a name, or the convention itself."""
     if isinstance(convention, ops.MHCConvention):
         return convention
     if not isinstance(convention, str) or convention not in ops.MHC_PRESETS:
@@ -322,3 +304,50 @@ def _normal(rngs: nnx.Rngs, *shape: int) -> jax.Array:
 
 def _parameter(wanted: bool, make: Callable[[], jax.Array]) -> nnx.Param | None:
     return nnx.Param(make()) if wanted else None
+
+
+# A sigmoid never reaches 0 or 1, and its gradient almost vanishes close to them.
+_CLOSEST = 1e-3
+
+# Initial weight of the stream that a layer with a ``layer_index`` mostly reads.
+_SHARE = 0.9
+
+
+def initial_bias(
+    n: int, *, post_scale: float, permutations: bool, stream: int | None, identity: float
+) -> Float[Array, " rows"]:
+    """Returns the initial bias of ``ops.mhc_pre``, concatenated from the parts pre | post | res.
+
+    Weights pre add up to 1, weights post are 1, and the mixing matrix has ``identity`` on its
+    diagonal, so equal streams each become ``x + layer(x)``. ``stream`` is the one of n that is read
+    most, or None. The part res holds an [n, n] matrix, or logits of the n! permutations.
+    """
+    share = _SHARE if n > 1 else 1.0
+    others = (1 - share) / max(n - 1, 1)
+    read = [1 / n if stream is None else (share if i == stream else others) for i in range(n)]
+    pre = [logit(weight) for weight in read]
+    post = [logit(1 / post_scale if post_scale else 0.5)] * n
+    res = _permutation_logits(n, identity) if permutations else _matrix_logits(n, identity)
+    return jnp.asarray([*pre, *post, *res], jnp.float32)
+
+
+def logit(p: float) -> float:
+    """Inverse of the sigmoid, with ``p`` clipped away from 0 and 1."""
+    p = min(max(p, _CLOSEST), 1 - _CLOSEST)
+    return math.log(p / (1 - p))
+
+
+def _matrix_logits(n: int, identity: float) -> list[float]:
+    """``c I``: its Sinkhorn limit has ``e^c / (e^c + n - 1)`` on the diagonal."""
+    c = math.log(identity * (n - 1) / (1 - identity)) if n > 1 else 0.0
+    return [c if i == j else 0.0 for i in range(n) for j in range(n)]
+
+
+def _permutation_logits(n: int, identity: float) -> list[float]:
+    """Logits that favour the identity permutation, the first, and are equal for all others."""
+    count = math.factorial(n)
+    if n == 1:
+        return [0.0]
+    rest = (count / n - 1) / (count - 1)
+    p = (identity - rest) / (1 - rest)
+    return [math.log(p * (count - 1) / (1 - p)), *[0.0] * (count - 1)]

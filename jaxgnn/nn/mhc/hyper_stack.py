@@ -8,17 +8,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.nn.mhc.hyper_connection import LAYER_OUTPUT, HyperConnection
-from jaxgnn.nn.shared.options import checked_options
+from jaxgnn.nn.shared.common_options import DocumentedModule
+from jaxgnn.nn.shared.options import at_least, checked_options, or_none
 from jaxgnn.ops._core.eager import run_compiled
 
 
-class HyperStack(nnx.Module):
+class HyperStack(DocumentedModule):
     """Runs hyper-connections one after the other, with ``ops.mhc_post_pre`` between them.
 
     Streams are n times as wide as features, so storing them for the backward pass dominates the
@@ -33,13 +33,7 @@ class HyperStack(nnx.Module):
       keep_outputs: whether to store the layers' outputs too, so that the streams can be recomputed
         without running the layers again first.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn, ops
       >>> rngs = nnx.Rngs(0)
       >>> layers = [nn.HyperConnection(nnx.Linear(8, 8, rngs=rngs), 8, rngs=rngs) for _ in "abcd"]
       >>> stack = nn.HyperStack(layers, recompute_every=2)
@@ -65,7 +59,7 @@ class HyperStack(nnx.Module):
             raise bad_input("HyperStack", "layers", expected, sorted(shapes))
         if recompute_every == "auto":
             recompute_every = recompute_interval(len(layers), layers[0].num_streams)
-        if recompute_every is not None and not _is_positive(recompute_every):
+        if or_none(at_least(1))(recompute_every) is not None:
             expected = "None, 'auto' or an int of at least 1"
             raise bad_input("HyperStack", "recompute_every", expected, repr(recompute_every))
         self.layers = nnx.List(layers)
@@ -115,9 +109,8 @@ def _run_and_forget(
 ) -> Array:
     """Runs layers and stores for the backward pass only ``x``, and optionally the layers' outputs.
 
-    Modules and random streams among the arguments have state, so their state is passed in and out
-    with that of the layers. Other arguments may not be arrays, and are closed over. Only changed
-    state is written back: modules whose state does not change may belong to an outer trace.
+    State of the layers and of modules among the arguments is passed in and out. Only changed state
+    is written back: modules whose state does not change may belong to an outer trace.
     """
     of_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
     of_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}
@@ -133,15 +126,7 @@ def _run_and_forget(
 
 
 class _Segment(NamedTuple):
-    """Static description of a segment of layers.
-
-    Attributes:
-      graphdef: structure of the layers, and of the modules among the arguments.
-      num_layers: number of layers among these modules.
-      of_args: the positional arguments that are modules.
-      of_kwargs: the keyword arguments that are modules.
-      keep_outputs: whether the layers' outputs are stored.
-    """
+    """Static description of a segment: its layers, and the arguments that are modules."""
 
     graphdef: Any
     num_layers: int
@@ -168,8 +153,3 @@ def _run_segment(segment: _Segment, arguments: tuple[Any, ...]) -> tuple[Array, 
 
     save = jax.checkpoint_policies.save_only_these_names(LAYER_OUTPUT)
     return jax.checkpoint(run, policy=save if segment.keep_outputs else None)(state, x)
-
-
-def _is_positive(number: Any) -> bool:
-    is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    return is_integer and bool(number >= 1)

@@ -12,13 +12,14 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch, LocalGraph, mean_over_nodes
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import check_batch, check_features, means, of_nodes, rows_where
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, flag, fraction, one_of, positive
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
-class _Norm(nnx.Module):
+class _Norm(DocumentedModule):
     """Base class of norms with a scale and a shift for each feature."""
 
     def __init__(self, features: int, epsilon: float, use_affine: bool, param_dtype: jnp.dtype):
@@ -34,15 +35,11 @@ class _Norm(nnx.Module):
         """Normalises the features.
 
         Args:
-          x: features of the nodes.
           batch: the graphs of the nodes; None if all are of one graph, without padding; or the
             device's part of a graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features in the dtype of ``x``, zeros for padding.
-
-        Raises:
-          ValueError: if ``x`` does not fit the batch or the layer.
         """
         name = type(self).__name__
         mask = _real_nodes(name, x, batch)
@@ -75,16 +72,8 @@ class GraphNorm(_Norm):
 
     Args:
       features: width of the node features.
-      epsilon: ``ε``.
-      param_dtype: dtype of the parameters.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
       >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
       >>> y = nn.GraphNorm(1)(jnp.arange(8.0)[:, None] ** 2, batch)
@@ -111,18 +100,10 @@ class LayerNorm(_Norm):
     standard deviation there: ``(x - μ) / (√var + ε)``.
 
     Args:
-      features: width of the node features.
       mode: ``"node"`` or ``"graph"``: the set over which mean and variance are taken.
-      epsilon: ``ε``.
       use_affine: whether there are ``γ`` and ``β``.
-      param_dtype: dtype of the parameters.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
       >>> jnp.round(nn.LayerNorm(2)(jnp.array([[1.0, 3.0], [5.0, 5.0]])), 3).tolist()
       [[-1.0, 1.0], [0.0, 0.0]]
     """
@@ -148,7 +129,7 @@ class LayerNorm(_Norm):
         return mean
 
 
-class PairNorm(nnx.Module):
+class PairNorm(DocumentedModule):
     """Keeps the distances between the nodes of a graph from shrinking with depth.
 
     ``y_i = s x̃_i / √(ε + mean_j ‖x̃_j‖²)`` of the centred features ``x̃_i = x_i - μ_g``. With
@@ -158,14 +139,8 @@ class PairNorm(nnx.Module):
     Args:
       scale: ``s``.
       individually: whether each node is scaled by its own length, the PairNorm-SI of the paper.
-      epsilon: ``ε``.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
       >>> jnp.round(nn.PairNorm()(jnp.array([[1.0, 1.0], [5.0, 1.0]])), 3).tolist()
       [[-1.0, 0.0], [1.0, 0.0]]
     """
@@ -182,15 +157,11 @@ class PairNorm(nnx.Module):
         """Centres and scales the features.
 
         Args:
-          x: features of the nodes.
           batch: the graphs of the nodes; None if all are of one graph, without padding; or the
             device's part of a graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features in the dtype of ``x``, zeros for padding.
-
-        Raises:
-          ValueError: if ``x`` does not fit the batch.
         """
         mask = _real_nodes("PairNorm", x, batch)
         x = as_jax("PairNorm", "x", x)
@@ -210,7 +181,7 @@ class PairNorm(nnx.Module):
         return (made if mask is None else rows_where(mask, made)).astype(x.dtype)
 
 
-class BatchNorm(nnx.Module):
+class BatchNorm(DocumentedModule):
     """Normalises each feature over all nodes of a batch except its padding.
 
     ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1502.03167. In training, which
@@ -221,21 +192,10 @@ class BatchNorm(nnx.Module):
     the batch.
 
     Args:
-      features: width of the node features.
       momentum: share of the running averages that is kept in a step; PyTorch's is one minus this.
-      epsilon: ``ε``.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
       rngs: random streams, unused; layers of Flax have them.
 
-    Raises:
-      ValueError: if an option has a type or value other than described above.
-
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
       >>> batch = GraphBatch.from_graphs([pair], pad_to=(4, 4))
       >>> layer = nn.BatchNorm(1, rngs=nnx.Rngs(0))
@@ -273,15 +233,11 @@ class BatchNorm(nnx.Module):
         """Normalises the features.
 
         Args:
-          x: features of the nodes.
           batch: the graphs of the nodes; None if there is no padding; or the device's part of a
             graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features, zeros for padding.
-
-        Raises:
-          ValueError: if ``x`` does not fit the batch or the layer.
         """
         mask = _real_nodes("BatchNorm", x, batch)
         check_features("BatchNorm", x, self.features)
@@ -333,11 +289,7 @@ type _Mean = Callable[[Array], Array]
 def _real_nodes(
     where: str, x: Array, batch: GraphBatch | LocalGraph | None
 ) -> Bool[Array, " nodes"] | None:
-    """Mask of the rows of ``x`` that are not padding; None if all are nodes.
-
-    Raises:
-      ValueError: if ``x`` does not have a row for each of them.
-    """
+    """Mask of the rows of ``x`` that are not padding; None if all are nodes."""
     if batch is None:
         return None
     if not isinstance(batch, LocalGraph):

@@ -1,1 +1,1 @@
-"""Readouts: features of graphs from features of their nodes."""
+"""Readouts: features of graphs, and scores of pairs of nodes, from features of nodes."""

@@ -1,4 +1,4 @@
-"""Pooling that keeps the best nodes of each graph, and the edges between them."""
+"""Pooling that keeps the best nodes of each graph: SortPool, TopKPooling."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn._fractions import exact_fraction
-from jaxgnn.graph import GraphBatch
-from jaxgnn.nn.pooling.kept_nodes import batch_of_nodes, rows_at
-from jaxgnn.nn.pooling.sort_pool import by_score
+from jaxgnn.graph import CSRGraph, GraphBatch
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import (
     check_batch,
     check_features,
@@ -24,8 +24,64 @@ from jaxgnn.nn.shared.graph_ids import (
     of_nodes,
     rows_where,
 )
-from jaxgnn.nn.shared.maxk import check_widths
+from jaxgnn.nn.shared.maxk import check_kept, check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, number, or_none
+
+
+class SortPool(DocumentedModule):
+    """The ``k`` nodes of each graph with the largest last feature, in descending order of it.
+
+    The SortPooling of DGCNN (https://ojs.aaai.org/index.php/AAAI/article/view/11782). A graph with
+    fewer nodes is padded with zeros. Nodes with equal features keep their order.
+
+    Args:
+      k: number of nodes kept for each graph.
+
+    Example:
+      >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
+      >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
+      >>> nn.SortPool(3)(jnp.arange(8.0)[:, None], batch)[..., 0].tolist()
+      [[1.0, 0.0, 0.0], [3.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+
+    @checked_options()
+    def __init__(self, k: int):
+        check_kept("SortPool", k)
+        self.k = k
+
+    def __call__(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch
+    ) -> Float[Array, "graphs k features"]:
+        """Keeps the first nodes of each graph.
+
+        Args:
+          x: features of the nodes.
+
+        Returns:
+          [graphs, k, features] in the dtype of ``x``, zeros if a graph has fewer nodes. PyTorch
+          Geometric flattens the last two axes: ``y.reshape(graphs, -1)``.
+
+        Raises:
+          ValueError: if ``x`` does not have a row for each node slot of the batch.
+        """
+        check_batch("SortPool", x, batch)
+        x = jnp.asarray(x)
+        order, start = by_score(x[:, -1], batch)
+        place = jnp.arange(self.k, dtype=start.dtype)
+        there = place < num_real_nodes(batch)[:, None]
+        nodes = order[jnp.where(there, start[:, None] + place, 0)]
+        return rows_where(there.ravel(), x[nodes.ravel()]).reshape(*there.shape, -1)
+
+
+def by_score(
+    scores: Float[Array, " nodes"], batch: GraphBatch
+) -> tuple[Int[Array, " nodes"], Int[Array, " graphs"]]:
+    """The nodes graph by graph, by descending score, padding last; the offset of each graph."""
+    nodes = jnp.arange(scores.shape[0], dtype=jnp.int32)
+    keys = (jnp.asarray(batch.graph_ids), -scores, nodes)
+    _, _, order = lax.sort(keys, num_keys=3)
+    counts = jnp.asarray(batch.num_nodes_of_each)
+    return order, jnp.cumsum(counts, dtype=counts.dtype) - counts
 
 
 class Pooled(NamedTuple):
@@ -43,7 +99,7 @@ class Pooled(NamedTuple):
     node_ids: Int[Array, " capacity"]
 
 
-class TopKPooling(nnx.Module):
+class TopKPooling(DocumentedModule):
     """Keeps the nodes of each graph with the best scores, and the edges between them.
 
     ``s_i = tanh(p · x_i / ‖p‖)`` with a learnt ``p``. Of a graph of n nodes the ``⌈ratio · n⌉``
@@ -59,21 +115,14 @@ class TopKPooling(nnx.Module):
     none: their id is the number of graphs.
 
     Args:
-      in_features: width of the node features.
       ratio: share of the nodes that is kept, in (0, 1]; None with ``k``.
       k: number of nodes kept in each graph, or None.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option has a type or value other than described above, or both ``ratio`` and
         ``k`` are given, or neither.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
-      >>> from jaxgnn.graph import GraphBatch, GraphSample
       >>> path = GraphSample(senders=[0, 1, 2], receivers=[1, 2, 3], num_nodes=4)
       >>> batch = GraphBatch.from_graphs([path, path], pad_to=(12, 8))
       >>> layer = nn.TopKPooling(5, ratio=0.5, rngs=nnx.Rngs(0))
@@ -107,7 +156,6 @@ class TopKPooling(nnx.Module):
         """Keeps the best nodes.
 
         Args:
-          x: features of the nodes.
           batch: the graphs of the nodes, not normalised. Its features of nodes and edges follow
             their nodes and edges; those of the graphs are unchanged.
 
@@ -154,11 +202,60 @@ class TopKPooling(nnx.Module):
 
 @functools.lru_cache(maxsize=32)
 def _numbers_kept(ratio: Fraction, most: int) -> np.ndarray:
-    """``⌈ratio · n⌉`` for n = 0 … ``most``, int32.
-
-    A table, since the product of n with the numerator of a ratio may exceed the integers of a
-    device.
-    """
+    """``⌈ratio · n⌉`` for n = 0 … ``most``, a table, since on a device the product may overflow."""
     counts = np.arange(most + 1, dtype=np.int64)
     kept = -(-counts * ratio.numerator // ratio.denominator)
     return np.maximum(kept, counts > 0).astype(np.int32)  # a ratio below all fractions keeps one
+
+
+def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> GraphBatch:
+    """The batch of selected nodes and of the edges between them, in a fixed shape.
+
+    The new batch has a node slot for each id, and the edge slots of the old one. Ids are in the
+    order of their graphs; the number of nodes stands for an unused slot, which belongs to the first
+    padding graph, or to none.
+    """
+    nodes, capacity = batch.node_mask.shape[0], node_ids.shape[0]
+    real = node_ids < nodes
+    slot_of = jnp.full(nodes, capacity, jnp.int32)
+    slot_of = slot_of.at[node_ids].set(jnp.arange(capacity, dtype=jnp.int32), mode="drop")
+    old = batch.graph
+    rows = jnp.asarray(old.receivers())
+    receivers = jnp.where(rows < nodes, slot_of[jnp.minimum(rows, nodes - 1)], capacity)
+    senders = slot_of[jnp.asarray(old.indices)]
+    is_edge = (receivers < capacity) & (senders < capacity)
+    graph, (edges,) = CSRGraph.from_edges(
+        jnp.where(is_edge, senders, 0),
+        jnp.where(is_edge, receivers, 0),
+        capacity,
+        weights=None if old.weights is None else jnp.asarray(old.weights),
+        edge_mask=is_edge,
+        edge_data=(jax.tree.map(jnp.asarray, batch.edges),),
+    )
+    # The first padding graph; the number of graphs, an invalid id, if all are real.
+    padding = jnp.sum(jnp.asarray(batch.graph_mask), dtype=jnp.int32)
+    ids = jnp.where(real, jnp.asarray(batch.graph_ids)[jnp.where(real, node_ids, 0)], padding)
+    counts = jnp.zeros(batch.num_graphs, jnp.int32).at[ids].add(1, mode="drop")
+    of_edges = jnp.where(is_edge, ids[jnp.minimum(receivers, capacity - 1)], padding)
+    edge_counts = jnp.zeros(batch.num_graphs, jnp.int32).at[of_edges].add(1, mode="drop")
+    there = jnp.arange(graph.num_edges) < jnp.asarray(graph.indptr)[-1]
+    return GraphBatch(
+        graph=graph,
+        graph_ids=ids,
+        num_nodes_of_each=counts,
+        num_edges_of_each=edge_counts,
+        node_mask=real,
+        graph_mask=jnp.asarray(batch.graph_mask),
+        nodes=jax.tree.map(lambda leaf: rows_at(node_ids, leaf), batch.nodes),
+        edges=jax.tree.map(lambda leaf: rows_where(there, leaf), edges),
+        globals=batch.globals,
+    )
+
+
+def rows_at(
+    node_ids: Int[Array, " capacity"], x: Float[Array, "nodes *rest"]
+) -> Float[Array, "capacity *rest"]:
+    """The rows of these nodes; zeros for an id equal to the number of nodes."""
+    x = jnp.asarray(x)
+    real = node_ids < x.shape[0]
+    return rows_where(real, x[jnp.where(real, node_ids, 0)])

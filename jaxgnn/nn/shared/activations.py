@@ -1,10 +1,12 @@
-"""Activation functions, and the names under which the ops know some of them."""
+"""Activation functions: their names in the ops, and those of recurrent cells."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxgnn import ops
@@ -31,3 +33,19 @@ def function_of(activation: Function | ops.Activation | None) -> Function:
     if callable(activation):
         return activation
     return ACTIVATIONS[activation].value
+
+
+def _sigmoid(z: Array) -> Array:
+    return jax.nn.sigmoid(z)
+
+
+def _tanh(z: Array) -> Array:
+    return jnp.tanh(z)
+
+
+CELL_FUNCTIONS: dict[str, Any] = {
+    "gate_fn": _sigmoid,
+    "activation_fn": _tanh,
+}
+"""Options of a cell, equal to Flax's defaults. Flax's own functions are compiled by JAX, cannot be
+found by name, and so cannot be pickled."""

@@ -1,17 +1,20 @@
-"""Common options of all layers on graphs and hypergraphs, and their lines in docstrings.
+"""Options that layers share: their defaults, and what ``help`` says about them.
 
-A layer takes them as ``**common: Unpack[CommonOptions]`` and passes them to ``Layer``. This module
-inserts them into its signature, and their lines into its docstring.
+A layer takes the common options as ``**common: Unpack[CommonOptions]``, which ``DocumentedModule``
+replaces in its signature. ``DocumentedModule`` also completes the docstrings of a class and of its
+call: lines of ``Args:`` for options that have one meaning in most layers, ``Raises:``, and the
+imports of an example. A docstring that has a line of its own keeps it.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, TypedDict, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxgnn import ops
@@ -32,27 +35,133 @@ class Settings(NamedTuple):
     dtype: DTypeLike | None = None
     param_dtype: DTypeLike = jnp.float32
 
+    @property
+    def dtypes(self) -> dict[str, Any]:
+        """The options of a linear layer."""
+        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
-# Lines of ``Args:``, for layers that do not have their own.
-_LINES: Mapping[str, str] = {
-    "implementation": (
-        'name of the kernels of the ops, such as ``"xla"``; None for the default.\n'
-        '  Linear layers on graphs run the fastest kernels unless it is ``"xla"``.'
+
+# Lines of ``Args:`` in the docstrings of classes, for an option or an option of one type.
+OPTION_LINES: dict[str, str] = {
+    "add_self_loops": (
+        "whether nodes without a self loop get one, of weight one; None for the value\n"
+        "  of ``normalize``."
     ),
+    "concat": "whether to concatenate the heads; False for their mean.",
     "dtype": "dtype of the computation; None for the promoted dtype of input and parameters.",
+    "edge_dim": "width of the features of edges; None if there are none.",
+    "epsilon": "``ε``.",
+    "features": "width of the node features.",
+    "heads": "number of attention heads.",
+    "implementation": 'name of the kernels of the ops, such as ``"xla"``; None for the default.',
+    "in_features": "width of the input.",
+    "in_features: int | tuple[int, int]": (
+        "width of the input, or a pair of the widths of receivers and of senders."
+    ),
+    "input_features": "width of the inputs, zero if there are none.",
+    "k": 'kept entries per row, for ``"maxk"``.',
+    "kernel_mode": (
+        '``"auto"``, ``"maxk"`` (require a k-sparse kernel) or ``"dense"`` (expand\n'
+        "  compressed rows)."
+    ),
+    "message_features": "width of the messages.",
+    "negative_slope": "slope of the leaky ReLU of the attention scores below zero.",
+    "normalize": ("whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged."),
+    "num_steps": "number of steps, unless a call gives another.",
+    "out_features": "width of the output.",
     "param_dtype": "dtype of the parameters.",
+    "precision": (
+        'products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``\n'
+        "  precision; None for the setting of JAX."
+    ),
+    "recompute_every": (
+        "number of steps between states that are stored for the backward pass,\n"
+        '  ``"auto"`` to bound their number, or None to store everything.'
+    ),
+    "residual": "whether to add a linear map of the receiver's own features.",
     "rngs": "random streams from which the initial parameters are drawn.",
+    "root_weight": "whether to add a linear map of the receiver's own features.",
+    "use_bias": "whether to add the bias b.",
 }
-_RAISES = """Raises:
-  ValueError: if an option has a type or value other than described above."""
+_RAISES = "if an option has a type or value other than described above."
 
+# Lines of ``Args:`` in the docstrings of calls.
+_CALL_LINES: dict[str, str] = {
+    "batch": "the graphs of the nodes.",
+    "edge_features": "features of the edge slots, with the leading axes of ``x`` or without.",
+    "graph": "rows are receivers, columns are senders.",
+    "incidence": "the hypergraph.",
+    "k": "number of kept entries instead of the layer's ``k``; None keeps the layer's.",
+    "num_steps": "number of steps; None for the model's.",
+    "rngs": "random streams with one named ``dropout`` in training; None in evaluation.",
+    "x": "features of the nodes.",
+    "x: Nodes": (
+        "features of the nodes of a square graph, whose leading axes share the graph; or a pair\n"
+        "  ``(x_dst, x_src)`` of those of the receivers and those of the senders."
+    ),
+}
+_CALL_RAISES = "if an argument does not fit the others or the layer."
 
-# What follows the line of ``edge_features`` in the docstring of every call that takes some.
-_EDGE_ORDER = """\
+# Lines that follow the one of ``edge_features`` in the docstring of every call that takes some.
+_EDGE_ORDER = """
     They are in the order of the graph's edge slots, which is sorted by receiver. Features in the
     order of the edges that the graph was built of are brought into it by
-    ``graph.sort_edges(features)``, of a graph built with ``edge_data``.
-"""
+    ``graph.sort_edges(features)``, of a graph built with ``edge_data``."""
+
+# Packages of the names that examples use.
+_PACKAGES: Mapping[str, str] = {
+    "nnx": "flax",
+    "nn": "jaxgnn",
+    "ops": "jaxgnn",
+    "CSRGraph": "jaxgnn.graph",
+    "GraphBatch": "jaxgnn.graph",
+    "GraphSample": "jaxgnn.graph",
+    "HeteroGraph": "jaxgnn.graph",
+    "Incidence": "jaxgnn.graph",
+}
+
+
+class DocumentedModule(nnx.Module):
+    """Base class of public layers and networks, whose docstrings are completed.
+
+    Attributes:
+      option_lines: lines of ``Args:``, by the name of the option.
+    """
+
+    option_lines: ClassVar[dict[str, str]] = OPTION_LINES
+
+    def __init_subclass__(cls, **options: Any):
+        """Makes ``help`` and editors show the class with all of its options, without Flax's."""
+        super().__init_subclass__(**options)
+        signature = with_common_options(inspect.signature(cls.__init__))
+        own = list(signature.parameters.values())[1:]
+        cls.__signature__ = _ClassSignature(signature.replace(parameters=own))  # pyrefly: ignore
+        is_own = cls.__module__.startswith("jaxgnn.")  # and not a class of a user
+        if vars(cls).get("__doc__"):
+            lines = _lines_for(signature, cls.option_lines)
+            text = with_common_lines(str(cls.__doc__), signature.parameters, lines)
+            cls.__doc__ = _with_imports(text, cls) if is_own else text
+        call = vars(cls).get("__call__")
+        if is_own and call is not None and call.__doc__:
+            signature = inspect.signature(call)
+            lines = _lines_for(signature, _CALL_LINES)
+            text = with_common_lines(call.__doc__, signature.parameters, lines, _CALL_RAISES)
+            edges = re.search(r"^  edge_features: .*(?:\n    .*)*", text, re.M)
+            if edges is not None and "sort_edges" not in edges[0]:
+                text = text[: edges.end()] + _EDGE_ORDER + text[edges.end() :]
+            call.__doc__ = text
+
+
+class _ClassSignature:
+    """Signature of a class, which its objects do not have, because they are called otherwise."""
+
+    def __init__(self, signature: inspect.Signature):
+        self.signature = signature
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        return self.signature
 
 
 def with_common_options(signature: inspect.Signature) -> inspect.Signature:
@@ -88,33 +197,59 @@ def _are_common(parameter: inspect.Parameter) -> bool:
     return parameter.kind is parameter.VAR_KEYWORD and parameter.annotation in annotations
 
 
-def with_common_lines(docstring: str, options: Iterable[str]) -> str:
-    """Adds the lines of the common options to the docstring of a layer.
+def _lines_for(signature: inspect.Signature, table: Mapping[str, str]) -> dict[str, str]:
+    """The lines of a table for parameters, by name and type, or by name."""
+    lines = dict(table)
+    for name, parameter in signature.parameters.items():
+        typed = f"{name}: {parameter.annotation}"
+        if typed in table:
+            lines[name] = table[typed]
+    return lines
+
+
+def with_common_lines(
+    docstring: str,
+    options: Iterable[str],
+    lines: Mapping[str, str] = OPTION_LINES,
+    raises: str = _RAISES,
+) -> str:
+    """Adds lines to ``Args:`` in a docstring, in the order of the options, and ``Raises:``.
 
     Args:
-      docstring: docstring of the layer, without these lines in its section ``Args:``. A docstring
-        without this section is returned unchanged.
-      options: names of the options of the layer.
+      docstring: docstring without some of these lines. One without the section ``Args:`` is
+        returned unchanged.
+      options: names of the options.
+      lines: the line of each option.
+      raises: description of the ``ValueError``, for a docstring without the section ``Raises:``.
     """
     text = inspect.cleandoc(docstring)
-    section = re.search(r"^Args:\n(?:  .*\n?)+", text, re.M)
+    section = re.search(r"^Args:\n((?:  .*\n?)+)", text, re.M)
     if section is None:
         return docstring
-    lines = [
-        f"  {name}: {_LINES[name]}".replace("\n", "\n  ")
-        for name in options
-        if name in _LINES and f"\n  {name}:" not in section[0]
-    ]
-    if not re.search("^Raises:$", text, re.M):
-        lines += ["", _RAISES]
-    made = "\n".join([section[0].rstrip(), *lines, ""])
-    return text[: section.start()] + made + text[section.end() :]
+    entries = dict(re.findall(r"^  (\S+): (.*(?:\n    .*)*)", section[1], re.M))
+    shared = {name: lines[name].replace("\n", "\n  ") for name in options if name in lines}
+    names = [name for name in options if name in entries or name in shared]
+    names += [name for name in entries if name not in names]
+    listed = "\n".join(f"  {name}: {(shared | entries)[name]}" for name in names)
+    text = f"{text[: section.start(1)]}{listed}\n{text[section.end() :]}"
+    if re.search("^Raises:$", text, re.M):
+        return text.rstrip()
+    head, *tail = re.split(r"^(?=(?:Example|Warns):$)", text, maxsplit=1, flags=re.M)
+    return "\n\n".join([head.rstrip(), f"Raises:\n  ValueError: {raises}", *tail]).rstrip()
 
 
-def with_edge_order[**P, Result](call: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorates a call that takes ``edge_features``: its docstring says in which order they are."""
-    text = inspect.cleandoc(str(call.__doc__))
-    entry = re.search(r"^  edge_features: .*\n(?:    .*\n)*", text, re.M)
-    assert entry is not None, "a docstring with a line of edge_features"
-    call.__doc__ = text[: entry.end()] + _EDGE_ORDER + text[entry.end() :]
-    return call
+def _with_imports(text: str, cls: type) -> str:
+    """Adds the imports of the names that the example of a class uses."""
+    head, title, code = text.partition("\nExample:\n")
+    package = "jaxgnn.models"
+    packages = dict(_PACKAGES)
+    if cls.__module__.startswith(package):
+        packages[cls.__name__] = package
+    imports: dict[str, list[str]] = {}
+    for name in sorted(set(re.findall(r"\b[A-Za-z]\w*", code)) & set(packages)):
+        if not re.search(rf"import .*\b{name}\b", code):
+            imports.setdefault(packages[name], []).append(name)
+    made = [f"from {home} import {', '.join(names)}" for home, names in sorted(imports.items())]
+    if "jnp." in code and "as jnp" not in code:
+        made.insert(0, "import jax.numpy as jnp")
+    return head + title + "".join(f"  >>> {line}\n" for line in made) + code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,7 @@ Features = Float[Array, "*batch nodes dim"] | CBSR
 
 
 class Dropout(nnx.Module):
-    """Dropout inside a larger module.
-
-    Other layers with dropout have an attribute ``deterministic`` of the same meaning.
-
-    Args:
-      rate: probability of zeroing an entry.
-      where: name of the layer or op in error messages.
+    """Dropout of entries with probability ``rate`` inside a larger module, ``where`` in errors.
 
     Attributes:
       deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
@@ -36,22 +30,10 @@ class Dropout(nnx.Module):
         self.where = where
         self.deterministic: bool | None = None
 
-    @overload
-    def __call__(self, x: Array, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Array: ...
-    @overload
-    def __call__(
-        self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-    ) -> Features: ...
-    def __call__(
-        self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-    ) -> Features:
-        """Returns ``x``, in training with some entries zeroed and the others scaled up.
-
-        Args:
-          x: features.
-          rngs: random streams, or None.
-          graph: the graph of which the rows of ``x`` are nodes; None if they are not nodes.
-        """
+    def __call__[X: Array | CBSR](
+        self, x: X, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+    ) -> X:
+        """Returns ``x``, in training with dropped entries; its rows are the nodes of ``graph``."""
         drawn_from = training_rngs(self.where, self.deterministic, self.rate, rngs)
         return dropout(x, self.rate, drawn_from, graph)
 
@@ -67,10 +49,6 @@ def training_rngs(
         drop nothing.
       rate: probability of zeroing an entry.
       rngs: random streams that the layer was called with, or None.
-
-    Raises:
-      ValueError: if ``rngs`` are not an ``nnx.Rngs``, if they have no stream for dropout, or if
-        there are none in the mode that ``train()`` sets.
     """
     if rngs is not None:
         require_stream(where, rngs, is_drawn_from=rate > 0 and not deterministic)
@@ -83,12 +61,7 @@ def training_rngs(
 
 
 def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.Rngs:
-    """Returns ``rngs`` after checking that a layer can draw dropout from them.
-
-    Raises:
-      ValueError: if ``rngs`` is not an ``nnx.Rngs``, or lacks a stream for dropout that draws from
-        it.
-    """
+    """Returns ``rngs`` after checking that a layer can draw dropout from them."""
     if not isinstance(rngs, nnx.Rngs):
         expected = "None or an nnx.Rngs with a dropout stream, such as nnx.Rngs(dropout=key)"
         raise bad_input(where, "rngs", expected, _shown(rngs))
@@ -98,17 +71,9 @@ def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.
     return rngs
 
 
-@overload
-def dropout(
-    x: Array, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-) -> Array: ...
-@overload
-def dropout(
-    x: Features, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-) -> Features: ...
-@overload
-def dropout(x: CSRGraph, rate: float, rngs: nnx.Rngs | None) -> CSRGraph: ...
-def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Any:
+def dropout[X: Array | CBSR | CSRGraph](
+    x: X, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+) -> X:
     """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
 
     In compressed rows it drops kept entries, so a row keeps at most ``k``; in a sparse matrix it
@@ -119,16 +84,18 @@ def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None =
     """
     if rngs is None or rate == 0.0:
         return x
+    given: Any = x
     if isinstance(x, CSRGraph):
-        weights = jnp.ones(x.num_edges, jnp.float32) if x.weights is None else x.weights
-        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, x, weights.shape, 0)
-        return x.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
+        is_plain = given.weights is None
+        weights = jnp.ones(given.num_edges, jnp.float32) if is_plain else given.weights
+        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, given, weights.shape, 0)
+        return given.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
     if isinstance(x, CBSR):
-        return dataclasses.replace(x, values=_dropped(x.values, rate, rngs, graph))
-    return _dropped(x, rate, rngs, graph)
+        return dataclasses.replace(given, values=_dropped(given.values, rate, rngs, graph))
+    return _dropped(given, rate, rngs, graph)
 
 
-def _dropped(values: Array, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Array:
+def _dropped(values: Any, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Any:
     axis = values.ndim - 2
     kept = bernoulli_of_rows("dropout", rngs.dropout(), 1.0 - rate, graph, values.shape, axis)
     return jnp.where(kept, values / (1.0 - rate), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from jaxgnn import ops
 from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.nn.shared.implementations import xla_or_fastest
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.maxk import Features, check_kept, check_widths
 from jaxgnn.nn.shared.options import activation as known_activation
 from jaxgnn.nn.shared.options import checked_options, either_of, instance_of
@@ -31,34 +31,20 @@ _bias_init = nnx.initializers.zeros_init()
 _replaced = nnx.initializers.zeros_init()  # for parameters that are replaced at once
 
 
-class FusedLinear(nnx.Module):
+class FusedLinear(DocumentedModule):
     """A linear layer and its activation as one op, ``activation(x @ kernel + bias)``.
 
     Replaces ``nnx.Linear``: parameters ``kernel`` and ``bias`` have the same names, shapes and
     initial values for the same ``rngs``, so that checkpoints of one can be read by the other.
 
     Args:
-      in_features: width of the input.
-      out_features: width of the output.
       activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
         ``"squared_relu"``; ``ops.MaxK(k)`` for compressed rows; or None for no activation.
       use_bias: whether to add a bias.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
-        None for the setting of JAX.
       kernel_init: initialiser of the kernel.
       bias_init: initialiser of the bias.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if a width is not positive, or an option is not as described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> layer = nn.FusedLinear(8, 4, activation="relu", rngs=nnx.Rngs(0))
       >>> layer(jnp.ones((3, 8))).shape
       (3, 4)
@@ -173,7 +159,7 @@ class FusedLinear(nnx.Module):
         )
 
 
-class FusedMLP(nnx.Module):
+class FusedMLP(DocumentedModule):
     """A multilayer perceptron as one op, with an activation between its linear layers.
 
     Its parameters are those of a list ``layers`` of ``nnx.Linear``, so that it can read
@@ -184,23 +170,10 @@ class FusedMLP(nnx.Module):
       activation: activation after each layer except the last, one of ``"relu"``, ``"gelu"``,
         ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       use_bias: whether to add biases.
-      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-      precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
-        None for the setting of JAX.
       kernel_init: initialiser of the kernels.
       bias_init: initialiser of the biases.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if there are fewer than two widths, one is not positive, or an option is not as
-        described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn import nn
       >>> mlp = nn.FusedMLP([8, 32, 32, 4], activation="gelu", rngs=nnx.Rngs(0))
       >>> mlp(jnp.ones((3, 8))).shape
       (3, 4)
@@ -289,16 +262,28 @@ class FusedMLP(nnx.Module):
         Raises:
           ValueError: if the last axis of ``x`` is not the first width, or an option is unknown.
         """
-        kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
-        x, *rest = promote_dtype((x, *kernels, *biases), dtype=self.dtype)
+        (x,), kernels, biases = promoted(self.dtype, self.layers, x)
         return ops.fused_mlp(
             x,
-            rest[: len(kernels)],
-            rest[len(kernels) :],
+            kernels,
+            biases,
             activation=self.activation,
             precision=self.precision,
             implementation=self.implementation,
         )
+
+
+def xla_or_fastest(implementation: ops.Name | None):
+    """Context manager that sets the implementation of ops without named kernels in a layer.
+
+    These are ops with one implementation, or ops that are not sparse. ``"xla"`` also selects plain
+    JAX for them, which forward-mode differentiation requires; any other name selects the fastest.
+
+    Args:
+      implementation: name passed to the layer; None for the session default.
+    """
+    asked = ops.requested_implementation(implementation)
+    return ops.default_implementation("xla" if asked == "xla" else None)
 
 
 def apply_linear(
@@ -380,6 +365,16 @@ def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name 
 def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:
     """Returns the kernel and bias of a layer."""
     return layer.kernel[...], None if layer.bias is None else layer.bias[...]
+
+
+def promoted(
+    dtype: DTypeLike | None, layers: Iterable[nnx.Linear | FusedLinear], *arrays: Any
+) -> tuple[Any, Any, Any]:
+    """Arrays, and the kernels and biases of layers, all in one dtype."""
+    kernels, biases = zip(*map(parameters, layers), strict=True)
+    made: Any = promote_dtype((*arrays, *kernels, *biases), dtype=dtype)
+    first, last = len(arrays), len(arrays) + len(kernels)
+    return made[:first], made[first:last], made[last:]
 
 
 def check_linear(where: str, argument: str, linear: Any) -> None:

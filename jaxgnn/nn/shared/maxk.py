@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Features as Features
 from jaxgnn.nn.shared.dropout import dropout as dropout
-from jaxgnn.nn.shared.options import at_least, checked_options, is_integer
+from jaxgnn.nn.shared.options import at_least, checked_options, is_integer, require
 
 Activation = Literal["maxk", "relu"]
 """Activations before the aggregation of a graph convolution."""
@@ -20,21 +20,15 @@ KernelMode = Literal["auto", "maxk", "dense"]
 """Aggregation of compressed rows: chosen by ``ops.maxk_spmm``, k-sparse, or expanded first."""
 
 
-class MaxK(nnx.Module):
+class MaxK(DocumentedModule):
     """Keeps the ``k`` largest entries of each row, as a compressed ``jaxgnn.CBSR``.
 
     Args:
       k: number of entries kept per row.
       by: whether entries are ranked by ``"value"`` or ``"magnitude"``.
       early_stop: None for the exact result, or a number of bisection steps.
-      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
-
-    Raises:
-      ValueError: if ``k`` is not an int of at least 1, or another option is invalid.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jaxgnn import nn
       >>> nn.MaxK(k=1)(jnp.array([[1.0, 3.0, 2.0]])).todense().tolist()
       [[0.0, 3.0, 0.0]]
     """
@@ -72,9 +66,7 @@ class MaxK(nnx.Module):
 def check_widths(where: str, *widths: int) -> None:
     """Raises ValueError unless every number of features is positive."""
     for width in widths:
-        expected = at_least(1)(width)
-        if expected is not None:
-            raise bad_input(where, "the number of features", expected, repr(width))
+        require(where, "the number of features", width, at_least(1))
 
 
 def check_kept(where: str, k: int, width: int | None = None) -> None:
@@ -91,10 +83,7 @@ def make_activation(
     width: int,
     implementation: ops.Name | None,
 ) -> MaxK | None:
-    """Creates a convolution's MaxK layer, None for ReLU or no activation; checks the arguments.
-
-    ``width`` is the width of the rows that it is applied to.
-    """
+    """Creates the MaxK layer of a convolution on rows of ``width``, or None if it has none."""
     if activation not in ("maxk", "relu", None):
         raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
     if activation != "maxk":

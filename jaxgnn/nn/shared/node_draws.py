@@ -36,16 +36,9 @@ def bernoulli_of_rows(
 ) -> Bool[Array, "*shape"]:
     """Draws a mask of nodes, the same for any number of devices of the graph.
 
-    Args:
-      where: name of the layer in error messages.
-      key: a random key, the same on all devices; it must be threefry if the graph is spread.
-      probability: probability of True.
-      graph: the graph of the nodes; None if it is unknown, and on one device.
-      shape: shape of the mask.
-      axis: the axis of the nodes, not negative.
-
-    Raises:
-      ValueError: as ``bernoulli_of_nodes``.
+    ``shape`` is that of the mask, and ``axis``, not negative, the axis of the nodes. The key is the
+    same on all devices, and threefry if the graph is spread. A graph of None is unknown, on one
+    device.
     """
     if isinstance(graph, LocalGraph):
         if graph.row_ids is not None:
@@ -63,19 +56,7 @@ def bernoulli_of_edges(
     shape: tuple[int, ...],
     axis: int,
 ) -> Bool[Array, "*shape"]:
-    """Draws a mask of edge slots, the same for any number of devices of the graph.
-
-    Args:
-      where: name of the layer in error messages.
-      key: a random key, the same on all devices; it must be threefry if the graph is spread.
-      probability: probability of True.
-      graph: the graph of the edges, or a sparse matrix of the stored entries.
-      shape: shape of the mask.
-      axis: the axis of the edge slots, not negative.
-
-    Raises:
-      ValueError: as ``bernoulli_of_nodes``.
-    """
+    """Draws a mask of edge slots, or of entries of a sparse matrix, as ``bernoulli_of_rows``."""
     if not isinstance(graph, LocalGraph | LocalMatrix):
         return jax.random.bernoulli(key, probability, shape)
     drawn = _Entries(graph.edge_numbers(), graph.numbers.total, shape, axis)
@@ -83,16 +64,7 @@ def bernoulli_of_edges(
 
 
 def bits_of_edges(where: str, key: jax.Array, graph: CSRGraph) -> UInt32[Array, " edges"]:
-    """Draws 32 random bits for each edge slot, the same for any number of devices of the graph.
-
-    Args:
-      where: name of the layer in error messages.
-      key: a random key, the same on all devices; it must be threefry if the graph is spread.
-      graph: the graph of the edges.
-
-    Raises:
-      ValueError: if the graph is spread over devices, and the key is of another generator.
-    """
+    """Draws 32 random bits for each edge slot, the same for any number of devices of the graph."""
     if not isinstance(graph, LocalGraph):
         return jax.random.bits(key, (graph.num_edges,), jnp.uint32)
     _require_threefry(where, key)
@@ -102,19 +74,11 @@ def bits_of_edges(where: str, key: jax.Array, graph: CSRGraph) -> UInt32[Array, 
 def bernoulli_of_nodes(
     where: str, key: jax.Array, probability: float, halo: Halo, shape: tuple[int, ...], axis: int
 ) -> Bool[Array, "*shape"]:
-    """Draws for a device's own nodes the values that one device draws for the whole graph.
-
-    Args:
-      where: name of the layer in error messages.
-      key: a threefry key, the same on all devices.
-      probability: probability of True.
-      halo: the halo whose ``ids`` are the numbers of the own nodes.
-      shape: shape of the mask.
-      axis: the axis of the nodes, not negative.
+    """Draws for a device's own nodes, ``halo.ids``, the values that one device draws for all nodes.
 
     Raises:
-      ValueError: if the key is of another generator, or the axes after that of the nodes have more
-        than 2^16 entries.
+      ValueError: if the key is not threefry, or the axes after that of the nodes have more than
+        2^16 entries.
     """
     ids = halo.ids.astype(jnp.uint32)
     drawn = _Entries(Words(jnp.zeros_like(ids), ids), halo.num_nodes, shape, axis)
@@ -122,14 +86,7 @@ def bernoulli_of_nodes(
 
 
 class _Entries(NamedTuple):
-    """Entries of an array, of which a device holds some along one axis.
-
-    Attributes:
-      numbers: number of each place along the axis, counted over all devices.
-      total: number of places of all devices.
-      shape: shape of the device's part.
-      axis: the axis.
-    """
+    """Entries of an array of ``total`` places along an axis; a device holds ``numbers``."""
 
     numbers: Words
     total: int

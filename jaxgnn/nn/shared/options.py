@@ -27,7 +27,8 @@ def one_of(*choices: Any) -> Check:
     """Check for one of several values; the type must match too, so that 1 is not True."""
 
     def check(value: Any) -> str | None:
-        known = any(value is c or (isinstance(c, str) and _equals(value, c)) for c in choices)
+        is_name = isinstance(value, str)
+        known = any(value is c or (is_name and isinstance(c, str) and value == c) for c in choices)
         *most, last = map(repr, choices)
         return None if known else f"{', '.join(most)} or {last}"
 
@@ -81,6 +82,13 @@ def anything(value: Any) -> None:
     """Accepts any value, for options that a layer checks itself."""
 
 
+def require(where: str, argument: str, value: Any, check: Check) -> None:
+    """Raises ValueError unless a check accepts a value."""
+    expected = check(value)
+    if expected is not None:
+        raise bad_input(where, argument, expected, repr(value))
+
+
 def at_least(least: int) -> Check:
     """Check for a whole number of at least ``least``."""
 
@@ -108,19 +116,14 @@ def number(value: Any) -> str | None:
     return None if is_number and math.isfinite(value) else "a finite number"
 
 
-def rate(value: Any) -> str | None:
-    """Checks for a probability below one."""
-    return None if number(value) is None and 0 <= value < 1 else "in [0, 1)"
+def _number_that(fits: Callable[[float], bool], expected: str) -> Check:
+    """Check for a finite number that fits."""
+    return lambda value: None if number(value) is None and fits(value) else expected
 
 
-def positive(value: Any) -> str | None:
-    """Checks for a finite number above zero."""
-    return None if number(value) is None and value > 0 else "a finite number above 0"
-
-
-def fraction(value: Any) -> str | None:
-    """Checks for a number between zero and one, both included."""
-    return None if number(value) is None and 0 <= value <= 1 else "in [0, 1]"
+rate = _number_that(lambda value: 0 <= value < 1, "in [0, 1)")
+positive = _number_that(lambda value: value > 0, "a finite number above 0")
+fraction = _number_that(lambda value: 0 <= value <= 1, "in [0, 1]")
 
 
 def floating(value: Any) -> str | None:
@@ -240,9 +243,7 @@ def checked_options[M: nnx.Module, **P](
             bound = _bound(signature, type(self).__name__, self, *args, **kwargs)
             bound.apply_defaults()
             for argument, value in bound.arguments.items():
-                expected = checks[argument](value) if argument in checks else None
-                if expected is not None:
-                    raise bad_input(type(self).__name__, argument, expected, repr(value))
+                require(type(self).__name__, argument, value, checks.get(argument, anything))
             init(self, *args, **kwargs)
 
         checked.__signature__ = signature  # pyrefly: ignore
@@ -254,11 +255,7 @@ def checked_options[M: nnx.Module, **P](
 def _bound(
     signature: inspect.Signature, name: str, /, *args: Any, **kwargs: Any
 ) -> inspect.BoundArguments:
-    """The arguments by name.
-
-    Raises:
-      TypeError: if one is missing or unknown.
-    """
+    """The arguments by name; raises TypeError if one is missing or unknown."""
     options = [option for option in signature.parameters if option != "self"]
     for option in kwargs:
         if option not in options:
@@ -272,7 +269,3 @@ def _bound(
     except TypeError as error:
         example = ", such as rngs=nnx.Rngs(0)" if "'rngs'" in str(error) else ""
         raise TypeError(f"{name}: {error}{example}") from None
-
-
-def _equals(value: Any, choice: str) -> bool:
-    return isinstance(value, str) and value == choice

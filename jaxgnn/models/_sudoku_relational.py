@@ -1,30 +1,28 @@
-"""Recurrent relational networks for Sudoku: the published one, and one equivariant to digits."""
+"""Recurrent networks for Sudoku: relational ones, and one over candidates and their groups."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Unpack
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from jaxgnn import ops
-from jaxgnn.models._embedding import embedded
 from jaxgnn.models._saveable import saveable
-from jaxgnn.models._sudoku_grid import (
+from jaxgnn.models._sudoku_boards import (
     KINDS,
-    box_of,
-    check_digits,
+    checked_box,
     nan_without_digits,
     sudoku_graph,
     sudoku_positions,
     sudoku_relations,
 )
-from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
-from jaxgnn.models._sudoku_states import DigitStates
+from jaxgnn.models._sudoku_states import DigitStates, SudokuRecurrence, embedded, options_of_parts
 from jaxgnn.nn import (
     EdgeMLP,
+    FusedLinear,
     FusedMLP,
     LSTMState,
     LSTMUpdate,
@@ -32,13 +30,15 @@ from jaxgnn.nn import (
     NodeUpdate,
     check_widths,
 )
+from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
+from jaxgnn.nn.shared.dropout import require_stream
 from jaxgnn.nn.shared.options import checked_options
 
 _MLP_LAYERS = 4
 
 
 @saveable
-class RecurrentRelationalNetwork(nnx.Module):
+class RecurrentRelationalNetwork(DocumentedModule):
     """The network of https://arxiv.org/abs/1711.08028 for Sudoku.
 
     Cells embed their digit, row and column, which an MLP joins to ``x``. At each step neighbours in
@@ -54,23 +54,11 @@ class RecurrentRelationalNetwork(nnx.Module):
       box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9.
       features: width of the state of a cell.
       embedding_features: width of each of the three embeddings.
-      num_steps: number of steps, unless a call gives another.
       edge_dropout: probability of dropping an edge in training.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
         least float32.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import RecurrentRelationalNetwork
       >>> model = RecurrentRelationalNetwork(box=2, features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, classes
       (3, 5, 16, 5)
@@ -86,15 +74,12 @@ class RecurrentRelationalNetwork(nnx.Module):
         num_steps: int = 32,
         edge_dropout: float = 0.0,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("RecurrentRelationalNetwork", features, embedding_features)
         sudoku_positions(box)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         side, widths = box * box, [features] * _MLP_LAYERS
         self.box = box
         self.digits = nnx.Embed(side + 1, embedding_features, **own)
@@ -122,9 +107,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         Args:
           puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
             their logits are NaN.
-          num_steps: number of steps; None for the model's.
           warm_up: number of steps to run before these, without gradient.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
@@ -144,8 +127,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         Raises:
           ValueError: if ``puzzles`` are not digits, or have another number of cells than the model.
         """
-        box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
-        check_digits("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
+        checked_box("RecurrentRelationalNetwork", puzzles, self.box)
         rows, columns, _ = sudoku_positions(self.box).T
         digits = embedded(self.digits, puzzles.astype(jnp.int32))
         positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
@@ -179,23 +161,11 @@ class EquivariantRelationalNetwork(DigitStates):
     Args:
       features: width of the state of a candidate.
       num_layers: number of layers of the message MLP, and of the MLP before the LSTM.
-      num_steps: number of steps, unless a call gives another.
       edge_dropout: probability of dropping an edge, separately for each digit, in training.
-      recompute_every: number of steps between states that are stored for the backward pass,
-        ``"auto"`` to bound their number, or None to store everything.
-      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
         least float32.
-      param_dtype: dtype of the parameters.
-      rngs: random streams from which the initial parameters are drawn.
-
-    Raises:
-      ValueError: if an option has a type or value other than described above.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from flax import nnx
-      >>> from jaxgnn.models import EquivariantRelationalNetwork
       >>> model = EquivariantRelationalNetwork(features=8, num_steps=3, rngs=nnx.Rngs(0))
       >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, digits
       (3, 5, 16, 4)
@@ -212,14 +182,11 @@ class EquivariantRelationalNetwork(DigitStates):
         num_steps: int = 32,
         edge_dropout: float = 0.0,
         recompute_every: int | Literal["auto"] | None = None,
-        implementation: ops.Name | None = None,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
     ):
         check_widths("EquivariantRelationalNetwork", features, num_layers)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        options = own | {"implementation": implementation}
+        own, options = options_of_parts(common, rngs)
         widths = [features] * num_layers
         self.kinds = nnx.Embed(KINDS, features, **own)
         self.steps = MessagePassing(
@@ -260,3 +227,127 @@ class _AmongDigits(NodeUpdate[LSTMState]):
         alike = jnp.mean(h, axis=-3, keepdims=True), jnp.max(h, axis=-3, keepdims=True)
         parts = [messages, *(jnp.broadcast_to(a, h.shape).astype(messages.dtype) for a in alike)]
         return self.update(state, jnp.concatenate(parts, axis=-1), inputs, rngs=rngs)
+
+
+_INPUT_FEATURES = 16
+_GROUPS = 3  # line, box, cell
+
+
+@saveable
+class CandidateNetwork(DigitStates):
+    """A recurrent network over candidates and the four groups that each belongs to.
+
+    A candidate is a cell and a digit. It excludes the candidates of its digit in its row, its
+    column and its box, and the other digits of its cell: these are its groups, each of which holds
+    exactly one candidate that is right. All candidates share the same weights, as do all groups of
+    one kind; rows and columns count as one kind::
+
+        m_c = Σ_g relu(W h_c + W_g mean_{c' in g} h_c' + b_g)
+        h_c = LSTM(mlp([m_c ; x_c]))
+
+    where x is the kind of the candidate: blank cell, given as this digit, or given as another
+    digit. The network is equivariant to permutations of digits, lines and bands, for boards of all
+    sizes. ``EquivariantRelationalNetwork`` has the same symmetries but computes a message for each
+    of 14,580 pairs of candidates; here each of 2,916 memberships takes one addition and no product.
+
+    It is trained by ``sudoku_cross_entropy`` of all steps, and may run more steps than in training.
+
+    Args:
+      features: width of the state of a candidate.
+      dtype: dtype of the computation; None for that of the parameters. The LSTM's memory is at
+        least float32.
+
+    Example:
+      >>> model = CandidateNetwork(features=8, num_steps=3, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, digits
+      (3, 5, 16, 4)
+      >>> model(jnp.zeros(81, jnp.int32)).shape
+      (3, 81, 9)
+    """
+
+    @checked_options()
+    def __init__(
+        self,
+        *,
+        features: int = 96,
+        num_steps: int = 16,
+        recompute_every: int | Literal["auto"] | None = None,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        check_widths("CandidateNetwork", features)
+        own, options = options_of_parts(common, rngs)
+        self.kinds = nnx.Embed(KINDS, _INPUT_FEATURES, **own)
+        self.start = FusedLinear(_INPUT_FEATURES, features, **options)
+        self.steps = MessagePassing(
+            _GroupMessages(features, own, options),
+            LSTMUpdate(
+                features, features, [features] * 2, input_features=_INPUT_FEATURES, **options
+            ),
+            num_steps=num_steps,
+            recompute_every=recompute_every,
+        )
+        self.readout = nnx.Linear(features, 1, **own)
+
+    def _drawn_from(self, rngs: nnx.Rngs | None) -> None:
+        """None, since nothing in this network is random."""
+        if rngs is not None:
+            require_stream(type(self).__name__, rngs, is_drawn_from=False)
+
+    def _first_features(self, x: Array) -> Array:
+        h: Any = self.start(x)
+        return h
+
+
+class _GroupMessages(nnx.Module):
+    """Messages from the groups of each candidate; states are [*batch, digits, cells, d]."""
+
+    def __init__(self, features: int, own: dict, options: dict):
+        self.candidate = FusedLinear(features, features, use_bias=False, **options)
+        self.groups = nnx.List(nnx.Linear(features, features, **own) for _ in range(_GROUPS))
+
+    def __call__(
+        self,
+        graph,
+        h: Float[Array, "*batch digits cells d"],
+        edge_features=None,
+        *,
+        weights=None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch digits cells d"]:
+        own: Any = self.candidate(h)
+        line, box, cell = self.groups
+        rows, columns, boxes, cells = _means(_as_grid(h))
+        heard = _heard(_as_grid(own), line(rows), line(columns), box(boxes), cell(cells))
+        return heard.reshape(own.shape)
+
+
+# The backward pass recomputes the sums and stores no array per group and candidate.
+@partial(jax.checkpoint, prevent_cse=False)
+def _heard(own: Array, *groups: Array) -> Array:
+    """Computes ``Σ_g relu(own + g)``, with each group broadcast to its members."""
+    return sum((jax.nn.relu(own + group) for group in groups), start=jnp.zeros((), own.dtype))
+
+
+def _means(grid: Float[Array, "*grid d"]) -> tuple[Array, ...]:
+    """Returns the means over rows, columns, boxes and cells, broadcast to their members.
+
+    Sums of adjacent cells in a row are shared by rows and boxes, so that no sum is over two
+    separate axes.
+    """
+    side = grid.shape[-6]
+    wide = jnp.float64 if grid.dtype == jnp.float64 else jnp.float32
+    neighbours = jnp.sum(grid, -2, dtype=wide, keepdims=True)
+    sums = (
+        jnp.sum(neighbours, -3, keepdims=True),
+        jnp.sum(grid, (-5, -4), dtype=wide, keepdims=True),
+        jnp.sum(neighbours, -4, keepdims=True),
+        jnp.sum(grid, -6, dtype=wide, keepdims=True),
+    )
+    return tuple((total / side).astype(grid.dtype) for total in sums)
+
+
+def _as_grid(h: Float[Array, "*batch digits cells d"]) -> Array:
+    """Reshapes states to [*batch, digits, band, row in band, stack, column in stack, d]."""
+    box = round(h.shape[-2] ** 0.25)
+    return h.reshape(*h.shape[:-2], box, box, box, box, h.shape[-1])

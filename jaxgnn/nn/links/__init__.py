@@ -1,1 +1,0 @@
-"""Decoders: scores of pairs of nodes."""
