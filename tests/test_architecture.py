@@ -240,7 +240,7 @@ HOMES = {
         "experiments._real_networks",
     },
     "jraphx": {"experiments._plain_networks"},
-    "egglog": {"jaxgnn.fusion._search"},
+    "egglog": {"jaxgnn.fusion.search"},
     "flax": {
         "jaxgnn.nn",
         "jaxgnn.models",

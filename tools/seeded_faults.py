@@ -1228,14 +1228,14 @@ INTEROP = (
     ),
     Fault(
         "fuse: what a call changes in its arguments is lost",
-        "jaxgnn/fusion/_fuse.py",
+        "jaxgnn/fusion/fused.py",
         "if before.changes(given):",
         "if before.changes(given) and self._is_module:",
         _tests("fusion/test_methods", "test_streams_of_random_numbers_that_are_arguments_go_on"),
     ),
     Fault(
         "fuse: an error of a rule ends the function",
-        "jaxgnn/fusion/_fuse.py",
+        "jaxgnn/fusion/fused.py",
         "except BaseException as error:",
         "except OSError as error:",
         _tests(
@@ -1245,7 +1245,7 @@ INTEROP = (
     ),
     Fault(
         "fuse: messages that are summed twice are computed twice on a GPU",
-        "jaxgnn/fusion/_rules/edge_mlp.py",
+        "jaxgnn/fusion/rules/edge_mlp.py",
         'case = "" if are_read_once else "edge_mlp at both ends"',
         'case = ""',
         _tests(
@@ -1653,63 +1653,63 @@ _OWN_AXIS = "test_a_factor_varies_along_its_own_axis"
 FUSION = (
     Fault(
         "fusion: attention of one graph for a batch of its size",
-        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jaxgnn/fusion/rules/neighbour_sum.py",
         "or parts.has_weights or parts.product.axis != 0:",
         "or parts.has_weights:",
         _tests("fusion/test_rules", _APPLIES),
     ),
     Fault(
         "fusion: values that are not those of the scores of GATv2",
-        "jaxgnn/fusion/_rules/_inner_products.py",
+        "jaxgnn/fusion/rules/attention.py",
         "if pair is None or pair[1] is not table:",
         "if pair is None:",
         _tests("fusion/test_rules", _DOES_NOT),
     ),
     Fault(
         "fusion: keys of other neighbours than the values",
-        "jaxgnn/fusion/_rules/_attention.py",
+        "jaxgnn/fusion/rules/attention.py",
         "if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():",
         "if ids.size < own.size:",
         _tests("fusion/test_rules", _DOES_NOT),
     ),
     Fault(
         "fusion: a scatter of ids keeps slices that begin outside of the array",
-        "jaxgnn/fusion/_integer_slices.py",
+        "jaxgnn/fusion/integers.py",
         "exist = ((starts >= 0) & (starts <= lasts)).all(-1)",
         "exist = (starts >= 0).all(-1)",
         _tests("fusion/test_integers", "test_gathers_and_scatters_give_what_jax_gives"),
     ),
     Fault(
         "fusion: the maximum with zero is relu",
-        "jaxgnn/fusion/_layers.py",
+        "jaxgnn/fusion/templates.py",
         '("relu", jax.nn.relu),',
         '("relu", jax.nn.relu), ("relu", lambda x: jnp.maximum(x, 0)),',
         _tests("fusion/test_rules", "test_message_networks_of_another_form_are_none"),
     ),
     Fault(
         "fusion: edges whose receiver is out of range count for the last one",
-        "jaxgnn/fusion/_edges.py",
+        "jaxgnn/fusion/edges.py",
         "return own(np.where((ids >= 0) & (ids < reduction.size), ids, -1))",
         "return own(np.clip(ids, 0, reduction.size - 1))",
         _tests("fusion/test_rules", _APPLIES),
     ),
     Fault(
         "fusion: a product before a sum multiplies rows that no edge reads",
-        "jaxgnn/fusion/_rules/linear_order.py",
+        "jaxgnn/fusion/rules/linear_order.py",
         "return table if self.is_read.all() else jnp.where(self.is_read.reshape(shape), table, 0)",
         "return table",
         _tests("fusion/test_linear_order", "test_rows_that_no_edge_reads_may_be_nan"),
     ),
     Fault(
         "fusion: segments of which all logits are -inf are NaN",
-        "jaxgnn/fusion/_rules/_softmax.py",
+        "jaxgnn/fusion/rules/softmax.py",
         "is_guarded = guards_shift and (guards_total or has_epsilon)",
         "is_guarded = False",
         _tests("fusion/test_rules", "test_segments_whose_logits_are_all_minus_infinity_give_zeros"),
     ),
     Fault(
         "fusion: the last of an even number of divisions is left out",
-        "jaxgnn/fusion/_rules/sinkhorn.py",
+        "jaxgnn/fusion/rules/sinkhorn.py",
         "return (divisions + 1) // 2, divisions % 2 == 0",
         "return (divisions + 1) // 2, False",
         _tests(
@@ -1719,7 +1719,7 @@ FUSION = (
     ),
     Fault(
         "fusion: answers about arrays that are gone are kept",
-        "jaxgnn/fusion/_store.py",
+        "jaxgnn/fusion/view.py",
         "weakref.ref(leaf, forget)",
         "weakref.ref(leaf)",
         _tests(
@@ -1729,28 +1729,28 @@ FUSION = (
     ),
     Fault(
         "fusion: numbers of heads alone are reshaped to edges",
-        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jaxgnn/fusion/rules/neighbour_sum.py",
         "jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))",
         "jnp.broadcast_to(values.reshape(edges, -1), (edges, heads))",
         _tests("fusion/test_rules", "test_numbers_of_heads_alone_are_weights_of_all_edges"),
     ),
     Fault(
         "fusion: an axis behind a reshape is the one at its place",
-        "jaxgnn/fusion/_axes.py",
+        "jaxgnn/fusion/products.py",
         "return tuple(None if n == 1 else next(kept) for n in inner)",
         "return tuple(None if n == 1 else d for d, n in enumerate(inner))",
         _tests("fusion/test_axes", _OWN_AXIS),
     ),
     Fault(
         "fusion: a softmax over as many heads as edges is one over edges",
-        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jaxgnn/fusion/rules/neighbour_sum.py",
         "if factor.is_inverse or factor.labels[:1] != (product.axis,):",
         "if factor.is_inverse:",
         _tests("fusion/test_axes", _OWN_AXIS),
     ),
     Fault(
         "fusion: inner products of merged heads are those of each head",
-        "jaxgnn/fusion/_products.py",
+        "jaxgnn/fusion/products.py",
         "    found = Product(tuple(atom.aval.shape), axis)",
         "    atom = before_merge(view, atom, axis)\n"
         "    found = Product(tuple(atom.aval.shape), axis)",
@@ -1758,7 +1758,7 @@ FUSION = (
     ),
     Fault(
         "fusion: an axis behind a reshape is the one at its place, in random programs",
-        "jaxgnn/fusion/_axes.py",
+        "jaxgnn/fusion/products.py",
         "return tuple(None if n == 1 else next(kept) for n in inner)",
         "return tuple(None if n == 1 else d for d, n in enumerate(inner))",
         _tests(
@@ -1768,21 +1768,21 @@ FUSION = (
     ),
     Fault(
         "fusion: products of known weights may leave the range",
-        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jaxgnn/fusion/rules/neighbour_sum.py",
         "if leaves_range(factors, arrays, values):",
         "if False:",
         _tests("fusion/test_range", "test_what_is_known_stays_in_range"),
     ),
     Fault(
         "fusion: every constant multiplies the sum",
-        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jaxgnn/fusion/rules/neighbour_sum.py",
         "waits = not scalars and (softmax is not None or only_widen(view, product.constants))",
         "waits = not scalars",
         _tests("fusion/test_range", "test_what_is_known_stays_in_range"),
     ),
     Fault(
         "fusion: float16 is multiplied in float16",
-        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "jaxgnn/fusion/rules/neighbour_sum.py",
         "is_short = dtype == jnp.float16 and attention is None",
         "is_short = False",
         _tests(
@@ -1792,7 +1792,7 @@ FUSION = (
     ),
     Fault(
         "fusion: the start of an extreme has no share of the gradient",
-        "jaxgnn/fusion/_rules/neighbour_extreme.py",
+        "jaxgnn/fusion/rules/segments.py",
         "return jnp.where(y == start, shares * gradient, gradient), None",
         "return gradient, None",
         _tests(
@@ -1802,7 +1802,7 @@ FUSION = (
     ),
     Fault(
         "fusion: explain does not name that a mask needs finite rows",
-        "jaxgnn/fusion/_rules/maxk.py",
+        "jaxgnn/fusion/rules/maxk.py",
         "_FINITE if written in _MASKS else ()",
         "()",
         _tests("fusion/test_range", "test_explain_names_what_is_not_kept"),
@@ -1833,7 +1833,7 @@ FUSION = (
     ),
     Fault(
         "fuse: some errors of a rule give no warning",
-        "jaxgnn/fusion/_rewrite.py",
+        "jaxgnn/fusion/rewrite.py",
         "except NotImplementedError as error:",
         "except (NotImplementedError, ValueError) as error:",
         _tests(

@@ -34,8 +34,8 @@ from experiments.benchmarks._watched import Begun, Device, Measured, Stopped, Wa
 from experiments.benchmarks._workloads import Workload, forget_graphs, like
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import Search, explain, fuse
-from jaxgnn.fusion._constants import opened
-from jaxgnn.fusion._search import has_egglog
+from jaxgnn.fusion.constants import opened
+from jaxgnn.fusion.search import has_egglog
 from jaxgnn.testing.timing import (
     Candidate,
     device_description,

@@ -24,11 +24,10 @@ import numpy as np
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
-from jaxgnn.fusion._constants import opened
-from jaxgnn.fusion._policy import Policy
-from jaxgnn.fusion._rewrite import Rules
-from jaxgnn.fusion._rules import RULES
-from jaxgnn.fusion._transform import transformed
+from jaxgnn.fusion.constants import opened
+from jaxgnn.fusion.rewrite import Policy, Rules
+from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
 
 Function = Callable[..., Any]

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import _graphs
-from jaxgnn.fusion._constants import opened
-from jaxgnn.fusion._store import Content, Store, content_of_constant
-from jaxgnn.fusion._view import View
+from jaxgnn.fusion import graphs as _graphs
+from jaxgnn.fusion.constants import opened
+from jaxgnn.fusion.view import Content, Store, View, content_of_constant
 from tests.fusion._cases import applied, fuse
 
 NODES, EDGES = 500, 200_000  # each list is larger than what may stay a constant

@@ -9,7 +9,7 @@ import pytest
 
 import jaxgnn
 from jaxgnn.fusion import Measured, Speeds
-from jaxgnn.fusion import _fuse as fuse_module
+from jaxgnn.fusion import fused as fuse_module
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
 SPEEDS = Speeds(bytes_per_second=1e9, flops_per_second=1e10, launch_seconds=1e-5)

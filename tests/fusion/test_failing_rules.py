@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import _fuse, _search
-from jaxgnn.fusion._rewrite import Rewrite
-from jaxgnn.fusion._rules import neighbour_sum
-from jaxgnn.fusion._search import has_egglog
+from jaxgnn.fusion import fused as fuse_module
+from jaxgnn.fusion import search as search_module
+from jaxgnn.fusion.rewrite import Rewrite
+from jaxgnn.fusion.rules import neighbour_sum
+from jaxgnn.fusion.search import has_egglog
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
 
 (X,) = arrays((NODES, 3))
@@ -56,7 +57,7 @@ def test_a_rule_that_raises_leaves_the_function_as_it_was(place, error, search, 
         return PLACES[place](view, equation, error)
 
     rule = dataclasses.replace(neighbour_sum.RULE, propose=propose)
-    monkeypatch.setattr(_fuse, "RULES", (rule,))
+    monkeypatch.setattr(fuse_module, "RULES", (rule,))
     fused = jaxgnn.fuse(_layer, only_if_faster=False, search=search)
     name = "TypeError" if place == "type" else type(error).__name__
     message = f"the rule neighbour_sum failed with {name}"
@@ -80,7 +81,7 @@ def test_a_search_that_raises_leaves_the_function_as_it_was(error, monkeypatch):
     def fail(*args):
         raise error("no graph")
 
-    monkeypatch.setattr(_search, "_candidates", fail)
+    monkeypatch.setattr(search_module, "_candidates", fail)
     fused = jaxgnn.fuse(_layer, search="egglog")
     with pytest.warns(UserWarning, match=f"rewriting failed: {error.__name__}: no graph"):
         np.testing.assert_allclose(fused(X), _layer(X), rtol=1e-6)
@@ -91,6 +92,6 @@ def test_an_interrupt_is_not_caught(monkeypatch):
         raise KeyboardInterrupt
 
     rule = dataclasses.replace(neighbour_sum.RULE, propose=propose)
-    monkeypatch.setattr(_fuse, "RULES", (rule,))
+    monkeypatch.setattr(fuse_module, "RULES", (rule,))
     with pytest.raises(KeyboardInterrupt):
         jaxgnn.fuse(_layer)(X)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.fusion import _fuse
-from jaxgnn.fusion._rewrite import Rewrite, Rule
-from jaxgnn.fusion._rules import RULES
+from jaxgnn.fusion import fused as fuse_module
+from jaxgnn.fusion.rewrite import Rewrite, Rule
+from jaxgnn.fusion.rules import RULES
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
 X = arrays((NODES, 4))[0]
@@ -70,7 +70,7 @@ SPOILED = {
 
 
 def _is_caught(rule, fn, x, monkeypatch):
-    monkeypatch.setattr(_fuse, "RULES", (rule,))
+    monkeypatch.setattr(fuse_module, "RULES", (rule,))
     fused = fuse(fn, verify="strict")
     with pytest.warns(UserWarning, match="is not what it was: (output|gradient)"):
         y = fused(x)

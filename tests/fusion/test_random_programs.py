@@ -13,10 +13,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import jaxgnn
-from jaxgnn.fusion._policy import Policy
-from jaxgnn.fusion._rewrite import Rules
-from jaxgnn.fusion._rules import RULES
-from jaxgnn.fusion._transform import transformed
+from jaxgnn.fusion.rewrite import Policy, Rules
+from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing import assert_close
 from tests.fusion._eager import one_by_one
 

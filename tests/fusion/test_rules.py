@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import _layers
-from jaxgnn.fusion._rules import dense
-from jaxgnn.fusion._templates import argument_of
+from jaxgnn.fusion import templates
+from jaxgnn.fusion.rules import dense
+from jaxgnn.fusion.templates import argument_of
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from tests.fusion._cases import (
     EDGES,
@@ -547,7 +547,7 @@ def test_each_layer_of_a_chain_is_asked_about_as_often_in_a_longer_one(monkeypat
         counts.append(1)
         return argument_of(view, atom, template)
 
-    monkeypatch.setattr(_layers, "argument_of", counted)
+    monkeypatch.setattr(templates, "argument_of", counted)
 
     def calls(layers):
         def run(x):

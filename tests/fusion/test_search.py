@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import _cost, _policy, _search
-from jaxgnn.fusion._cost import Speeds, flops_of, seconds_of
-from jaxgnn.fusion._policy import Policy
-from jaxgnn.fusion._rewrite import Rewrite, Rule, Rules
-from jaxgnn.fusion._rules import RULES
-from jaxgnn.fusion._transform import transformed
+from jaxgnn.fusion import cost, rewrite
+from jaxgnn.fusion import search as search_module
+from jaxgnn.fusion.cost import Speeds, flops_of, seconds_of
+from jaxgnn.fusion.rewrite import Policy, Rewrite, Rule, Rules
+from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.transform import transformed
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
 from tests.fusion.test_rules import APPLIES, DOES_NOT
 
@@ -22,7 +22,7 @@ X, KERNEL, VECTOR = arrays((NODES, 4), (4, 4), (8, 1))
 
 @pytest.fixture(autouse=True)
 def one_device_for_all_machines(monkeypatch):
-    monkeypatch.setattr(_search, "measured_speeds", lambda: SPEEDS)
+    monkeypatch.setattr(search_module, "measured_speeds", lambda: SPEEDS)
 
 
 def _tuple(x):
@@ -111,9 +111,9 @@ def test_the_cheapest_of_rewrites_that_exclude_each_other_is_taken():
 
 def test_the_matcher_is_taken_where_egglog_is_not_installed(monkeypatch):
     fn, args, _ = APPLIES["message network"]
-    monkeypatch.setattr(_search, "has_egglog", lambda: False)
-    monkeypatch.setattr(_search, "_candidates", pytest.fail)
-    monkeypatch.setattr(_policy, "_FASTER_FROM", {})
+    monkeypatch.setattr(search_module, "has_egglog", lambda: False)
+    monkeypatch.setattr(search_module, "_candidates", pytest.fail)
+    monkeypatch.setattr(rewrite, "_FASTER_FROM", {})
     fused = jaxgnn.fuse(fn)
     np.testing.assert_allclose(fused(*args), fn(*args), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match="fuse: search must be 'auto' or 'matcher' where the pack"):
@@ -123,14 +123,14 @@ def test_the_matcher_is_taken_where_egglog_is_not_installed(monkeypatch):
 def test_several_processes_choose_alike_as_nothing_is_measured(monkeypatch):
     fn, args, _ = APPLIES["message network"]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(_search, "_candidates", pytest.fail)
-    monkeypatch.setattr(_policy, "_FASTER_FROM", {})
+    monkeypatch.setattr(search_module, "_candidates", pytest.fail)
+    monkeypatch.setattr(rewrite, "_FASTER_FROM", {})
     assert jaxgnn.fuse.explain(fn, *args).findings.applied
 
 
 def test_all_sound_rewrites_are_not_weighed_by_themselves(monkeypatch):
     fn, args, _ = APPLIES["message network"]
-    monkeypatch.setattr(_search, "_candidates", pytest.fail)
+    monkeypatch.setattr(search_module, "_candidates", pytest.fail)
     assert jaxgnn.fuse.explain(jaxgnn.fuse(fn, only_if_faster=False), *args).findings.applied
 
 
@@ -153,11 +153,11 @@ def test_costs_are_bytes_products_and_launches():
 
 def test_the_speeds_of_this_device_are_measured_once(monkeypatch):
     for kind in ("cpu", "gpu"):
-        monkeypatch.setitem(_cost._COPIED, kind, 1 << 20)
-        monkeypatch.setitem(_cost._ROWS, kind, 64)
-    _cost._measured.cache_clear()
-    first = _cost.measured_speeds()
+        monkeypatch.setitem(cost._COPIED, kind, 1 << 20)
+        monkeypatch.setitem(cost._ROWS, kind, 64)
+    cost._measured.cache_clear()
+    first = cost.measured_speeds()
     assert min(first.bytes_per_second, first.flops_per_second, first.launch_seconds) > 0
-    assert _cost.measured_speeds() is first
-    assert jax.jit(lambda x: x * _cost.measured_speeds().launch_seconds)(1.0) >= 0  # while traced
-    _cost._measured.cache_clear()
+    assert cost.measured_speeds() is first
+    assert jax.jit(lambda x: x * cost.measured_speeds().launch_seconds)(1.0) >= 0  # while traced
+    cost._measured.cache_clear()

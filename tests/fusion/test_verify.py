@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.fusion import _fuse
-from jaxgnn.fusion._rewrite import Rewrite
-from jaxgnn.fusion._rules import neighbour_sum
+from jaxgnn.fusion import fused as fuse_module
+from jaxgnn.fusion.rewrite import Rewrite
+from jaxgnn.fusion.rules import neighbour_sum
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
 
@@ -29,7 +29,7 @@ def wrong_rule(monkeypatch, request):
         return dataclasses.replace(made, function=lambda *a: [request.param(right(*a)[0])])
 
     rule = dataclasses.replace(neighbour_sum.RULE, propose=propose)
-    monkeypatch.setattr(_fuse, "RULES", (rule,))
+    monkeypatch.setattr(fuse_module, "RULES", (rule,))
 
 
 @jax.custom_jvp

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion._policy import Policy
-from jaxgnn.fusion._rewrite import Rewrite, Rules
-from jaxgnn.fusion._rules import RULES, neighbour_sum
-from jaxgnn.fusion._transform import transformed
+from jaxgnn.fusion.rewrite import Policy, Rewrite, Rules
+from jaxgnn.fusion.rules import RULES, neighbour_sum
+from jaxgnn.fusion.transform import transformed
 from tests.fusion.proofs._exact import as_exact, evaluated, rationals, same
 from tests.fusion.test_rules import APPLIES
 

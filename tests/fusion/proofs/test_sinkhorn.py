@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from jaxgnn.fusion._rules.sinkhorn import iterations_of
+from jaxgnn.fusion.rules.sinkhorn import iterations_of
 
 
 def _matrix(random, n):

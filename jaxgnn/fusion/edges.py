@@ -1,0 +1,263 @@
+"""Gathers of rows and reductions of segments, recognised in all ways to write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxgnn._arrays.arrays import own
+from jaxgnn.fusion.graphs import StaticGraph, digest, static_graph
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.view import View
+
+Kind = Literal["sum", "max", "min"]
+REDUCTIONS: dict[str, Kind] = {
+    "scatter-add": "sum",
+    "scatter-max": "max",
+    "scatter-min": "min",
+}
+
+
+@dataclass(frozen=True)
+class RowGather:
+    """``table`` read along one axis by a list of ids, as ``table[ids]`` and ``jnp.take`` do."""
+
+    equation: Equation  # the gather
+    table: Atom  # the array that is read
+    places: Atom  # the variable of the ids, integers [edges, 1]
+    axis: int  # the axis of the table that is read, and of the result that has the edges
+    mode: str  # effect of ids out of range: ``"clip"``, ``"fill"`` or ``"promise"``
+
+    @property
+    def size(self) -> int:
+        """The number of rows of the table."""
+        return self.table.aval.shape[self.axis]
+
+    def read(self, table: Any, places: Any) -> Any:
+        """Rows of another table, read as this gather reads them.
+
+        Args:
+          table: an array with the same rows along ``axis``; other axes may have other sizes, and
+            axes after it may be missing.
+          places: the value of ``places``.
+        """
+        params = self.equation.params
+        sizes = [1 if d == self.axis else n for d, n in enumerate(table.shape)]
+        if len(sizes) != len(params["slice_sizes"]):
+            offsets = tuple(d for d in range(len(sizes)) if d != self.axis)
+            numbers = params["dimension_numbers"]._replace(offset_dims=offsets)
+            params = {**params, "dimension_numbers": numbers}
+        return self.equation.primitive.bind(
+            table, places, **{**params, "slice_sizes": tuple(sizes)}
+        )
+
+
+@dataclass(frozen=True)
+class SegmentReduction:
+    """Rows of ``updates`` combined into rows of an array by a list of ids."""
+
+    equation: Equation  # the scatter
+    base: Atom  # array that the results are combined with; mostly zeros, or infinities.
+    places: Atom  # the variable of the ids, integers [edges, 1]
+    updates: Atom  # the rows that are combined
+    axis: int  # the axis of the ids in ``updates`` and of the segments in the result
+    # Effect of ids out of range: ``"clip"``, ``"fill"``, which drops them, or ``"promise"``
+    mode: str
+    kind: Kind  # ``"sum"``, ``"max"`` or ``"min"``
+
+    @property
+    def size(self) -> int:
+        """The number of segments."""
+        return self.base.aval.shape[self.axis]
+
+
+def row_gather(view: View, atom: Atom) -> RowGather | None:
+    """The gather of whole rows that computes an atom, or None."""
+    equation = view.made_by(atom, "gather")
+    if equation is None:
+        return None
+    table, places = equation.invars
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    axes = numbers.collapsed_slice_dims
+    is_batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
+    if is_batched or len(axes) != 1 or tuple(numbers.start_index_map) != tuple(axes):
+        return None
+    axis, shape = int(axes[0]), table.aval.shape
+    if places.aval.ndim != 2 or places.aval.shape[1] != 1 or sizes[axis] != 1:
+        return None
+    if any(size != shape[d] for d, size in enumerate(sizes) if d != axis):
+        return None
+    if tuple(numbers.offset_dims) != tuple(d for d in range(len(shape)) if d != axis):
+        return None
+    return RowGather(equation, table, places, axis, _mode(equation))
+
+
+def segment_reduction(equation: Equation) -> SegmentReduction | None:
+    """The reduction of segments that a scatter performs, or None."""
+    kind = REDUCTIONS.get(equation.primitive.name)
+    if kind is None:
+        return None
+    base, places, updates = equation.invars
+    numbers = equation.params["dimension_numbers"]
+    axes = numbers.inserted_window_dims
+    is_batched = numbers.operand_batching_dims or numbers.scatter_indices_batching_dims
+    if is_batched or len(axes) != 1 or tuple(numbers.scatter_dims_to_operand_dims) != tuple(axes):
+        return None
+    axis, shape = int(axes[0]), base.aval.shape
+    if places.aval.ndim != 2 or places.aval.shape[1] != 1:
+        return None
+    if tuple(numbers.update_window_dims) != tuple(d for d in range(len(shape)) if d != axis):
+        return None
+    if any(updates.aval.shape[d] != n for d, n in enumerate(shape) if d != axis):
+        return None
+    return SegmentReduction(equation, base, places, updates, axis, _mode(equation), kind)
+
+
+def _mode(equation: Equation) -> str:
+    mode = equation.params["mode"]
+    name = getattr(mode, "name", str(mode)).lower()
+    return {"clip": "clip", "fill_or_drop": "fill", "promise_in_bounds": "promise"}[name]
+
+
+def known_ids(view: View, places: Atom) -> np.ndarray | None:
+    """The ids of a gather or a scatter, int32 or int64 [edges], or None if they are not known."""
+    return view.derived(("ids", places), lambda: _known_ids(view, places), of=[places])
+
+
+def _known_ids(view: View, places: Atom) -> np.ndarray | None:
+    value = view.value(places)
+    if value is None:
+        return None
+    fits = np.can_cast(value.dtype, np.int32)
+    return own(value.reshape(-1).astype(np.int32 if fits else np.int64))
+
+
+def known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
+    """The segment of each row, -1 where it is dropped; or the reason why it is not known."""
+    question = "rows", reduction.places, reduction.size, reduction.mode
+    return view.derived(question, lambda: _known_rows(view, reduction))
+
+
+def _known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
+    ids = known_ids(view, reduction.places)
+    if ids is None:
+        return "the segment ids are known only when it runs"
+    if _are_inside(ids, reduction.size):
+        return ids
+    if reduction.mode == "clip":
+        return own(np.clip(ids, 0, reduction.size - 1))
+    if reduction.mode == "promise":
+        return "a segment id is out of range though it was promised not to be"
+    return own(np.where((ids >= 0) & (ids < reduction.size), ids, -1))
+
+
+def _are_inside(ids: np.ndarray, size: int) -> bool:
+    return ids.size == 0 or bool(ids.min() >= 0 and ids.max() < size)
+
+
+def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray | str:
+    """The row of the table that each edge reads; or the reason why it is not known.
+
+    Edges whose row is -1 are ignored, so the rows that they read do not matter.
+    """
+    ids = known_ids(view, gather.places)
+    if ids is None:
+        return "the gathered ids are known only when it runs"
+    question = "columns", gather.places, gather.size, gather.mode, digest(rows)
+    return view.derived(question, lambda: _known_columns(gather, ids, rows))
+
+
+def _known_columns(gather: RowGather, ids: np.ndarray, rows: np.ndarray) -> np.ndarray | str:
+    if _are_inside(ids, gather.size):
+        return ids
+    if gather.mode == "clip":
+        return own(np.clip(ids, 0, max(gather.size - 1, 0)))
+    is_inside = (ids >= 0) & (ids < gather.size)
+    if not (is_inside | (rows < 0)).all():
+        return "a gathered id is out of range"
+    return own(np.where(is_inside, ids, 0))
+
+
+def are_the_same(one: np.ndarray, other: np.ndarray, rows: np.ndarray) -> bool:
+    """Whether two lists agree on all edges whose row is not -1."""
+    if one.shape != other.shape:
+        return False
+    if one is other:
+        return True
+    for part in (slice(1024), slice(None)):  # most lists that differ do so early
+        if ((one[part] != other[part]) & (rows[part] >= 0)).any():
+            return False
+    return True
+
+
+def has_rows_in_order(rows: np.ndarray) -> bool:
+    """Whether edges are sorted by row already, those whose row is -1 after all others."""
+    for part in (slice(1024), slice(None)):  # most unsorted lists differ early
+        ids = rows[part].astype(np.uint64 if rows.dtype.itemsize > 4 else np.uint32)
+        if (ids[1:] < ids[:-1]).any():
+            return False
+    return True
+
+
+def has_rows(rows: np.ndarray) -> np.ndarray:
+    """A mask of rows with edges, up to the largest one, bool; rows that are -1 are ignored."""
+    is_there = np.zeros(int(rows.max(initial=-1)) + 2, bool)
+    is_there[rows] = True  # -1 is the last one
+    return is_there[:-1]
+
+
+def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
+    """A mask of the rows that a gather reads, bool [rows], or why they are not known.
+
+    All ids have to be in range, or clipped to it.
+    """
+    question = f"read {gather.size} {gather.mode}", gather.places
+    return view.derived(question, lambda: _rows_that_are_read(view, gather), of=[gather.places])
+
+
+def _rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
+    ids = known_ids(view, gather.places)
+    if ids is None:
+        return "the gathered ids are known only when it runs"
+    if not _are_inside(ids, gather.size):
+        if gather.mode != "clip":
+            return "a gathered id is out of range"
+        ids = np.clip(ids, 0, gather.size - 1)
+    is_read = np.zeros(gather.size, bool)
+    is_read[ids] = True
+    return is_read
+
+
+def graph_of(
+    view: View, reduction: SegmentReduction, gather: RowGather, rows: np.ndarray | None = None
+) -> StaticGraph | str:
+    """The graph of the known ids of a reduction and of a gather, or the reason why there is none.
+
+    Args:
+      view: the view of the program.
+      reduction: reduction with the row of each edge.
+      gather: gather with the column of each edge.
+      rows: the row of each edge if more edges are dropped than by the reduction, marked by -1.
+    """
+    entered = known_rows(view, reduction) if rows is None else rows
+    if isinstance(entered, str):
+        return entered
+    if entered.size == 0:
+        return "there are no edges"
+    columns = known_columns(view, gather, entered)
+    if isinstance(columns, str):
+        return columns
+    return static_graph(entered, columns, reduction.size, gather.size)
+
+
+def is_filled_with(view: View, atom: Atom, value: Any) -> bool:
+    """Whether all entries of an array are ``value``."""
+    while (equation := view.made_by(atom, "broadcast_in_dim", "convert_element_type")) is not None:
+        atom = equation.invars[0]
+    if atom.aval.shape != ():
+        known = view.value(atom) if atom.aval.size <= 1 else None
+        return known is not None and bool((known == value).all())
+    known = view.value(atom)
+    return known is not None and bool(known == value)

@@ -1,0 +1,457 @@
+"""``jaxgnn.fuse``: runs the graph code of a JAX function by this library's ops."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn._methods import Method, State, captured_by, is_pytree, unbound
+from jaxgnn.fusion.constants import Jitted, has_large_constants, jit, opened
+from jaxgnn.fusion.cost import measured_speeds
+from jaxgnn.fusion.graphs import digest_of_argument
+from jaxgnn.fusion.program import Program
+from jaxgnn.fusion.report import Explanation, Measured
+from jaxgnn.fusion.rewrite import ONLY_IF_FASTER, Findings, Policy, RuleError, Rules
+from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.search import Search, check_search
+from jaxgnn.fusion.transform import index_inputs, transformed
+from jaxgnn.fusion.verify import difference
+from jaxgnn.graph import is_concrete
+from jaxgnn.testing.timing import Candidate, measure_in_turns
+
+Verify = Literal["off", "warn", "strict"]
+"""Comparison of results with those of the original function, and the action if they differ."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a rewrite of a function."""
+
+    # The names of the arguments whose ids are known when they are concrete, or whether those of all
+    # arguments are
+    static_graph: bool | tuple[str, ...]
+    verify: Verify  # comparison of results with those of the original function
+    policy: Policy  # policy that selects sound rewrites
+    search: Search  # method to choose among rewrites that exclude each other
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The part of a call that is not traced."""
+
+    structure: Any  # the pytree of the arguments
+    static: tuple[tuple[int, Any], ...]  # the leaves that are no arrays, by position
+    # Keys that distinguish equal leaves, such as 1, 1.0 and True, or 0.0 and -0.0
+    kinds: tuple[Any, ...]
+    # Keys of the arrays in ``known``, by position among the arrays
+    digests: tuple[tuple[int, bytes], ...] = ()
+    # Ids that are known, by position among the arrays
+    known: dict[int, Any] = field(default_factory=dict, compare=False)
+
+    def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the function."""
+        leaves = dict(self.static)
+        rest = iter(arrays)
+        size = len(self.static) + len(arrays)
+        return jax.tree.unflatten(
+            self.structure, [leaves[i] if i in leaves else next(rest) for i in range(size)]
+        )
+
+
+class _LeftAsItIs(Exception):
+    """The reason why a function can not be rewritten."""
+
+
+class Fused(Method):
+    """A function that is rewritten when it is called.
+
+    Attributes:
+      options: options of the rewrite.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: Options):
+        super().__init__(fn)
+        self.options = options
+        self._fn = fn
+        self._is_module = is_pytree(fn)
+        self._compiled = Jitted(self._run, static_argnums=(0,))
+        self._has_large_constants: dict[_Call, bool] = {}
+        self._index_inputs: dict[Any, set[int]] = {}
+        self._trusted: dict[Any, bool] = {}
+        functools.update_wrapper(self, fn, updated=())
+
+    def of_function(self, function: Callable[..., Any]) -> Fused:
+        """Rewrites another function with the same options."""
+        return Fused(function, self.options)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as it is."""
+        return self._fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call, arrays = self._call(args, kwargs)
+        if call is None:
+            return self._left_as_it_is("an argument is no array and has no hash", args, kwargs)
+        is_traced = not is_concrete(*arrays)
+        try:
+            if self.options.verify != "off" and not self._is_trusted(call, arrays, is_traced):
+                return self._fn(*args, **kwargs)
+            return (self._run if is_traced else self._runner(call, arrays))(call, *arrays)
+        except _LeftAsItIs as reason:
+            return self._left_as_it_is(str(reason), args, kwargs)
+
+    def _runner(self, call: _Call, arrays: list[Any]) -> Callable[..., Any]:
+        """Compiles the rewritten function, with large constants as arguments if there are any."""
+        is_large = self._has_large_constants.get(call)
+        if is_large is None:
+            is_large = has_large_constants(self._compiled.inner.trace(call, *arrays).jaxpr)
+            self._has_large_constants[call] = is_large
+        return self._compiled if is_large else self._compiled.inner
+
+    def explanation(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, measure: bool
+    ) -> Explanation:
+        """Explains the rewrites of a call with these arguments; with ``measure`` also times."""
+        call, arrays = self._call(args, kwargs)
+        findings = Findings()
+        try:
+            if call is None:
+                raise _LeftAsItIs("an argument is no array and has no hash")
+            closed, _ = self._traced(call, arrays)
+            program, findings = self._transformed(closed, call)
+        except _LeftAsItIs as reason:
+            findings.untouched.append(str(reason))
+            return Explanation(self._name, findings, 0, 0)
+        before = Program.of(closed)
+        return Explanation(
+            self._name,
+            findings,
+            len(before.equations),
+            len(program.equations),
+            speeds=measured_speeds() if findings.applied else None,
+            measured=_times(closed, program.closed(), arrays) if measure else None,
+            _programs=(before, program),
+        )
+
+    def __repr__(self) -> str:
+        """Shows the function, and the way to export it: JAX prints this where it can not."""
+        return f"<{self._name} after jaxgnn.fuse; jaxgnn.export exports it>"
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._fn, "__name__", type(self._fn).__name__)
+
+    def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
+        """Whether the rewritten function may run; compares it with the original function."""
+        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        if key in self._trusted:
+            return self._trusted[key]
+        if is_traced:
+            self._warn("is not verified inside of a transformation: call it with arrays first")
+            return True
+        found = self._difference(call, arrays)
+        if found is not None:
+            self._warn(f"is not what it was: {found}")
+        self._trusted[key] = found is None or self.options.verify == "warn"
+        return self._trusted[key]
+
+    def _difference(self, call: _Call, arrays: list[Any]) -> str | None:
+        closed, _ = self._traced(call, arrays)
+        program, findings = self._transformed(closed, call)
+        if not findings.applied:
+            return None
+        sizes = [n for e in closed.jaxpr.eqns for v in e.outvars for n in v.aval.shape]
+        functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
+        return difference(*functions, arrays, max(sizes, default=1))
+
+    def _left_as_it_is(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self._warn(f"is left as it is: {reason}")
+        return self._fn(*args, **kwargs)
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=4)
+
+    def _call(self, args: Any, kwargs: Any) -> tuple[_Call | None, list[Any]]:
+        """The static part of a call and its arrays; no static part if it is not hashable."""
+        tree = ((self._fn if self._is_module else None, *args), kwargs)
+        leaves, structure = jax.tree.flatten(tree)
+        is_array = [_is_array(leaf) for leaf in leaves]
+        arrays = [leaf for leaf, traced in zip(leaves, is_array, strict=True) if traced]
+        static = tuple((i, x) for i, x in enumerate(leaves) if not is_array[i])
+        call = _Call(structure, static, tuple(_kind(x) for _, x in static))
+        try:
+            hash(call)
+        except TypeError:
+            return None, arrays
+        return self._with_known_ids(call, arrays, args, kwargs), arrays
+
+    def _with_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
+        candidates = self._candidates(arrays, args, kwargs)
+        if not candidates:
+            return call
+        known = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
+        digests = tuple((i, digest_of_argument(ids)) for i, ids in known.items())
+        return dataclasses.replace(call, digests=digests, known=known)
+
+    def _indices(self, call: _Call, arrays: list[Any]) -> set[int]:
+        """The positions of the arrays on which ids depend."""
+        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        if key not in self._index_inputs:
+            try:
+                found = index_inputs(Program.of(self._traced(call, arrays)[0]))
+            except _LeftAsItIs:
+                found = set()  # the call reports the reason
+            except Exception as error:
+                found = set()
+                self._warn(f"has no ids that are known: {type(error).__name__}: {error}")
+            self._index_inputs[key] = found
+        return self._index_inputs[key]
+
+    def _candidates(self, arrays: list[Any], args: Any, kwargs: Any) -> set[int]:
+        """The positions of integer arrays that may be treated as known."""
+        names = self.options.static_graph
+        if names is False:
+            return set()
+        may_be = {i for i, a in enumerate(arrays) if _holds_ids(a)}
+        if names is True:
+            return may_be
+        bound = inspect.signature(self._fn).bind(*args, **kwargs).arguments
+        named = {id(leaf) for name in names for leaf in jax.tree.leaves(bound.get(name))}
+        return {i for i in may_be if id(arrays[i]) in named}
+
+    def _traced(self, call: _Call, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        """The closed jaxpr of the original function, and the structure of its results."""
+        shape: Any = None
+
+        def flat(*arrays: Any) -> list[Any]:
+            nonlocal shape
+            leaves, shape = jax.tree.flatten(self._apply(*call.arguments(arrays)))
+            return leaves
+
+        try:
+            return jax.make_jaxpr(flat)(*arrays), shape
+        except _LeftAsItIs:
+            raise
+        except Exception as error:
+            reason = f"it can not be traced: {type(error).__name__}: {error}"
+            raise _LeftAsItIs(reason) from error
+
+    def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Applies the function as it is to the arguments as a pytree holds them.
+
+        Raises:
+          _LeftAsItIs: if it changes an argument, such as the averages of a module or a stream of
+            random numbers: the caller's objects would not see the change.
+        """
+        module, *rest = args
+        given = args, kwargs, captured_by(self._fn)
+        before = State(given)
+        made = module(*rest, **kwargs) if self._is_module else self._fn(*rest, **kwargs)
+        if before.changes(given):
+            what = "its own state" if self._is_module else "an argument"
+            raise _LeftAsItIs(f"it changes {what}")
+        return made
+
+    def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
+        """The program after the rewrite; as it was, with the reason, where a rule fails."""
+        known = {i: np.asarray(ids) for i, ids in call.known.items()}
+        rules = Rules(RULES, self.options.policy)
+        try:
+            return transformed(closed, rules, known, self.options.search)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        # A fault of ours must not end the user's function; a panic of egglog is no Exception.
+        except BaseException as error:
+            reason = f"rewriting failed: {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, RuleError) else reason
+            return Program.of(closed), Findings(untouched=[reason])
+
+    def _run(self, call: _Call, *arrays: Any) -> Any:
+        """The results of the rewritten function."""
+        closed, shape = self._traced(call, arrays)
+        program, findings = self._transformed(closed, call)
+        if findings.untouched and not findings.applied:
+            self._warn("is left as it is: " + "; ".join(findings.untouched))
+        made = program.closed() if findings.applied else closed
+        return jax.tree.unflatten(shape, jex.jaxpr_as_fun(made)(*arrays))
+
+
+def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
+    """The times of two closed jaxprs on the same arrays."""
+    candidates = {}
+    for name, closed in (("before", before), ("after", after)):
+        parts = opened(jax.jit(jex.jaxpr_as_fun(closed)).trace(*arrays))
+        candidates[name] = Candidate(parts.run, [(parts.constants, *arrays)])
+    made = measure_in_turns(candidates, budget_ms=1_000.0)
+    return Measured(
+        **{f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}
+    )
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """The type of a leaf that is no array, and the text of a number, which has its sign."""
+    return type(leaf), repr(leaf) if isinstance(leaf, float | complex) else None
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def _holds_ids(array: Any) -> bool:
+    return is_concrete(array) and np.issubdtype(array.dtype, np.integer) and array.ndim > 0
+
+
+def fuse(
+    fn: Callable[..., Any],
+    *,
+    static_graph: bool | str | Sequence[str] = False,
+    verify: Verify = "off",
+    only_if_faster: bool = True,
+    search: Search = "auto",
+) -> Callable[..., Any]:
+    """Rewrites a function so that its graph code runs by this library's ops.
+
+    ``fn`` is traced to a jaxpr, in which gathers, segment sums and their surroundings are replaced
+    by faster ops with the same results up to rounding. This is done before the function is
+    differentiated, so gradients are those of the ops. All other code is unchanged. The conditions
+    of each rule are checked; code that does not meet them is not rewritten.
+
+    Edge lists have to be known for that: arrays that ``fn`` closes over, or arguments that
+    ``static_graph`` names. A graph is sorted once for each content of its lists, and kept.
+
+    The result can be called inside of ``jax.jit``, ``jax.grad``, ``jax.vmap`` and
+    ``jax.shard_map``, which trace arguments: there, known lists have to be closed over. Called with
+    arrays, it compiles itself like ``jax.jit``, once for each combination of shapes, known lists
+    and arguments that are no arrays; Python numbers are among these. Arrays that ``fn`` closes over
+    must not change, as under ``jax.jit``. A module of Flax NNX is an argument of itself, so its
+    parameters may change.
+
+    A function with side effects, such as ``jax.debug.print``, one that can not be traced, and a
+    module that changes its own state in the call run unchanged, with a warning. Rewritten code has
+    no forward-mode derivatives, since the ops have none.
+
+    Args:
+      fn: a function of pytrees of arrays, or a module.
+      static_graph: the names of arguments whose integer arrays are known edge lists, or True for
+        all arguments. Only arrays that ids of gathers and segments depend on are used. With another
+        list the function is compiled again.
+      verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
+        arrays of each combination of shapes, and warns of a difference beyond rounding;
+        ``"strict"`` also runs ``fn`` unchanged from then on if they differ. ``"off"`` compares
+        nothing.
+      only_if_faster: skip sound rewrites that are too small to be faster on this platform.
+      search: method to choose among rewrites that exclude each other. ``"matcher"`` uses the first
+        one in the order of the rules. ``"egglog"`` uses those with the least total cost, which the
+        package of this name extracts from an e-graph; speeds of the device are measured for it once
+        in a process. ``"auto"`` is ``"egglog"`` where it is installed, only one process runs, and
+        ``only_if_faster`` is not False.
+
+    Returns:
+      A function of the same arguments.
+
+    Raises:
+      ValueError: if ``fn`` can not be called, ``static_graph`` names no argument of it, or
+        ``verify`` or ``search`` is unknown.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxgnn
+      >>> senders, receivers = jnp.array([0, 1, 2]), jnp.array([1, 2, 2])
+      >>> def layer(x):
+      ...     return jax.ops.segment_sum(x[senders], receivers, 3)
+      >>> fused = jaxgnn.fuse(layer, only_if_faster=False)
+      >>> fused(jnp.array([[1.0], [2.0], [4.0]])).tolist()
+      [[0.0], [1.0], [6.0]]
+      >>> print(jaxgnn.fuse.explain(fused, jnp.ones((3, 1))))  # doctest: +ELLIPSIS
+      layer: 1 rewrites, 8 equations -> 1
+        neighbour_sum: sum over 3 edges of 1 features -> spmm
+      ...
+    """
+    policy = Policy(only_if_faster=bool(only_if_faster))
+    return Fused(fn, _options(fn, static_graph, verify, policy, search))
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    static_graph: bool | str | Sequence[str] = False,
+    search: Search = "auto",
+    measure: bool = False,
+    **kwargs: Any,
+) -> Explanation:
+    """Explains which code of a function ``fuse`` rewrites in a call, which not, and why.
+
+    Args:
+      fn: a function, or a result of ``fuse``, whose options are then used.
+      *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
+      static_graph: an option of ``fuse``.
+      search: an option of ``fuse``.
+      measure: whether to run the original and the rewritten function, and report their times.
+      **kwargs: further arguments of the call.
+
+    Returns:
+      The explanation, to be printed; its ``save_html`` draws both programs.
+
+    Raises:
+      ValueError: as in ``fuse``, and with ``measure`` if arrays are ``jax.ShapeDtypeStruct``.
+    """
+    fn, bound = unbound(fn)
+    args = *bound, *args
+    fused = (
+        fn
+        if isinstance(fn, Fused)
+        else Fused(fn, _options(fn, static_graph, "off", ONLY_IF_FASTER, search))
+    )
+    if measure and any(
+        isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((args, kwargs))
+    ):
+        raise bad_input("explain", "args", "arrays, which measure=True runs", "ShapeDtypeStruct")
+    return fused.explanation(args, kwargs, measure=measure)
+
+
+def _options(
+    fn: Callable[..., Any], static_graph: Any, verify: Any, policy: Policy, search: Any
+) -> Options:
+    """The options, after they have been checked."""
+    if not callable(fn):
+        raise bad_input("fuse", "fn", "a function of JAX arrays", type(fn).__name__)
+    if verify not in get_args(Verify):
+        expected = "one of " + ", ".join(map(repr, get_args(Verify)))
+        raise bad_input("fuse", "verify", expected, repr(verify))
+    check_search(search)
+    return Options(_static_names(fn, static_graph), verify, policy, search)
+
+
+def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
+    if isinstance(given, bool):
+        return given
+    names = (given,) if isinstance(given, str) else tuple(given)
+    known = _parameters(fn)
+    for name in names:
+        if name not in known:
+            expected = f"True, False or names among {', '.join(known) or 'none'}"
+            raise bad_input("fuse", "static_graph", expected, repr(name))
+    return names
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments; none if Python has none, as for some builtins."""
+    try:
+        return tuple(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+fuse.explain = explain  # pyrefly: ignore
+fuse.jit = jit  # pyrefly: ignore

@@ -1,0 +1,243 @@
+"""Prepared graphs of edge lists whose ids are known, built once for each content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxgnn._arrays.arrays import own, put_own
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core.custom_gradient import custom_vjp
+
+_MOST_GRAPHS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class StaticGraph:
+    """A graph with the mapping between its edge list and its edge slots."""
+
+    graph: CSRGraph  # rows are the ids that are summed by, columns those that are gathered
+    order: np.ndarray  # position in the edge list of each edge slot, int32 [edges]
+    is_ordered: bool  # whether slots and list have the same order
+    num_live: int  # number of edges that arrive at a row; the slots after them are padding.
+    has_edges: np.ndarray  # mask of rows with edges, bool [rows]
+    is_read: np.ndarray  # mask of columns that edges which arrive at a row read, bool [columns]
+    _weights: dict[bytes, Array] = field(default_factory=dict)
+
+    @cached_property
+    def live_rows(self) -> np.ndarray:
+        """The row of each slot that is not padding."""
+        counts = np.diff(np.asarray(self.graph.indptr))
+        return np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+
+    @cached_property
+    def live_columns(self) -> np.ndarray:
+        """The column of each slot that is not padding."""
+        return np.asarray(self.graph.indices)[: self.num_live]
+
+    @cached_property
+    def _places(self) -> tuple[Any, Any]:
+        """The order, and the slot of each entry of the edge list, on the device."""
+        inverse = np.empty_like(self.order)
+        inverse[self.order] = np.arange(self.order.size, dtype=np.int32)
+        return put_own(self.order), put_own(inverse)
+
+    def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
+        """An array of the edge list in the order of the slots, along its axis of edges."""
+        if self.is_ordered:
+            return of_edges
+        order, inverse = self._places
+        return _moved(axis, order, inverse, of_edges)
+
+    def weights(self, of_edges: np.ndarray) -> Array:
+        """Known numbers of edges in the order of the slots, an array that is built once."""
+        key = digest(of_edges)
+        if key not in self._weights:
+            with jax.ensure_compile_time_eval():
+                made = self.to_slots(jnp.asarray(of_edges))
+            self._weights.clear()  # most programs have one normalisation of a graph
+            self._weights[key] = made
+        return self._weights[key]
+
+    def to_list(self, of_slots: Array, axis: int = 0) -> Array:
+        """An array of the slots in the order of the edge list, along its axis of edges."""
+        if self.is_ordered:
+            return of_slots
+        order, inverse = self._places
+        return _moved(axis, inverse, order, of_slots)
+
+
+class _Cache:
+    """The most recently used graphs, by a digest of their ids."""
+
+    def __init__(self, most: int):
+        self._most = most
+        self._made: OrderedDict[Any, StaticGraph] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], StaticGraph]) -> StaticGraph:
+        with self._lock:
+            if key in self._made:
+                self._made.move_to_end(key)
+                return self._made[key]
+        made = make()
+        with self._lock:
+            self._made[key] = made
+            while len(self._made) > self._most:
+                self._made.popitem(last=False)
+        return made
+
+    def with_rows(self, rows: Any) -> StaticGraph | None:
+        """The most recently used graph with these rows, or None."""
+        with self._lock:
+            key = next((key for key in reversed(self._made) if key[0] == rows), None)
+            if key is None:
+                return None
+            self._made.move_to_end(key)
+            return self._made[key]
+
+
+_CACHE = _Cache(_MOST_GRAPHS)
+
+
+def static_graph(
+    rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: int
+) -> StaticGraph:
+    """The graph of an edge list; rows out of range mark ignored edges.
+
+    Args:
+      rows: the row that each edge enters, integers [edges].
+      columns: the column that each edge leaves, integers [edges], in range where the row is.
+      num_rows: number of rows.
+      num_columns: number of columns.
+    """
+    key = (digest(rows), num_rows), digest(columns), num_columns
+    return _CACHE.get(key, lambda: _make(rows, columns, num_rows, num_columns))
+
+
+def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
+    """A graph whose edges enter these rows, for uses that do not depend on the senders.
+
+    The order of its slots does not depend on the columns, so a graph that was built with columns is
+    reused.
+
+    Args:
+      rows: the row that each edge enters, integers [edges]; out of range if it is ignored.
+      num_rows: number of rows.
+    """
+    of_rows = digest(rows), num_rows
+    made = _CACHE.with_rows(of_rows)
+    if made is not None:
+        return made
+    key = of_rows, b"", 1
+    return _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
+
+
+def digest_of_argument(ids: Any) -> bytes:
+    """A short key of the content of a caller's array; a numpy array may change at any time.
+
+    A numpy array that is read-only can be made writable again, and views of it may be writable.
+    """
+    return digest(ids) if isinstance(ids, jax.Array) else _digest(np.asarray(ids))
+
+
+def digest(ids: Any) -> bytes:
+    """A short key of the content of an array; computed once for arrays that can not change."""
+    if not isinstance(ids, jax.Array) and not _is_fixed(ids):
+        return _digest(np.asarray(ids))
+    entry = _DIGESTS.get(id(ids))
+    if entry is None or entry[0]() is not ids:
+        key = id(ids)
+        reference = weakref.ref(ids, lambda _: _DIGESTS.pop(key, None))
+        entry = reference, _digest(np.asarray(ids))
+        _DIGESTS[key] = entry
+    return entry[1]
+
+
+def _is_fixed(ids: Any) -> bool:
+    """Whether a numpy array is read-only and owns its memory."""
+    return isinstance(ids, np.ndarray) and ids.base is None and not ids.flags.writeable
+
+
+_DIGESTS: dict[int, tuple[weakref.ref[Any], bytes]] = {}
+_HASHED_AT_ONCE = 1 << 24  # bytes of a part; several parts are hashed at the same time
+
+
+def _digest(ids: np.ndarray) -> bytes:
+    ids = np.ascontiguousarray(ids)
+    made = hashlib.blake2b(f"{ids.dtype}{ids.shape}".encode(), digest_size=16)
+    if ids.nbytes <= _HASHED_AT_ONCE:
+        made.update(ids)
+        return made.digest()
+    flat = ids.reshape(-1).view(np.uint8)
+    parts = [flat[i : i + _HASHED_AT_ONCE] for i in range(0, flat.size, _HASHED_AT_ONCE)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for one in pool.map(lambda part: hashlib.blake2b(part, digest_size=16).digest(), parts):
+            made.update(one)
+    return made.digest()
+
+
+def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
+    is_live = (rows >= 0) & (rows < num_rows)
+    kept = bool(is_live.all())
+    if not kept:
+        rows, columns = np.where(is_live, rows, 0), np.where(is_live, columns, 0)
+    with jax.ensure_compile_time_eval():
+        graph, _ = CSRGraph.from_edges(
+            columns,
+            rows,
+            num_rows,
+            num_senders=num_columns,
+            edge_mask=None if kept else is_live,
+            edge_data=(),
+        )
+        order = own(np.asarray(graph.edge_order).astype(np.int32, copy=False))
+    is_read = np.zeros(num_columns, bool)
+    is_read[columns if kept else columns[is_live]] = True
+    return StaticGraph(
+        graph,
+        order,
+        is_ordered=_counts_up(order),
+        num_live=order.size if kept else int(is_live.sum()),
+        has_edges=np.diff(np.asarray(graph.indptr)) > 0,
+        is_read=is_read,
+    )
+
+
+def _counts_up(order: np.ndarray) -> bool:
+    """Whether an order is 0, 1, 2 and so on."""
+    start = order[:1024]
+    if (start != np.arange(start.size)).any():
+        return False
+    return bool((order == np.arange(order.size, dtype=order.dtype)).all())
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _moved(axis, places, back, values):
+    """A permutation of an axis, whose gradient is the permutation back, not a scatter."""
+    return jnp.take(values, places, axis=axis, unique_indices=True, mode="clip")
+
+
+def _moved_forward(axis, places, back, values):
+    return _moved(axis, places, back, values), (places, back)
+
+
+def _moved_backward(axis, residuals, gradient):
+    places, back = residuals
+    return None, None, _moved(axis, back, places, gradient)
+
+
+_moved.defvjp(_moved_forward, _moved_backward)

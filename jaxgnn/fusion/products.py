@@ -1,0 +1,414 @@
+"""The factors of an array of edges: tables read by row, numbers of edges, constants.
+
+Follows the axes of an array back through equations that only move, add or repeat them.
+
+Sums of products of two arrays, written as an einsum, or with new axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn.fusion.edges import RowGather, row_gather
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.templates import session_precision
+from jaxgnn.fusion.view import View
+
+_MOST_STEPS = 100  # powers of powers have more factors than anybody means
+IN_RANGE = "products of weights that neither overflow nor underflow"  # for ``Rewrite.assumes``
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor of an array of edges."""
+
+    atom: Atom  # the array, without axes along which it is only repeated
+    # For each of its axes the axis of the product that it is, in increasing order; None for an axis
+    # of size one.
+    labels: Labels
+    is_inverse: bool = False  # whether the product is divided by it
+    gather: RowGather | None = None  # how it is read from a table, or None
+    # The number of products and quotients that the factor, or what it makes, goes through
+    depth: int = 0
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes of the product along which it varies."""
+        return frozenset(label for label in self.labels if label is not None)
+
+    def placed(self, array: Any, rank: int) -> Any:
+        """Returns its value with the axes of a product of this rank, ones where it is repeated."""
+        sizes = {d: n for d, n in zip(self.labels, array.shape, strict=True) if d is not None}
+        return array.reshape([sizes.get(d, 1) for d in range(rank)])
+
+
+@dataclass
+class Product:
+    """The factors whose product an array is, up to rounding."""
+
+    shape: tuple[int, ...]  # the shape of the array
+    axis: int  # its axis of edges
+    # Factors that vary along features, and are read by row
+    tables: list[Factor] = field(default_factory=list)
+    # Factors with one number for each edge, or for each edge and head
+    scalars: list[Factor] = field(default_factory=list)
+    # Factors that do not vary along edges or features
+    constants: list[Factor] = field(default_factory=list)
+    others: list[Factor] = field(default_factory=list)  # factors of any other kind
+    sign: int = 1  # 1 or -1
+    steps: int = 0  # number of factors that were expanded
+
+    @property
+    def edges(self) -> int:
+        """The number of edges."""
+        return self.shape[self.axis]
+
+    @property
+    def width(self) -> int:
+        """The number of features of an edge."""
+        return math.prod(self.shape[self.axis + 1 :])
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether rows of one table are multiplied with one factor after the other."""
+        depths = sorted(f.depth for f in (*self.scalars, *self.constants, *self.others))
+        return [t.depth for t in self.tables] == depths[-1:] and depths == [
+            *range(1, 1 + len(depths))
+        ]
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether a scalar differs between heads, the axis after that of the edges."""
+        return any(self.axis + 1 in factor.axes for factor in self.scalars)
+
+    @property
+    def scalar_axes(self) -> frozenset[int]:
+        """The axes along which a weight of edges may vary."""
+        if self.width == 1:
+            return frozenset()
+        if self.axis == 0 and len(self.shape) == 3 and self.shape[2] > 1:
+            return frozenset((0, 1))  # a weight for each head
+        return frozenset((self.axis,))
+
+
+def before_merge(view: View, atom: Atom, axis: int) -> Atom:
+    """Returns an array of edges before a reshape merged axes of features, such as those of heads.
+
+    Args:
+      view: the view of the program.
+      atom: the array.
+      axis: its axis of edges.
+    """
+    while (merged := view.made_by(atom, "reshape")) is not None:
+        inner = merged.invars[0]
+        kept = inner.aval.shape[: axis + 1] == atom.aval.shape[: axis + 1]
+        if not kept or inner.aval.ndim <= atom.aval.ndim:
+            break
+        atom = inner
+    return atom
+
+
+def product_of(view: View, atom: Atom, axis: int) -> Product:
+    """Takes an array of edges apart.
+
+    ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
+    wider floats are followed. A quotient is kept whole if it is a softmax, which
+    rules of attention want to see.
+
+    Args:
+      view: the view of the program.
+      atom: the array.
+      axis: its axis of edges.
+    """
+    found = Product(tuple(atom.aval.shape), axis)
+    _take_apart(view, atom, found, is_inverse=False, depth=0)
+    return found
+
+
+def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> None:
+    """Sorts the factors of an array that has the shape of the product, or is one number."""
+    factor = _factor(view, atom, found, is_inverse=is_inverse, depth=depth)
+    if not factor.axes:
+        found.constants.append(factor)
+        return
+    if factor.axes <= found.scalar_axes:
+        found.scalars.append(factor)
+        return
+    if factor.gather is not None and not is_inverse:
+        found.tables.append(factor)
+        return
+    equation = view.producer(factor.atom)
+    name = "" if equation is None else equation.primitive.name
+    found.steps += 1
+    is_whole = found.shape == tuple(factor.atom.aval.shape) and found.steps < _MOST_STEPS
+    deeper = depth + 1
+    if equation is None or not is_whole:
+        found.others.append(factor)
+    elif name == "mul":
+        for part in equation.invars:
+            _take_apart(view, part, found, is_inverse=is_inverse, depth=deeper)
+    elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], found):
+        _take_apart(view, equation.invars[0], found, is_inverse=False, depth=deeper)
+        _take_apart(view, equation.invars[1], found, is_inverse=True, depth=deeper)
+    elif name == "neg":
+        found.sign = -found.sign
+        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
+    elif name == "convert_element_type" and _widens(equation):
+        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
+    else:
+        found.others.append(factor)
+
+
+def _is_scalar(view: View, atom: Atom, found: Product) -> bool:
+    return _factor(view, atom, found, is_inverse=True, depth=0).axes <= found.scalar_axes
+
+
+def _widens(equation: Any) -> bool:
+    old, new = equation.invars[0].aval.dtype, equation.params["new_dtype"]
+    is_float = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+    return bool(is_float and jnp.finfo(new).bits >= jnp.finfo(old).bits and old != new) or (
+        old == new
+    )
+
+
+def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> Factor:
+    """An atom without the axes along which it is only repeated."""
+    kinds = "broadcast_in_dim", "reshape", "squeeze"
+    atom, labels = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *kinds)
+    gather = row_gather(view, atom)
+    is_whole = found.shape == tuple(atom.aval.shape)  # so that each axis is that of the product
+    if gather is not None and (gather.axis != found.axis or not is_whole):
+        gather = None
+    return Factor(atom, unless_one(labels, atom), is_inverse, gather, depth)
+
+
+def values_of(factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> Any:
+    """Returns the product of factors, or None if there are none.
+
+    It has ones for axes that it does not vary along. Floats of 16 bits are multiplied in float32.
+
+    Args:
+      factors: the factors.
+      arrays: their values.
+      rank: the number of axes of the product.
+    """
+    made = None
+    for factor, array in zip(factors, arrays, strict=True):
+        array = factor.placed(_of_32_bits(jnp.asarray(array)), rank)
+        if factor.is_inverse:
+            made = 1 / array if made is None else made / array
+        else:
+            made = array if made is None else made * array
+    return made
+
+
+def multiplied(x: Any, factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> Any:
+    """Multiplies an array with one factor after the other, the first one first.
+
+    In this order the code multiplied with them, so what leaves the range of numbers here did there.
+
+    Args:
+      x: the array, whose axes may have other sizes than those of the product.
+      factors: the factors.
+      arrays: their values.
+      rank: the number of axes of the product.
+    """
+    pairs = zip(factors, arrays, strict=True)
+    for factor, array in sorted(pairs, key=lambda pair: -pair[0].depth):
+        array = factor.placed(array, rank).astype(x.dtype)
+        x = x / array if factor.is_inverse else x * array
+    return x
+
+
+def _of_32_bits(array: Any) -> Any:
+    is_short = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    return array.astype(jnp.float32) if is_short else array
+
+
+def leaves_range(factors: Sequence[Factor], arrays: Sequence[Any], product: np.ndarray) -> bool:
+    """Whether a product of known numbers overflows or underflows, where its factors do not.
+
+    Args:
+      factors: the factors.
+      arrays: their values.
+      product: the value of their product, as ``values_of`` makes it.
+    """
+    if len(factors) < 2 and not any(factor.is_inverse for factor in factors):
+        return False
+    is_normal = np.isfinite(product) & (np.abs(product) >= np.finfo(product.dtype).tiny)
+    if is_normal.all():
+        return False
+    are_normal = ~is_normal
+    for factor, array in zip(factors, arrays, strict=True):
+        array = factor.placed(np.asarray(array, product.dtype), product.ndim)
+        are_normal = are_normal & np.isfinite(array) & (array != 0)
+    return bool(are_normal.any())
+
+
+def only_widen(view: View, constants: Sequence[Factor]) -> bool:
+    """Whether constants are known, finite and at least one, so that sums may be made before them.
+
+    What is multiplied by them is the smaller one, so it overflows only if the product does.
+    """
+    return all(_is_at_least_one(view.value(c.atom), is_inverse=c.is_inverse) for c in constants)
+
+
+def _is_at_least_one(value: np.ndarray | None, *, is_inverse: bool) -> bool:
+    if value is None:
+        return False
+    size = abs(float(value.reshape(())))
+    return 0 < size <= 1 if is_inverse else 1 <= size < math.inf
+
+
+Labels = tuple[int | None, ...]
+
+
+def without_repeats(
+    view: View, atom: Atom, labels: Labels, *primitives: str
+) -> tuple[Atom, Labels]:
+    """Returns the array before axes were moved, added and repeated, and the labels of its axes.
+
+    Sizes do not say which axis is which, as those of two axes may be equal: each axis is followed
+    by its label through every equation.
+
+    Args:
+      view: the view of the program.
+      atom: the array.
+      labels: a name of each of its axes; None for an axis of size one that has no name.
+      *primitives: names of the primitives that are looked through, of ``"broadcast_in_dim"``,
+        ``"reshape"`` and ``"squeeze"``, which keep the order of the axes, and ``"transpose"``. A
+        reshape is looked through if it only adds or removes axes of size one.
+    """
+    while (equation := view.made_by(atom, *primitives)) is not None:
+        of_operand = _FOLLOWED[equation.primitive.name](equation, labels)
+        if of_operand is None:
+            break
+        atom, labels = equation.invars[0], of_operand
+    return atom, labels
+
+
+def unless_one(labels: Labels, atom: Atom) -> Labels:
+    """Returns the labels of the axes of an array, with None for those of size one."""
+    sizes = zip(labels, atom.aval.shape, strict=True)
+    return tuple(None if n == 1 else label for label, n in sizes)
+
+
+def _of_broadcast(equation: Any, labels: Labels) -> Labels:
+    inner, outer = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    dims = zip(equation.params["broadcast_dimensions"], inner, strict=True)
+    return tuple(labels[d] if size == outer[d] else None for d, size in dims)
+
+
+def _of_transpose(equation: Any, labels: Labels) -> Labels:
+    places = dict(zip(equation.params["permutation"], labels, strict=True))
+    return tuple(places[d] for d in range(len(labels)))
+
+
+def _of_reshape(equation: Any, labels: Labels) -> Labels | None:
+    """Labels of the operand, whose axes of other sizes than one are those of the result."""
+    inner, outer = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    if [n for n in inner if n != 1] != [n for n in outer if n != 1]:
+        return None
+    kept = iter(label for label, n in zip(labels, outer, strict=True) if n != 1)
+    return tuple(None if n == 1 else next(kept) for n in inner)
+
+
+_FOLLOWED = {
+    "broadcast_in_dim": _of_broadcast,
+    "transpose": _of_transpose,
+    "reshape": _of_reshape,
+    "squeeze": _of_reshape,
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One of the two arrays."""
+
+    atom: Atom  # the array
+    # The name of each of its axes. Axes of both arrays and of the result with the same index have
+    # the same name; None for an axis of size one along which it is repeated.
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """The sum of the products of two arrays over the axes that the result does not have."""
+
+    factors: tuple[Operand, Operand]  # the two arrays
+    labels: Labels  # the axes of the result, numbered from zero in their order
+
+
+def contraction_of(view: View, atom: Atom) -> Contraction | None:
+    """The contraction that computes an array: a product of matrices or a sum of products; or None.
+
+    A product has the precision of the session, and its arrays have the type of the result.
+    """
+    labels = tuple(range(atom.aval.ndim))
+    while (moved := view.made_by(atom, "transpose")) is not None:
+        places = dict(zip(moved.params["permutation"], labels, strict=True))
+        labels, atom = tuple(places[d] for d in range(len(labels))), moved.invars[0]
+    factors = _factors_of(view, atom, labels)
+    return None if factors is None else Contraction(factors, tuple(range(len(labels))))
+
+
+def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Operand, Operand] | None:
+    """The two arrays whose contraction an array is; ``labels`` are the names of its axes."""
+    equation = view.producer(atom)
+    if equation is None:
+        return None
+    if equation.primitive.name == "dot_general":
+        return _of_dot(view, equation, labels)
+    if equation.primitive.name == "mul":
+        return _of_product(view, equation, labels)
+    if equation.primitive.name != "reduce_sum":
+        return None
+    product = view.made_by(equation.invars[0], "mul")
+    if product is None:
+        return None
+    axes, kept = equation.params["axes"], iter(labels)
+    rank = product.outvars[0].aval.ndim
+    inner = tuple(len(labels) + d if d in axes else next(kept) for d in range(rank))
+    made = _of_product(view, product, inner)
+    named = {label for factor in made for label in factor.labels}
+    shape = product.outvars[0].aval.shape
+    counts_repeats = any(shape[d] != 1 and inner[d] not in named for d in axes)
+    return None if counts_repeats else made  # a sum of repeats is a multiple
+
+
+def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Operand, Operand] | None:
+    types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
+    if equation.params["precision"] != session_precision() or len(types) > 1:
+        return None
+    (of_left, of_right), (batch_left, batch_right) = equation.params["dimension_numbers"]
+    left, right = equation.invars
+    names: list[dict[int, int | None]] = [{}, {}]
+    free = iter(labels)
+    for a, b in zip(batch_left, batch_right, strict=True):
+        names[0][a] = names[1][b] = next(free)
+    summed = iter(range(100, 200))  # names that no axis of the result has
+    for a, b in zip(of_left, of_right, strict=True):
+        names[0][a] = names[1][b] = next(summed)
+    for known, atom in zip(names, (left, right), strict=True):
+        known.update((d, next(free)) for d in range(atom.aval.ndim) if d not in known)
+    first, second = (
+        _without_repeats(view, a, tuple(known[d] for d in range(a.aval.ndim)))
+        for known, a in zip(names, (left, right), strict=True)
+    )
+    return first, second
+
+
+def _of_product(view: View, product: Equation, labels: Labels) -> tuple[Operand, Operand]:
+    first, second = (_without_repeats(view, a, labels[: a.aval.ndim]) for a in product.invars)
+    return first, second
+
+
+def _without_repeats(view: View, atom: Atom, labels: Labels) -> Operand:
+    """The array before axes were added and moved."""
+    return Operand(*without_repeats(view, atom, labels, "broadcast_in_dim", "transpose"))

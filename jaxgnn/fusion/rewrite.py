@@ -1,0 +1,333 @@
+"""Rules, their proposals, and the loop that applies them until none proposes a rewrite.
+
+Decides whether a sound rewrite is applied: only at sizes where it was measured to be faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgnn.fusion.program import Atom, Equation, Program, traced
+from jaxgnn.fusion.view import View
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Equal terms for the results of one equation, or for some variables that belong together."""
+
+    equation: Equation  # the equation whose results are replaced
+    # The atoms that the new terms read, none of which depends on the replaced results
+    inputs: Sequence[Atom]
+    # Takes an array for each input, and returns an array for each result
+    function: Callable[..., Sequence[Any]]
+    note: str  # the replaced and the new code, for ``explain``
+    bytes_before: int  # bytes that the replaced equations read and write
+    bytes_after: int  # bytes that the new ones read and write
+    is_open: bool = False  # whether the new terms may be rewritten by other rules
+    case: str = ""  # the case of the rule that is measured separately; the rule's name if empty.
+    is_what_runs: bool = False  # whether the op would run the same code here as the replaced code
+    # The variables that are replaced, if they are not the results of ``equation``
+    results: tuple[Any, ...] = ()
+    # Conditions on numbers that are known only at run time, under which both are equal
+    assumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A place where a rule almost applies, and the reason why it does not."""
+
+    equation: Equation  # the equation at the place
+    reason: str  # the missing condition
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A method to find cheaper equal terms."""
+
+    name: str  # its name in ``explain``
+    primitives: frozenset[str]  # names of the primitives of the equations that it checks
+    # Gets the view of a program and one of these equations; returns a ``Rewrite``, a ``Refusal``,
+    # or None if the equation is not related to the rule.
+    propose: Callable[[View, Equation], Rewrite | Refusal | None]
+    is_outermost_first: bool = False  # whether later equations are checked before earlier ones
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A rule that has been applied."""
+
+    rule: str
+    where: str
+    note: str
+    bytes_before: int
+    bytes_after: int
+    assumes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A rule that has not been applied at a place where it almost applies."""
+
+    rule: str
+    where: str
+    reason: str
+
+
+@dataclass
+class Findings:
+    """The rewrites and refusals of rules in a program, in their order."""
+
+    applied: list[Applied] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    untouched: list[str] = field(default_factory=list)
+
+
+class RuleError(Exception):
+    """A rule that raised an exception, which is a fault of the rule."""
+
+    def __init__(self, rule: str, error: Exception):
+        super().__init__(
+            f"the rule {rule} failed with {type(error).__name__}: {error}; please report it"
+        )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules, in the order in which they are tried, and the policy for their rewrites."""
+
+    all: Sequence[Rule]
+    policy: Policy
+
+    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
+        """Returns the proposal of a rule for an equation, unless the policy refuses it.
+
+        Raises:
+          RuleError: if the rule raises an exception.
+        """
+        if equation.primitive.name not in rule.primitives:
+            return None
+        try:
+            proposal = rule.propose(view, equation)
+        except Exception as error:
+            raise RuleError(rule.name, error) from error
+        if not isinstance(proposal, Rewrite):
+            return proposal
+        case = proposal.case or rule.name
+        reason = self.policy.refuses(
+            case, proposal.bytes_before, is_what_runs=proposal.is_what_runs
+        )
+        return proposal if reason is None else Refusal(equation, reason)
+
+
+def rewritten(
+    program: Program,
+    rules: Rules,
+    known: MutableMapping[Any, np.ndarray | None],
+    findings: Findings,
+    where: str = "",
+) -> Program:
+    """Applies every rule wherever possible, in the order of the rules.
+
+    Each rule makes the program smaller by its own measure, so the loop ends; the limit is for wrong
+    rules.
+
+    Args:
+      program: the program.
+      rules: later ones get the program that earlier ones have rewritten.
+      known: values of variables that are known in advance.
+      findings: list to which results are added.
+      where: the place of the program in the function, for ``explain``.
+    """
+    limit = 100 + 10 * len(program.equations)
+    for rule in rules.all:
+        one = _Rewriting(rule, rules, View(program, known), findings, where, limit)
+        while one.runs_through():
+            pass
+        findings.refused += [Refused(rule.name, place, why) for place, why in one.refusals.items()]
+        program, limit = one.view.program, one.limit
+    return program
+
+
+@dataclass
+class _Rewriting:
+    """Applies one rule to a program."""
+
+    rule: Rule  # the rule
+    rules: Rules  # all of them, with the policy
+    view: View  # the view of the current program
+    findings: Findings  # list to which each rewrite is added
+    where: str  # the place of the program in the function
+    limit: int  # the maximum number of further rewrites
+    # The reasons why the rule was not applied, by place
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def runs_through(self) -> bool:
+        """Checks each equation once by the rule; returns whether it changed the program.
+
+        Then other equations may have become cases of the rule, such as those whose result is now
+        read once. So repeat this until nothing changes.
+        """
+        asked: set[Any] = set()
+        has_changed = False
+        while self._rewrites_the_next(asked):
+            has_changed = True
+        return has_changed
+
+    def _rewrites_the_next(self, asked: set[Any]) -> bool:
+        """Checks equations until one has been replaced; returns False if none was.
+
+        ``asked`` are the results of the equations that were checked already.
+        """
+        equations = self.view.program.equations
+        for equation in reversed(equations) if self.rule.is_outermost_first else equations:
+            is_of_rule = equation.primitive.name in self.rule.primitives
+            if is_of_rule and asked.isdisjoint(equation.outvars):
+                asked.update(equation.outvars)
+                if self._rewrites(equation):
+                    return True
+        return False
+
+    def _rewrites(self, equation: Equation) -> bool:
+        """Whether the rule has replaced an equation."""
+        proposal = self.rules.propose(self.rule, self.view, equation)
+        if proposal is None:
+            return False
+        place = _place(equation, self.where)
+        if isinstance(proposal, Refusal):
+            self.refusals[place] = proposal.reason
+            return False
+        try:
+            made = _applied(self.view, proposal)
+        except NotImplementedError as error:  # the implementation that the user named
+            self.refusals[place] = f"the op refuses: {error}"
+            return False
+        except Exception as error:
+            raise RuleError(self.rule.name, error) from error
+        self.limit -= 1
+        if self.limit < 0:
+            raise RuleError(self.rule.name, RuntimeError("it applies again and again"))
+        sizes = proposal.bytes_before, proposal.bytes_after
+        one = Applied(self.rule.name, place, proposal.note, *sizes, assumes=proposal.assumes)
+        self.findings.applied.append(one)
+        self.view = View(made, self.view.known)
+        return True
+
+
+def _applied(view: View, rewrite: Rewrite) -> Program:
+    """The program after a rewrite, whose results must have the types of the old ones."""
+    added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
+    old = rewrite.results or rewrite.equation.outvars
+    if [_type(o) for o in added.outputs] != [_type(o) for o in old]:
+        raise TypeError(
+            f"a rewrite of {rewrite.note} returns {[_type(o) for o in added.outputs]} for "
+            f"{[_type(o) for o in old]}"
+        )
+    made = dict(zip(old, added.outputs, strict=True))
+    makers = [view.producer(variable) for variable in old]
+    first = next(e for e in view.program.equations if any(e is maker for maker in makers))
+    return view.program.replace(made, first, added).tidy()
+
+
+def _type(atom: Atom) -> tuple[Any, ...]:
+    return tuple(atom.aval.shape), str(atom.aval.dtype)
+
+
+def _place(equation: Equation, where: str) -> str:
+    """The equation for ``explain``: its primitive and the types of its results."""
+    made = ", ".join(v.aval.str_short() for v in equation.outvars)
+    name = f"{equation.primitive.name} -> {made}"
+    return f"{where}: {name}" if where else name
+
+
+def nbytes(*atoms: Atom) -> int:
+    """The bytes of some arrays."""
+    return sum(a.aval.size * a.aval.dtype.itemsize for a in atoms)
+
+
+# Bytes that the replaced code reads and writes, from which a case was faster by platform, forward
+# and with gradients; math.inf if it was slower at any size. A case that is not listed is always
+# faster. `python -m experiments.benchmarks.fuse_rules` measures each rule alone: the CPU's numbers
+# are those of two cores, the GPU's those of an H200, on which calls of less than 0.1 ms cost their
+# launches.
+_MIB = 1 << 20
+_FASTER_FROM: Mapping[str, Mapping[str, float]] = {
+    "cpu": {
+        "neighbour_sum": 4 * _MIB,
+        "neighbour_sum of narrow weighted rows": math.inf,
+        "gat_attention of narrow rows": math.inf,
+        "inner products of narrow rows": 16 * _MIB,
+        "neighbour_extreme": 3 * _MIB,
+        "sums of segments": math.inf,
+        "sums of sorted segments": math.inf,
+        "sums of products": math.inf,
+        "sums of sorted products": math.inf,
+        "sums of short floats": math.inf,
+        "sums of sorted short floats": math.inf,
+        "extremes of segments": math.inf,
+        "extremes of sorted segments": math.inf,
+        "segment_softmax": math.inf,
+        "edge_mlp": _MIB,
+        "edge_mlp at both ends": _MIB,
+        "edge_projection": _MIB,
+        "edge_sum": _MIB,
+        "maxk": 0.25 * _MIB,
+    },
+    "gpu": {
+        "neighbour_sum": 256 * _MIB,
+        "neighbour_sum of narrow weighted rows": math.inf,
+        "neighbour_extreme": 256 * _MIB,
+        "sums of segments": math.inf,
+        "sums of sorted segments": 512 * _MIB,
+        "sums of products": math.inf,
+        "sums of sorted products": math.inf,
+        "sums of short floats": 256 * _MIB,
+        "sums of sorted short floats": 256 * _MIB,
+        "extremes of segments": 256 * _MIB,
+        "extremes of sorted segments": 256 * _MIB,
+        "segment_softmax": 128 * _MIB,
+        "edge_mlp": 64 * _MIB,
+        "edge_mlp at both ends": math.inf,
+        "edge_projection": 64 * _MIB,
+        "edge_sum": 512 * _MIB,
+        "fused_linear": 16 * _MIB,
+        "fused_mlp": 32 * _MIB,
+        "maxk": _MIB,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Decides which sound rewrites are applied."""
+
+    only_if_faster: bool = True  # whether rewrites are refused that were not measured to be faster
+
+    def refuses(self, case: str, num_bytes: int, *, is_what_runs: bool = False) -> str | None:
+        """Returns the reason for refusing a rewrite, or None.
+
+        Args:
+          case: the rule, or a case of it that was measured separately.
+          num_bytes: bytes that the replaced code reads and writes.
+          is_what_runs: whether the op would run the same code as the replaced code.
+        """
+        platform = jax.default_backend()
+        least = _FASTER_FROM.get(platform, {}).get(case, 0)
+        if not self.only_if_faster:
+            return None
+        if is_what_runs:
+            return "the op has no kernel for it that it would choose here"
+        if num_bytes >= least:
+            return None
+        if least == math.inf:
+            return f"{case} was not measured to be faster on a {platform.upper()}"
+        return f"it is faster from {least / 1e6:.3g} MB on"
+
+
+ONLY_IF_FASTER = Policy()
+"""Refuses what was not measured to be faster."""

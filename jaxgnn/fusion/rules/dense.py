@@ -1,0 +1,164 @@
+"""Products with matrices, biases and activations become ``ops.fused_linear`` and ``ops.fused_mlp``.
+
+``act(x @ W + b)`` is one ``fused_linear``, and ``act(x @ W + b) @ V + c``, of any number of layers,
+one ``fused_mlp``.
+
+Sound where
+
+* the product is along the last axis of ``x`` with a matrix of its dtype, in the precision of the
+  session, which is that of the ops; the bias is one row for all;
+* the activation is one that the ops have, and the same between all layers. It is recognised by its
+  whole formula, and by that of its derivative where this is given (``jax.custom_jvp``);
+* nothing else reads the values between the layers: ``fused_mlp`` does not return them.
+
+It pays only where the ops would choose a kernel: elsewhere they run the same code as the replaced
+code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgnn import ops
+from jaxgnn.fusion.program import Atom, Equation, is_variable
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.templates import Linear, activation_of, linear_of
+from jaxgnn.fusion.view import View
+from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
+from jaxgnn.ops._dense.fused_mlp import FUSED_MLP
+
+
+def _propose_mlp(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    (output,) = equation.outvars
+    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    joint = _joint_of(view, output)
+    if joint is None or _goes_on(view, output, joint.activation):
+        return None
+    layers, activation = _chain_of(view, output), joint.activation
+    kernels, biases = _types(layers)
+    x = layers[0].x
+
+    def function(x, *parameters):
+        rest = list(parameters)
+        made = [layer.parameters(rest) for layer in layers]
+        kernels, biases = zip(*made, strict=True)
+        return [ops.fused_mlp(x, kernels, biases, activation=activation)]
+
+    hidden = nbytes(*(layer.x for layer in layers[1:]))
+    inputs = [x, *(atom for layer in layers for atom in layer.inputs)]
+    before, after = nbytes(*inputs, output) + 4 * hidden, nbytes(*inputs, output)
+    note = f"{len(layers)} layers of {_rows(x)} rows -> fused_mlp"
+    choice = FUSED_MLP.choose(
+        current_platform(), x.aval, kernels, biases, activation=activation, precision=None
+    )
+    return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
+
+
+def _propose_linear(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    output = equation.outvars[0]
+    found = activation_of(view, output)
+    layer = None if found is None else linear_of(view, found[0])
+    if found is None or layer is None:
+        return None
+    argument, activation = found
+    (kernel,), (bias,) = _types([layer])
+
+    def function(x, *parameters):
+        kernel, bias = layer.parameters(list(parameters))
+        return [ops.fused_linear(x, kernel, bias, activation=activation)]
+
+    inputs = [layer.x, *layer.inputs]
+    before, after = nbytes(*inputs, output) + 2 * nbytes(argument), nbytes(*inputs, output)
+    note = f"{activation} of a layer of {_rows(layer.x)} rows -> fused_linear"
+    choice = FUSED_LINEAR.choose(
+        current_platform(), layer.x.aval, kernel, bias, activation=activation, precision=None
+    )
+    return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Two layers with an activation between them that nothing else reads."""
+
+    layer: Linear  # the second layer
+    before: Atom  # the result of the first layer, before the activation
+    activation: ops.Activation  # the activation
+
+
+def _joint_of(view: View, atom: Atom) -> _Joint | None:
+    """The last two layers that compute an atom, or None if there are fewer."""
+    layer = linear_of(view, atom)
+    inner = None if layer is None else activation_of(view, layer.x)
+    if layer is None or inner is None or not view.is_read_once(layer.x):
+        return None
+    before, activation = inner
+    return None if linear_of(view, before) is None else _Joint(layer, before, activation)
+
+
+def _chain_of(view: View, atom: Atom) -> list[Linear]:
+    """The layers that compute an atom, the first one first, with one activation between all."""
+    layers: list[Linear] = []
+    activation = None
+    while (joint := _joint_of(view, atom)) and activation in (None, joint.activation):
+        layers.append(joint.layer)
+        atom, activation = joint.before, joint.activation
+    first = linear_of(view, atom)
+    assert first is not None  # the input of a joint's activation is the result of a layer
+    return [first, *reversed(layers)]
+
+
+def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
+    """Whether a longer chain contains this one: with the bias, or with the next layer."""
+    users = view.users(output)
+    if any(e.primitive.name == "add" and _joint_of(view, e.outvars[0]) for e in users):
+        return True
+    return any(
+        (joint := _joint_of(view, dot.outvars[0])) is not None and joint.activation == activation
+        for dot in _products_after(view).get(output, ())
+    )
+
+
+def _products_after(view: View) -> Mapping[Any, list[Equation]]:
+    """The products whose left factor an activation computes, by the activation's argument."""
+
+    def found() -> Mapping[Any, list[Equation]]:
+        made: dict[Any, list[Equation]] = {}
+        for equation in view.program.equations:
+            if equation.primitive.name == "dot_general":
+                inner = activation_of(view, equation.invars[0])
+                if inner is not None and is_variable(inner[0]):
+                    made.setdefault(inner[0], []).append(equation)
+        return made
+
+    return view.remembered("products after an activation", None, found)
+
+
+def _types(layers: list[Linear]) -> tuple[list[Any], list[Any]]:
+    """Kernels and biases of layers, as ``jax.ShapeDtypeStruct``."""
+    kernels, biases = [], []
+    for layer in layers:
+        shape = layer.kernel.aval.shape
+        shape = shape[::-1] if layer.is_transposed else shape
+        dtype = layer.kernel.aval.dtype
+        kernels.append(jax.ShapeDtypeStruct(shape, dtype))
+        biases.append(None if layer.bias is None else jax.ShapeDtypeStruct(shape[1:], dtype))
+    return kernels, biases
+
+
+def _rows(x: Atom) -> int:
+    return x.aval.size // max(x.aval.shape[-1], 1)
+
+
+MLP = Rule("fused_mlp", frozenset(("add", "dot_general")), _propose_mlp)
+LINEAR = Rule(
+    "fused_linear",
+    frozenset(("custom_jvp_call", "max", "mul", "integer_pow", "square", "jit")),
+    _propose_linear,
+)

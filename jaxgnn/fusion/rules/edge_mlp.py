@@ -1,0 +1,238 @@
+"""An MLP of both ends of each edge, summed at receivers, becomes ``ops.edge_mlp_aggregate``.
+
+``segment_sum(mlp(concatenate([h[receivers], h[senders], e], -1)) * w, receivers)``: the first layer
+is computed by nodes, and the last one after the sum, whose bias counts as often as there are edges.
+
+Sound where
+
+* the ids of both ends are known, and edges that are not ignored read existing rows;
+* the first layer takes a concatenation along the last axis of rows that are read by the receiver,
+  of rows that are read by one other list of ids, and of features of edges, in any order: the rows
+  of its kernel are put in the order of the op;
+* between layers there is one activation, the same everywhere, which the op supports. It is
+  recognised by its whole formula, and by that of its derivative if given (``jax.custom_jvp``);
+* weights ``w`` are one number for each edge, and nothing else is between the last layer and the
+  sum: a dropout, a norm or a maximum does not commute with it.
+
+Both are equal for finite numbers, if the sums of the hidden features do not overflow before the
+last layer, nor products of several weights of an edge, which are multiplied first.
+
+It pays where nothing but such sums reads the messages, which is a condition too.
+
+Rows of tables that no edge reads are set to zero first, so that NaN or infinities in them reach
+neither results nor gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.fusion.edges import (
+    SegmentReduction,
+    are_the_same,
+    is_filled_with,
+    known_columns,
+    known_rows,
+    row_gather,
+    segment_reduction,
+)
+from jaxgnn.fusion.graphs import StaticGraph, static_graph
+from jaxgnn.fusion.products import IN_RANGE, Product, product_of, values_of
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.rules.by_nodes import columns_of
+from jaxgnn.fusion.templates import Linear, activation_of, linear_of
+from jaxgnn.fusion.view import View
+
+_ASSUMES = "finite numbers, and sums over edges that do not overflow before the last layer"
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The columns of the input of the first layer."""
+
+    # Tables that are read by the receiver, with the columns that they fill
+    of_rows: list[tuple[Atom, range]]
+    of_columns: list[tuple[Atom, range]]  # tables that are read by the sender
+    of_edges: list[tuple[Atom, range]]  # features of edges
+    graph: StaticGraph  # the edges
+
+    @property
+    def parts(self) -> list[tuple[Atom, range]]:
+        """All columns, in the order of the op."""
+        return [*self.of_rows, *self.of_columns, *self.of_edges]
+
+    def kernel(self, given: Any) -> Any:
+        """The kernel of the first layer, with its rows in the order of the op."""
+        spans = [span for _, span in self.parts]
+        if spans == sorted(spans, key=lambda span: span.start):
+            return given
+        return jnp.concatenate([given[span.start : span.stop] for span in spans])
+
+    def arrays(self, values: list[Any], axis: int) -> tuple[Any, Any, Any]:
+        """Features of receivers, senders and edge slots, from the values of ``parts``."""
+        first, second = len(self.of_rows), len(self.of_rows) + len(self.of_columns)
+        rows = jnp.concatenate(values[:first], -1)
+        columns = jnp.concatenate(values[first:second], -1)
+        edges = jnp.concatenate(values[second:], -1) if self.of_edges else None
+        rows = _where(self.graph.has_edges, rows)
+        columns = _where(self.graph.is_read, columns)
+        return rows, columns, None if edges is None else self.graph.to_slots(edges, axis)
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    reduction = segment_reduction(equation)
+    if reduction is None or reduction.kind != "sum" or reduction.updates.aval.ndim < 2:
+        return None
+    axis = reduction.axis
+    if axis != reduction.updates.aval.ndim - 2:
+        return None
+    product = product_of(view, reduction.updates, axis)
+    if product.tables or len(product.others) != 1 or product.others[0].is_inverse:
+        return None
+    if product.others[0].atom.aval.shape != reduction.updates.aval.shape:
+        return None
+    layers, activation = _chain(view, product.others[0].atom)
+    if not layers:
+        return None
+    first = layers[0].x
+    if not any(row_gather(view, part) for part in columns_of(view, first)):
+        return None
+    if any(s.axes - {axis} for s in product.scalars):
+        return Refusal(equation, "a weight differs between features")
+    if not all(_is_only_summed(view, a) for a in (product.others[0].atom, reduction.updates)):
+        return Refusal(equation, "the messages are needed for something else, too")
+    ends = _ends(view, reduction, first)
+    if isinstance(ends, str):
+        return Refusal(equation, ends)
+    made = _rewrite(view, reduction, product, layers, activation, ends)
+    are_read_once = view.is_read_once(product.others[0].atom) and view.is_read_once(
+        reduction.updates
+    )
+    case = "" if are_read_once else "edge_mlp at both ends"
+    return dataclasses.replace(made, case=case)
+
+
+def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]:
+    """The layers of an MLP, the first one first, and the activation between them."""
+    layers: list[Linear] = []
+    activation = None
+    while (layer := linear_of(view, atom)) is not None:
+        layers.insert(0, layer)
+        inner = activation_of(view, layer.x)
+        if inner is None or activation not in (None, inner[1]):
+            break
+        if linear_of(view, inner[0]) is None:
+            break
+        atom, activation = inner
+    return layers, activation
+
+
+def _is_only_summed(view: View, messages: Atom) -> bool:
+    """Whether messages are read once, or by one sum at receivers and one at senders.
+
+    The op does not return the messages, so they would be computed again for any other reader.
+    """
+    if view.is_read_once(messages):
+        return True
+    sums = [segment_reduction(e) for e in view.users(messages)]
+    is_summed = all(s is not None and s.kind == "sum" and s.size > 1 for s in sums)
+    return is_summed and len(sums) == 2 and not view.is_output(messages)
+
+
+def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str):
+        return rows
+    if rows.size == 0:
+        return "there are no edges"
+    parts: dict[str, list[tuple[Atom, range]]] = {"rows": [], "columns": [], "edges": []}
+    senders: tuple[np.ndarray, int] | None = None
+    start = 0
+    for atom in columns_of(view, first):
+        span = range(start, start + atom.aval.shape[-1])
+        start = span.stop
+        gather = row_gather(view, atom)
+        if gather is None or gather.axis != reduction.axis:
+            parts["edges"].append((atom, span))
+            continue
+        columns = known_columns(view, gather, rows)
+        if isinstance(columns, str):
+            return columns
+        if gather.size == reduction.size and are_the_same(columns, rows, rows):
+            parts["rows"].append((gather.table, span))
+        elif senders is None or (
+            senders[1] == gather.size and are_the_same(senders[0], columns, rows)
+        ):
+            senders = columns, gather.size
+            parts["columns"].append((gather.table, span))
+        else:  # a third list of ids
+            parts["edges"].append((atom, span))
+    if senders is None or not parts["rows"]:
+        return "only one end of the edges is read"
+    graph = static_graph(rows, senders[0], reduction.size, senders[1])
+    return _Ends(parts["rows"], parts["columns"], parts["edges"], graph)
+
+
+def _rewrite(
+    view: View,
+    reduction: SegmentReduction,
+    product: Product,
+    layers: list[Linear],
+    activation: ops.Activation | None,
+    ends: _Ends,
+) -> Rewrite:
+    axis, output = reduction.axis, reduction.equation.outvars[0]
+    tables = [atom for atom, _ in ends.parts]
+    parameters = [atom for layer in layers for atom in layer.inputs]
+    scalars, constants = product.scalars, product.constants
+    if scalars:  # then constants are multiplied into them
+        scalars, constants = [*scalars, *constants], []
+    starts_at_zero = is_filled_with(view, reduction.base, 0)
+    inputs = [*tables, *parameters, *(f.atom for f in (*scalars, *constants))]
+    inputs += [] if starts_at_zero else [reduction.base]
+
+    def function(*values):
+        rest = list(values)
+        arrays = [rest.pop(0) for _ in tables]
+        made = [layer.parameters(rest) for layer in layers]
+        weights = values_of(scalars, [rest.pop(0) for _ in scalars], axis + 2)
+        scale = values_of(constants, [rest.pop(0) for _ in constants], 0)
+        kernels = [ends.kernel(made[0][0]), *(kernel for kernel, _ in made[1:])]
+        rows, columns, edges = ends.arrays(arrays, axis)
+        if weights is not None:
+            weights = ends.graph.to_slots(weights.reshape(-1).astype(rows.dtype))
+        y = ops.edge_mlp_aggregate(
+            ends.graph.graph,
+            (rows, columns),
+            ops.EdgeMLPParams(kernels, [bias for _, bias in made]),
+            edges,
+            weights=weights,
+            activation=activation,
+        )
+        if scale is not None:  # which may be infinite, and then is for rows with edges alone
+            of_rows = jnp.broadcast_to(scale.astype(y.dtype), (y.shape[axis], 1))
+            y = y * _where(ends.graph.has_edges, of_rows)
+        y = y if product.sign > 0 else -y
+        return [y if starts_at_zero else rest[0] + y]
+
+    before = nbytes(output, reduction.updates) + 2 * nbytes(*(layer.x for layer in layers))
+    after = nbytes(output, *tables, *parameters) + 2 * nbytes(layers[-1].x)
+    note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
+    assumes = [_ASSUMES, *([IN_RANGE] if len(scalars) > 1 else [])]
+    return Rewrite(
+        reduction.equation, inputs, function, note, before, after, assumes=tuple(assumes)
+    )
+
+
+def _where(is_there: np.ndarray, table: Any) -> Any:
+    return table if is_there.all() else jnp.where(is_there[:, None], table, 0)
+
+
+RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

@@ -1,0 +1,210 @@
+"""Moves a product with a matrix to the side of a neighbour sum where rows are narrower.
+
+``segment_sum(x[senders] * w, receivers) @ W`` and ``segment_sum((x @ W)[senders] * w, receivers)``
+are equal, and so are means. The sum reads a row for each edge, so it should run on the narrower
+rows: before the product if ``W`` widens them, after it if ``W`` makes them narrower.
+
+Sound where
+
+* the ids that are gathered are known and in range (or clipped), for any ids in any order; ids that
+  are summed by may have any values;
+* the summed array is a product of rows of one table, numbers of edges and constants, and the sum
+  starts at zero; between the sum and the product there are only numbers of nodes and constants;
+* the product is along the features with a matrix, without a bias.
+
+Rows that no edge reads are set to zero before they are multiplied, so that a number in them that is
+not finite reaches neither results nor gradients. Rounding differs. Both orders are equal for finite
+numbers, if neither the sums nor the products overflow where the code has the other one first.
+
+It pays if the rows of the sum become at most half as wide, since a gradient of the sum to features
+that need none costs nothing. It must also save more time on bytes than it adds in operations, and
+nothing else may read the values in between. All these are conditions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn.fusion.edges import (
+    RowGather,
+    SegmentReduction,
+    is_filled_with,
+    rows_that_are_read,
+    segment_reduction,
+)
+from jaxgnn.fusion.products import Factor, Product, multiplied, product_of
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule
+from jaxgnn.fusion.rules.maxk import maxk_of
+from jaxgnn.fusion.view import View
+
+# Operations that take as long as a byte of memory; an upper estimate for current CPUs and GPUs.
+_OPERATIONS_PER_BYTE = 16
+_ASSUMES = ("finite numbers, and sums and products that do not overflow in either order",)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum over neighbours of rows of one table."""
+
+    reduction: SegmentReduction  # the sum
+    product: Product  # the summed array
+    gather: RowGather  # the gather that reads the rows
+    is_read: np.ndarray  # mask of the rows of the table that are read
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The numbers of edges and the constants that rows are multiplied by."""
+        return [*self.product.scalars, *self.product.constants]
+
+    @property
+    def inputs(self) -> list[Atom]:
+        """The atoms that ``apply`` reads besides the table."""
+        atoms = [factor.atom for factor in self.factors]
+        return [self.gather.places, self.reduction.places, *atoms]
+
+    def apply(self, table: Any, values: list[Any]) -> Any:
+        """The sum of rows of a table of any width; removes its inputs from ``values``."""
+        places, segments = values.pop(0), values.pop(0)
+        arrays = [values.pop(0) for _ in self.factors]
+        updates = self.gather.read(table, places)
+        updates = multiplied(updates, self.factors, arrays, updates.ndim)
+        updates = updates if self.product.sign > 0 else -updates
+        shape = (*self.reduction.base.aval.shape[:-1], table.shape[-1])
+        equation = self.reduction.equation
+        base = jnp.zeros(shape, updates.dtype)
+        return equation.primitive.bind(base, segments, updates, **equation.params)
+
+    def rows(self, table: Any) -> Any:
+        """The table, with zeros in rows that are not read."""
+        shape = [-1 if d == self.gather.axis else 1 for d in range(table.ndim)]
+        return table if self.is_read.all() else jnp.where(self.is_read.reshape(shape), table, 0)
+
+
+def _sum_of(view: View, equation: Equation) -> _Sum | str | None:
+    """The sum of rows of one table that a scatter computes; or None, or the reason why not."""
+    reduction = segment_reduction(equation)
+    output = equation.outvars[0]
+    if reduction is None or reduction.kind != "sum" or reduction.axis != output.aval.ndim - 2:
+        return None
+    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    product = product_of(view, reduction.updates, reduction.axis)
+    if len(product.tables) != 1 or product.others or product.has_heads:
+        return None
+    gather = product.tables[0].gather
+    if gather is None or not is_filled_with(view, reduction.base, 0):
+        return None
+    is_alone = all(map(view.is_read_once, (reduction.updates, gather.equation.outvars[0])))
+    is_read = rows_that_are_read(view, gather) if is_alone else "the rows are needed, too"
+    return is_read if isinstance(is_read, str) else _Sum(reduction, product, gather, is_read)
+
+
+def _is_product(equation: Equation | None) -> bool:
+    """Whether an equation is a product of the last axis of an array with a matrix."""
+    if equation is None or equation.primitive.name != "dot_general":
+        return False
+    x, kernel = equation.invars
+    (of_x, of_kernel), batch = equation.params["dimension_numbers"]
+    is_last = tuple(of_x) == (x.aval.ndim - 1,) and len(of_kernel) == 1
+    one_type = x.aval.dtype == kernel.aval.dtype == equation.outvars[0].aval.dtype
+    return is_last and kernel.aval.ndim == 2 and not any(batch) and one_type
+
+
+def _cost(found: _Sum, width: int, rows: int, operations: int) -> float:
+    """Bytes of a sum of rows of this width, plus the equivalent of a product of ``rows`` rows.
+
+    ``operations`` is the number of operations of the product for each row.
+    """
+    size = found.reduction.updates.aval.dtype.itemsize
+    edges = found.product.edges * width * size
+    return 2 * edges + rows * operations / _OPERATIONS_PER_BYTE
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    if equation.primitive.name == "dot_general":
+        return _propose_product_first(view, equation)
+    return _propose_sum_first(view, equation)
+
+
+def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    """Moves a product that makes rows narrower before the sum."""
+    if not _is_product(equation):
+        return None
+    left, kernel = equation.invars
+    wide, narrow = left.aval.shape[-1], equation.outvars[0].aval.shape[-1]
+    scaled = product_of(view, left, left.aval.ndim - 2) if left.aval.ndim > 1 else None
+    if scaled is None or scaled.tables or len(scaled.others) != 1:
+        return None
+    if narrow == 0 or 2 * narrow > wide:
+        return None
+    of_sums = scaled.others[0]
+    scatter = view.producer(of_sums.atom)
+    found = None if scatter is None or of_sums.is_inverse else _sum_of(view, scatter)
+    if found is None or not view.is_read_once(left) or not view.is_read_once(of_sums.atom):
+        return None
+    if isinstance(found, str):
+        return Refusal(equation, found)
+    table = found.gather.table
+    is_repeated = of_sums.atom.aval.shape != left.aval.shape
+    if scaled.has_heads or is_repeated or maxk_of(view, table) is not None:
+        return None
+    operations = 2 * wide * narrow
+    before = _cost(found, wide, left.aval.size // wide, operations)
+    after = _cost(found, narrow, table.aval.size // wide, operations)
+    if after > before:
+        return Refusal(equation, "the product of all senders costs more than it saves")
+    factors = [*scaled.scalars, *scaled.constants]
+
+    def function(table, kernel, *values):
+        rest = list(values)
+        rows = found.rows(table).astype(left.aval.dtype)
+        sums = found.apply(equation.primitive.bind(rows, kernel, **equation.params), rest)
+        sums = multiplied(sums, factors, rest, sums.ndim)
+        return [sums if scaled.sign > 0 else -sums]
+
+    inputs = [table, kernel, *found.inputs, *(factor.atom for factor in factors)]
+    note = f"a sum of {wide} features and a product that leaves {narrow} -> the product first"
+    sizes = int(before), int(after)
+    return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
+
+
+def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    """Moves a product that widens rows after the sum."""
+    found = _sum_of(view, equation)
+    table = None if found is None or isinstance(found, str) else found.gather.table
+    dot = None if table is None else view.producer(table)
+    if not isinstance(found, _Sum) or dot is None or not _is_product(dot):
+        return None
+    x, kernel = dot.invars
+    narrow, wide = x.aval.shape[-1], dot.outvars[0].aval.shape[-1]
+    output = equation.outvars[0]
+    is_same_type = x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim
+    if (
+        narrow == 0
+        or 2 * narrow > wide
+        or not is_same_type
+        or not view.is_read_once(dot.outvars[0])
+    ):
+        return None
+    operations = 2 * wide * narrow
+    before = _cost(found, wide, x.aval.size // narrow, operations)
+    after = _cost(found, narrow, output.aval.size // wide, operations)
+    if after > before:
+        return Refusal(equation, "the product of all receivers costs more than it saves")
+
+    def function(x, kernel, *values):
+        sums = found.apply(x, list(values))
+        return [dot.primitive.bind(sums, kernel, **dot.params)]
+
+    note = f"a product that makes {wide} of {narrow} features and a sum -> the sum first"
+    sizes = int(before), int(after)
+    inputs = [x, kernel, *found.inputs]
+    return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
+
+
+RULE = Rule("linear_order", frozenset(("dot_general", "scatter-add")), _propose)

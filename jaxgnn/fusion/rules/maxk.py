@@ -1,0 +1,143 @@
+"""The ``k`` largest entries of a row, kept by ``top_k`` and a scatter or a mask, become ``maxk``.
+
+Sound for rows of a matrix along their last axis, if what keeps the entries is one of the known ways
+to write it, as a whole: values scattered to their columns, or a mask of the columns times the rows,
+or in a ``where``. Both keep exactly ``k`` entries, ties to the lowest column. A mask of all entries
+that reach the k-th largest keeps more where there are ties: another function, which is left alone.
+``top_k`` ranks -0 below +0 and NaN above +inf, which the op takes for equal: only where both stand
+in a row, the column that gets the gradient of a zero may be another one.
+
+A mask times the rows makes NaN of an entry that is not finite and not kept, where the op has zero:
+rows are assumed to be finite there. The other ways to write it assume nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgnn import ops
+from jaxgnn.fusion.program import Atom, Equation, Program
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.templates import argument_of
+from jaxgnn.fusion.view import View
+
+_DEPTH = 12  # equations between `top_k` and the result, in the longest way to write it
+
+
+def _places(x: Any, columns: Any) -> tuple[Any, Any]:
+    return jnp.arange(x.shape[0])[:, None], columns
+
+
+def _scattered(x: Any, k: int) -> Any:
+    values, columns = lax.top_k(x, k)
+    return jnp.zeros_like(x).at[_places(x, columns)].set(values)
+
+
+def _scattered_where_they_were(x: Any, k: int) -> Any:
+    columns = lax.top_k(x, k)[1]
+    values = jnp.take_along_axis(x, columns, axis=-1)
+    return jnp.put_along_axis(jnp.zeros_like(x), columns, values, axis=-1, inplace=False)
+
+
+def _put(x: Any, k: int) -> Any:
+    values, columns = lax.top_k(x, k)
+    return jnp.put_along_axis(jnp.zeros_like(x), columns, values, axis=-1, inplace=False)
+
+
+def _masked(x: Any, k: int) -> Any:
+    columns = lax.top_k(x, k)[1]
+    return x * jnp.zeros_like(x).at[_places(x, columns)].set(1)
+
+
+def _masked_by_one_hot(x: Any, k: int) -> Any:
+    columns = lax.top_k(x, k)[1]
+    return x * jax.nn.one_hot(columns, x.shape[-1], dtype=x.dtype).sum(axis=-2)
+
+
+def _selected(x: Any, k: int) -> Any:
+    columns = lax.top_k(x, k)[1]
+    mask = jnp.zeros(x.shape, bool).at[_places(x, columns)].set(True)
+    return jnp.where(mask, x, 0)
+
+
+_WRITTEN: tuple[Callable[[Any, int], Any], ...] = (
+    _scattered,
+    _scattered_where_they_were,
+    _put,
+    _masked,
+    _masked_by_one_hot,
+    _selected,
+)
+_MASKS = (_masked, _masked_by_one_hot)  # zero times an entry that is not finite is NaN
+_FINITE = ("rows of finite numbers, which a mask of zeros makes zero",)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The largest entries of each row of a matrix."""
+
+    x: Atom  # the matrix
+    k: int  # the number of entries of a row
+    # Conditions on the matrix under which this is what the code computes
+    assumes: tuple[str, ...] = ()
+
+
+def maxk_of(view: View, atom: Atom) -> Kept | None:
+    """The ``maxk`` that makes an atom, or None."""
+    if view.made_by(atom, "scatter", "mul", "select_n") is None or atom.aval.ndim != 2:
+        return None
+    k = _kept(view, atom, _DEPTH)
+    if k is None:
+        return None
+    templates = _templates(tuple(atom.aval.shape), str(atom.aval.dtype), k)
+    for written, template in zip(_WRITTEN, templates, strict=True):
+        x = argument_of(view, atom, template)
+        if x is not None:
+            return Kept(x, k, _FINITE if written in _MASKS else ())
+    return None
+
+
+def _kept(view: View, atom: Atom, depth: int) -> int | None:
+    """The ``k`` of a ``top_k`` at most ``depth`` equations before an atom, or None."""
+    seen, layer = set(), [atom]
+    for _ in range(depth):
+        made = {id(e): e for a in layer if (e := view.producer(a)) is not None}
+        for equation in made.values():
+            if equation.primitive.name == "top_k":
+                return int(equation.params["k"])
+        layer = [a for key, e in made.items() if key not in seen for a in e.invars]
+        seen |= made.keys()
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _templates(shape: tuple[int, ...], dtype: str, k: int) -> list[Program]:
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    return [Program.of(jax.make_jaxpr(lambda x, f=f: f(x, k))(like)) for f in _WRITTEN]
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    output = equation.outvars[0]
+    if output.aval.ndim != 2 or _kept(view, output, _DEPTH) is None:
+        return None
+    found = maxk_of(view, output)
+    if found is None:
+        return None
+
+    def function(x):
+        return [ops.todense(ops.maxk(x, found.k))]
+
+    size = nbytes(output)
+    note = f"{found.k} largest of {output.aval.shape[1]} columns -> maxk"
+    sizes = 4 * size, 2 * size
+    return Rewrite(equation, [found.x], function, note, *sizes, assumes=found.assumes)
+
+
+RULE = Rule("maxk", frozenset(("scatter", "mul", "select_n")), _propose)

@@ -1,0 +1,482 @@
+"""Hyper-connections written by hand become ``ops.mhc_pre`` and ``ops.mhc_post``.
+
+The first half has three results, which are identified by their inputs: the weighted sum of the
+streams, the weights of the layer's output, and the logits of the matrix that mixes the streams::
+
+    t      = ((v γ) φ) / √(mean(v²) + eps)                  of the streams x, flattened to v
+    h_in   = Σ_i (σ(alpha_0 t_pre + bias_pre) + pre_eps)_i x_i
+    h_post = scale σ(alpha_1 t_post + bias_post)
+    h_res  = alpha_2 t_res + bias_res
+
+The second half is ``Σ_i h_res[o, i] x_i + h_post[o] f``, or with ``h_res[i, o]``.
+
+Sound where
+
+* products have the precision of the session, and streams have one axis after those of tokens;
+* numbers have 32 bits or 16. The ops support streams of either, sum in float32 and round results
+  once. They do not round intermediate values, parameters and weights that the code rounds to 16
+  bits, so that no result has a larger error than that of the code;
+* the mean is taken over all streams of the token, of the streams that are also summed, and the
+  normalisation occurs once, before or after the product;
+* the parts read columns next to each other, of one product or of three, in the order above. Gains
+  are one number for each part, biases one row for all tokens;
+* in the second half, the four arrays with these axes are arbitrary: the formula is an identity.
+
+The normalisation of the mixing matrix between both halves is not changed.
+
+It pays only where the ops would choose a kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgnn import ops
+from jaxgnn.fusion.products import Contraction, Operand, contraction_of, unless_one, without_repeats
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.templates import row_of, session_precision
+from jaxgnn.fusion.view import UnroundedView, View, unrounded
+from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops._mhc.mhc_post import MHC_POST
+from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, MHCConstants, MHCParams
+
+_TAKEN = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some columns of the normalised product, with their gain and bias."""
+
+    streams: Atom  # the streams, [..., n, dim]
+    kernel: Atom  # the matrix, [n dim, columns] or the transpose of that
+    is_transposed: bool  # whether it is the transpose
+    columns: range  # the columns of the matrix that belong to the part
+    gains: tuple[Atom, ...]  # numbers that it is multiplied by
+    gamma: Atom | None  # factors of the streams, n dim numbers, or None
+    norm_eps: float  # the number that is added to the mean square
+    bias: Atom | None = None  # the row that is added, or None
+
+    @property
+    def inputs(self) -> list[Atom]:
+        """The atoms whose values ``arrays`` takes."""
+        return [self.kernel, *self.gains, *([] if self.bias is None else [self.bias])]
+
+    def arrays(self, values: list[Any]) -> tuple[Any, Any, Any]:
+        """The rows of φ, the gain and the bias, from the front of ``values``."""
+        kernel = values.pop(0)
+        kernel = (kernel if self.is_transposed else kernel.T).astype(jnp.float32)
+        gains = [values.pop(0).reshape(()).astype(jnp.float32) for _ in self.gains]
+        gain = functools.reduce(operator.mul, gains, jnp.float32(1))
+        width = len(self.columns)
+        given = None if self.bias is None else values.pop(0).reshape(width)
+        bias = jnp.zeros(width, jnp.float32) if given is None else given.astype(jnp.float32)
+        return kernel[self.columns.start : self.columns.stop], gain, bias
+
+
+@dataclass
+class _Reading:
+    """The factors found between a part of the coefficients and the streams."""
+
+    view: View  # the view of the program
+    gains: list[Atom] = field(default_factory=list)  # factors that are one number
+    # Factors that are numbers of tokens, and whether they divide
+    norms: list[tuple[Atom, bool]] = field(default_factory=list)
+    gammas: list[Atom] = field(default_factory=list)  # factors of the streams that are rows
+
+    def through(self, atom: Atom, axes: int) -> Atom:
+        """The first array before products with gains, norms and rows.
+
+        Args:
+          atom: the array to start from.
+          axes: how many of the last axes of the array are those of one token.
+        """
+        view = self.view
+        while (equation := view.made_by(atom, "mul", "div")) is not None:
+            first, second = equation.invars
+            is_inverse = equation.primitive.name == "div"
+            pairs = [(first, second)] if is_inverse else [(first, second), (second, first)]
+            for inner, factor in pairs:
+                if self._takes(factor, atom, axes, is_inverse):
+                    atom = inner
+                    break
+            else:
+                return atom
+        return atom
+
+    def _takes(self, factor: Atom, of: Atom, axes: int, is_inverse: bool) -> bool:
+        """Records a factor of an array; returns False if it is none of these."""
+        bare, varies = _along(self.view, factor)
+        first = of.aval.ndim - axes
+        wide = [d for d, n in enumerate(of.aval.shape) if n != 1]
+        if not varies and not is_inverse:
+            self.gains.append(bare)
+        elif varies and varies == [d for d in wide if d < first]:
+            self.norms.append((bare, is_inverse))
+        elif varies and varies == [d for d in wide if d >= first] and not is_inverse:
+            self.gammas.append(bare)
+        else:
+            return False
+        return True
+
+
+def _along(view: View, factor: Atom) -> tuple[Atom, list[int]]:
+    """An array before axes of size one and repeats were added, and the axes it varies along."""
+    kinds = "broadcast_in_dim", "reshape", "squeeze"
+    bare, labels = without_repeats(view, factor, tuple(range(factor.aval.ndim)), *kinds)
+    return bare, [label for label in unless_one(labels, bare) if label is not None]
+
+
+def _bare(view: View, atom: Atom) -> Atom:
+    """An array before axes of size one and repeats were added."""
+    return _along(view, atom)[0]
+
+
+def _part_of(view: UnroundedView, atom: Atom) -> _Part | None:
+    """The part of the coefficients that an array is, before it goes through a sigmoid, or None."""
+    added = view.made_by(atom, "add")
+    if added is None:
+        return _unbiased(view, atom)
+    for term, other in (added.invars, added.invars[::-1]):
+        bias = row_of(view, other, atom.aval)
+        part = None if bias is None else _unbiased(view, term)
+        if part is not None:
+            return replace(part, bias=bias)
+    return None
+
+
+def _unbiased(view: UnroundedView, atom: Atom) -> _Part | None:
+    reading, start, stop = _Reading(view), 0, atom.aval.shape[-1] if atom.aval.ndim else 0
+    atom = reading.through(atom, 1)
+    while (cut := view.made_by(atom, "split", "slice")) is not None:
+        first = _first_column(cut, atom)
+        if first is None:
+            return None
+        start, stop = start + first, stop + first
+        atom = reading.through(cut.invars[0], 1)
+    dot = view.made_by(atom, "dot_general")
+    if dot is None or reading.gammas:
+        return None
+    left, kernel = dot.invars
+    (of_left, of_kernel), batch = dot.params["dimension_numbers"]
+    is_plain = tuple(of_left) == (left.aval.ndim - 1,) and len(of_kernel) == 1 and not any(batch)
+    if not is_plain or kernel.aval.ndim != 2 or dot.params["precision"] != session_precision():
+        return None
+    streams = reading.through(left, 1)
+    if (flat := view.made_by(streams, "reshape")) is not None:
+        streams = reading.through(flat.invars[0], 2)
+    streams = view.source(streams)
+    eps = _norm_eps(view, reading.norms, streams)
+    tokens = left.aval.shape[:-1]
+    if eps is None or len(reading.gammas) > 1 or streams.aval.shape[:-2] != tokens:
+        return None
+    gamma = reading.gammas[0] if reading.gammas else None
+    is_transposed = tuple(of_kernel) == (1,)
+    columns = range(start, stop)
+    return _Part(streams, kernel, is_transposed, columns, tuple(reading.gains), gamma, eps)
+
+
+def _first_column(cut: Equation, part: Any) -> int | None:
+    """The column at which a part of an array begins that has all of its rows, or None."""
+    array = cut.invars[0].aval
+    if cut.primitive.name == "split":
+        if cut.params["axis"] != array.ndim - 1:
+            return None
+        return int(sum(cut.params["sizes"][: cut.outvars.index(part)]))
+    begins, ends = cut.params["start_indices"], cut.params["limit_indices"]
+    has_rows = not any(begins[:-1]) and tuple(ends[:-1]) == tuple(array.shape[:-1])
+    return int(begins[-1]) if has_rows and cut.params["strides"] is None else None
+
+
+def _norm_eps(view: UnroundedView, norms: list[tuple[Atom, bool]], streams: Atom) -> float | None:
+    """The number that the norm adds to the mean square of the streams, or None."""
+    if len(norms) != 1:
+        return None
+    norm, is_inverse = norms[0]
+    root = view.made_by(norm, "sqrt" if is_inverse else "rsqrt")
+    added = None if root is None else view.made_by(_bare(view, root.invars[0]), "add")
+    if added is None:
+        return None
+    mean, eps = added.invars
+    value = view.value(eps) if eps.aval.size == 1 else None
+    quotient = view.made_by(_bare(view, mean), "div")
+    if value is None or quotient is None or streams.aval.ndim < 2:
+        return None
+    total, count = quotient.invars
+    terms = view.value(count) if count.aval.size == 1 else None
+    size = streams.aval.shape[-2] * streams.aval.shape[-1]
+    if terms is None or float(terms.reshape(())) != size:
+        return None
+    summed = view.made_by(_bare(view, total), "reduce_sum")
+    if summed is None or summed.outvars[0].aval.size * size != streams.aval.size:
+        return None
+    squared = _base_of_square(view, summed.invars[0])
+    flat = None if squared is None else view.made_by(squared, "reshape")
+    is_streams = squared is not None and view.source(squared) is streams
+    is_streams = is_streams or (flat is not None and view.source(flat.invars[0]) is streams)
+    rank = summed.invars[0].aval.ndim
+    last = tuple(range(summed.outvars[0].aval.ndim, rank))
+    is_last = tuple(summed.params["axes"]) == last
+    return float(value.reshape(())) if is_streams and is_last else None
+
+
+def _base_of_square(view: View, atom: Atom) -> Atom | None:
+    equation = view.made_by(atom, "square", "integer_pow", "mul")
+    if equation is None:
+        return None
+    if equation.primitive.name == "integer_pow" and equation.params["y"] != 2:
+        return None
+    if equation.primitive.name == "mul" and equation.invars[0] is not equation.invars[1]:
+        return None
+    return equation.invars[0]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A result of ``mhc_pre`` in the program: its variable, its part, and its constant."""
+
+    result: Any
+    part: _Part
+    constant: float
+
+
+def _rounded_result(view: View, result: Atom) -> Atom:
+    """The rounded version of a result, with fewer bits, if it is its only use."""
+    users = view.users(result)
+    if len(users) != 1 or view.is_output(result):
+        return result
+    rounded = users[0].outvars[0]
+    is_it = unrounded(view).source(rounded) is unrounded(view).source(result)
+    return rounded if is_it and rounded.aval.dtype.itemsize < result.aval.dtype.itemsize else result
+
+
+def _propose_pre(rounded: View, equation: Equation) -> Rewrite | Refusal | None:
+    view = unrounded(rounded)
+    found = _weighted_sum(view, equation)
+    if found is None:
+        return None
+    streams, n = found.part.streams, found.part.streams.aval.shape[-2]
+    posts, rests = [], []
+    for other in view.program.equations:
+        if other.primitive.name == "logistic":
+            posts += _weights(view, other, found.part, range(n, 2 * n))
+        elif other.primitive.name in ("add", "mul", "div", "split"):
+            rests += _logits(view, other, found.part, range(2 * n, 2 * n + n * n))
+    if len(posts) != 1 or not rests:
+        return Refusal(equation, "the other coefficients of the hyper-connection are not there")
+    results = [found, posts[0], rests[-1]]
+    parts = [one.part for one in results]
+    dtype = _dtype_of_op(found.result, streams)
+    gamma = found.part.gamma
+    constants = MHCConstants(
+        norm_eps=found.part.norm_eps, pre_eps=found.constant, post_scale=posts[0].constant
+    )
+
+    def function(x, *values):
+        rest = list(values)
+        scale = None
+        if gamma is not None:
+            scale = rest.pop(0).reshape(x.shape[-2:]).astype(jnp.float32)
+        phi, alpha, bias = zip(*(part.arrays(rest) for part in parts), strict=True)
+        made = ops.mhc_pre(
+            x.astype(dtype),
+            jnp.concatenate(phi),
+            jnp.stack(alpha),
+            jnp.concatenate(bias),
+            scale,
+            norm_eps=constants.norm_eps,
+            pre_eps=constants.pre_eps,
+            post_scale=constants.post_scale,
+        )
+        types = [one.result.aval for one in results]
+        return [y.reshape(t.shape).astype(t.dtype) for y, t in zip(made, types, strict=True)]
+
+    inputs = [streams, *([] if gamma is None else [gamma])]
+    inputs += [atom for part in parts for atom in part.inputs]
+    made = nbytes(*(one.result for one in results))
+    sizes = 6 * nbytes(streams) + made, nbytes(streams) + made
+    note = f"coefficients of {n} streams and their sum -> mhc_pre"
+    is_what_runs = _pre_choice(streams, dtype, gamma, constants) == "xla"
+    return Rewrite(
+        equation, inputs, function, note, *sizes, is_what_runs=is_what_runs,
+        results=tuple(one.result for one in results),
+    )  # fmt: skip
+
+
+def _dtype_of_op(result: Atom, *arrays: Atom) -> Any:
+    """The dtype of the arrays of an op: that of its result if all have it, else float32."""
+    dtype = result.aval.dtype
+    return dtype if all(a.aval.dtype == dtype for a in arrays) else jnp.dtype("float32")
+
+
+def _pre_choice(streams: Atom, dtype: Any, gamma: Atom | None, constants: MHCConstants) -> str:
+    n, dim = streams.aval.shape[-2:]
+    rows = 2 * n + n * n
+    shapes = [(rows, n * dim), (3,), (rows,), (n, dim)]
+    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    phi, alpha, bias, scale = types
+    params = MHCParams(phi, alpha, bias, None if gamma is None else scale)
+    options: dict[str, Any] = {"return_streams": False, "constants": constants}
+    like = jax.ShapeDtypeStruct(streams.aval.shape, dtype)
+    return MHC_PRE.choose(current_platform(), like, params, **options)
+
+
+def _weighted_sum(view: UnroundedView, equation: Equation) -> _Found | None:
+    """The sum of streams, weighted by the sigmoid of their part of the coefficients."""
+    output = equation.outvars[0]
+    made = contraction_of(view, output)
+    if made is None or not made.labels or output.aval.dtype.name not in _TAKEN:
+        return None
+    for weights, streams in (made.factors, made.factors[::-1]):
+        tokens = made.labels[:-1]
+        summed = [label for label in weights.labels if label not in made.labels]
+        if len(summed) != 1 or weights.labels != (*tokens, summed[0]):
+            continue
+        if streams.labels != (*tokens, summed[0], made.labels[-1]):
+            continue
+        sigmoid, eps = _sigmoid_of(view, weights.atom, "add")
+        part = None if sigmoid is None else _part_of(view, sigmoid.invars[0])
+        if part is not None and part.streams is view.source(streams.atom):
+            n = streams.atom.aval.shape[-2]
+            result = _rounded_result(view, output)
+            return _Found(result, part, eps) if part.columns == range(n) else None
+    return None
+
+
+def _sigmoid_of(view: View, atom: Atom, name: str) -> tuple[Equation | None, float]:
+    """The sigmoid in an array and the number that is added to it, or that it is multiplied by."""
+    neutral = 0.0 if name == "add" else 1.0
+    if (sigmoid := view.made_by(atom, "logistic")) is not None:
+        return sigmoid, neutral
+    equation = view.made_by(atom, name)
+    if equation is None:
+        return None, neutral
+    for inner, number in (equation.invars, equation.invars[::-1]):
+        sigmoid = view.made_by(inner, "logistic")
+        value = view.value(number) if number.aval.size == 1 else None
+        if sigmoid is not None and value is not None and float(value.reshape(())) >= 0:
+            return sigmoid, float(value.reshape(()))
+    return None, neutral
+
+
+def _weights(view: UnroundedView, sigmoid: Equation, first: _Part, columns: range) -> list[_Found]:
+    """The weights of the layer's output that a sigmoid computes, with their scale."""
+    part = _part_of(view, sigmoid.invars[0])
+    if part is None or not _is_beside(part, first, columns):
+        return []
+    result = sigmoid.outvars[0]
+    users = view.users(result)
+    if len(users) == 1 and not view.is_output(result) and users[0].primitive.name == "mul":
+        scaled = users[0].outvars[0]
+        inner, scale = _sigmoid_of(view, scaled, "mul")
+        if inner is sigmoid:
+            return [_Found(scaled, part, scale)]
+    return [_Found(result, part, 1.0)]
+
+
+def _logits(view: UnroundedView, equation: Equation, first: _Part, columns: range) -> list[_Found]:
+    """The logits of the mixing matrix, if an equation computes them; the last one is used."""
+    for made in equation.outvars:
+        part = _part_of(view, made)
+        if part is not None and _is_beside(part, first, columns):
+            return [_Found(made, part, 0.0)]
+    return []
+
+
+def _is_beside(part: _Part, first: _Part, columns: range) -> bool:
+    """Whether a part belongs to the same hyper-connection, and has these of its columns."""
+    own = range(columns.start, columns.stop) if part.kernel is first.kernel else range(len(columns))
+    return (
+        part.streams is first.streams
+        and part.gamma is first.gamma
+        and part.norm_eps == first.norm_eps
+        and part.columns == own
+    )
+
+
+def _propose_post(rounded: View, equation: Equation) -> Rewrite | None:
+    view, output = unrounded(rounded), equation.outvars[0]
+    if output.aval.ndim < 2 or output.aval.dtype.name not in _TAKEN:
+        return None
+    for mixed, added in (equation.invars, equation.invars[::-1]):
+        of_mixed, of_added = contraction_of(view, mixed), contraction_of(view, added)
+        if of_mixed is None or of_added is None:
+            continue
+        mixing, outer = _mixing_of(of_mixed, output.aval.shape), _outer_of(of_added)
+        if mixing is not None and outer is not None:
+            return _post(view, equation, mixing, outer)
+    return None
+
+
+def _mixing_of(made: Contraction, shape: tuple[int, ...]) -> tuple[Operand, Operand, bool] | None:
+    """The streams, the matrix that mixes them, and whether it is transposed; or None."""
+    *tokens, stream, column = made.labels
+    for matrix, streams in (made.factors, made.factors[::-1]):
+        summed = [label for label in streams.labels if label not in made.labels]
+        if len(summed) != 1 or streams.labels != (*tokens, summed[0], column):
+            continue
+        if tuple(streams.atom.aval.shape) != tuple(shape):
+            continue
+        for axes, is_transposed in (((stream, summed[0]), False), ((summed[0], stream), True)):
+            if matrix.labels in ((*tokens, *axes), axes):
+                return streams, matrix, is_transposed
+    return None
+
+
+def _outer_of(made: Contraction) -> tuple[Operand, Operand] | None:
+    """The layer's output and the weights that return it to the streams, or None."""
+    *tokens, stream, column = made.labels
+
+    def is_of(factor: Operand, label: int | None) -> bool:
+        kept = [
+            (a, n) for a, n in zip(factor.labels, factor.atom.aval.shape, strict=True)
+            if a is not None
+        ]  # fmt: skip
+        return tuple(a for a, _ in kept) == (*tokens, label) and len(kept) == factor.atom.aval.ndim
+
+    for weights, output in (made.factors, made.factors[::-1]):
+        if is_of(output, column) and (is_of(weights, stream) or weights.labels == (stream,)):
+            return output, weights
+    return None
+
+
+def _post(
+    view: UnroundedView,
+    equation: Equation,
+    mixing: tuple[Operand, Operand, bool],
+    outer: tuple[Operand, Operand],
+) -> Rewrite | None:
+    streams, matrix, transposed = mixing
+    inputs = [view.source(one.atom) for one in (streams, *outer, matrix)]
+    if any(a.aval.dtype.name not in _TAKEN for a in inputs):
+        return None
+    result = _rounded_result(view, equation.outvars[0])
+    dtype = _dtype_of_op(result, *inputs[:2])
+
+    def function(x, f, h_post, h_res):
+        features = x.astype(dtype), f.astype(dtype)
+        weights = h_post.astype(jnp.float32), h_res.astype(jnp.float32)
+        made = ops.mhc_post(*features, *weights, transposed=transposed)
+        return [made.astype(result.aval.dtype)]
+
+    size = nbytes(result)
+    types = [
+        jax.ShapeDtypeStruct(a.aval.shape, t)
+        for a, t in zip(inputs, (dtype, dtype, jnp.float32, jnp.float32), strict=True)
+    ]
+    choice = MHC_POST.choose(current_platform(), *types, transposed=transposed)
+    note = f"{streams.atom.aval.shape[-2]} streams mixed, and the output of a layer -> mhc_post"
+    sizes = 7 * size, 3 * size
+    return Rewrite(
+        equation, inputs, function, note, *sizes, is_what_runs=choice == "xla", results=(result,)
+    )
+
+
+PRE = Rule("mhc_pre", frozenset(("dot_general", "reduce_sum")), _propose_pre)
+POST = Rule("mhc_post", frozenset(("add",)), _propose_post)

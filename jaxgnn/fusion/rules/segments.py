@@ -1,0 +1,244 @@
+"""Reductions of segments that no other rule has rewritten become ``ops.aggregate``.
+
+Sound where the segment ids are known: rows that are dropped become padding. A sum may start at any
+array, which is added; a maximum at -inf and a minimum at inf, which segments without rows keep.
+
+A sum of one constant is that constant times the number of edges of each segment, if the dtype
+represents this number exactly: counts of edges, such as the divisors of means, are known in
+advance. So are reductions of one known number for each edge, such as degrees with self loops.
+
+
+Maxima and minima of gathered rows become ``ops.neighbour_reduce``.
+
+Sound where the ids of both ends are known, edges that are not ignored read existing rows (or the
+nearest, under ``mode="clip"``), and the reduction starts at -inf, for the maximum, or at inf. Then
+segments without edges keep that infinity. Edges that tie share the gradient in both, and where the
+result is the infinity that the reduction starts at, the start has a share, too.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.fusion.edges import (
+    SegmentReduction,
+    graph_of,
+    has_rows_in_order,
+    is_filled_with,
+    known_rows,
+    row_gather,
+    segment_reduction,
+)
+from jaxgnn.fusion.graphs import StaticGraph, graph_of_rows
+from jaxgnn.fusion.products import product_of
+from jaxgnn.fusion.program import Equation
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.view import View
+from jaxgnn.ops._core.custom_gradient import custom_vjp
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    reduction = segment_reduction(equation)
+    output = equation.outvars[0]
+    if reduction is None:
+        return None
+    if reduction.kind == "sum" and (made := _counted(view, reduction)) is not None:
+        return made
+    if (known := _known(view, reduction)) is not None:
+        return known
+    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str):
+        return Refusal(equation, rows)
+    if rows.size == 0:
+        return Refusal(equation, "there are no edges")
+    start = STARTS.get(reduction.kind, 0)
+    starts_there = is_filled_with(view, reduction.base, start)
+    if reduction.kind != "sum" and not starts_there:
+        return Refusal(equation, f"the reduction does not start at {start}")
+    axis = reduction.axis
+
+    def function(updates, *base):
+        graph = graph_of_rows(rows, reduction.size)
+        slots = graph.to_slots(updates, axis=axis)
+        y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
+        y = y.reshape(output.aval.shape)
+        if reduction.kind != "sum":
+            y = with_start(y, graph, start, axis)
+        return [base[0] + y if base else y]
+
+    inputs = [reduction.updates] if starts_there else [reduction.updates, reduction.base]
+    edges = nbytes(reduction.updates)
+    are_sorted = has_rows_in_order(rows)
+    moved = 0 if are_sorted else 2 * edges
+    note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
+    before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
+    case = _case(view, reduction, are_sorted=are_sorted)
+    return Rewrite(equation, inputs, function, note, before, after, case=case)
+
+
+def _case(view: View, reduction: SegmentReduction, *, are_sorted: bool) -> str:
+    """The case of the policy: XLA computes some messages within its own sum, without an array."""
+    order = "sorted " if are_sorted else ""
+    if reduction.kind != "sum":
+        return f"extremes of {order}segments"
+    if reduction.updates.aval.dtype.itemsize < 4:  # a GPU adds these by compare and swap
+        return f"sums of {order}short floats"
+    return f"sums of {order}{'products' if _is_computed_within(view, reduction) else 'segments'}"
+
+
+def _is_computed_within(view: View, reduction: SegmentReduction) -> bool:
+    """Whether XLA computes messages entry by entry in the loop that sums them.
+
+    It does so where nothing else reads them. Products of matrices, sums and results of other ops
+    are arrays in memory in any case.
+    """
+    equation = view.producer(reduction.updates)
+    if equation is None or not view.is_read_once(reduction.updates):
+        return False
+    return equation.primitive.name in _BY_ENTRY
+
+
+# Primitives whose results XLA computes entry by entry where they are read.
+_BY_ENTRY = frozenset(
+    (
+        *("add", "sub", "mul", "div", "neg", "max", "min", "abs", "sign", "pow", "integer_pow"),
+        *("exp", "log", "tanh", "logistic", "erf", "sqrt", "rsqrt", "square", "custom_jvp_call"),
+        *("select_n", "clamp", "convert_element_type", "gather"),
+        *("broadcast_in_dim", "reshape", "squeeze", "slice", "split", "transpose", "concatenate"),
+    )
+)
+
+
+def _known(view: View, reduction: SegmentReduction) -> Rewrite | None:
+    """The reduction of one number for each edge, if all are known, as a constant."""
+    output, updates = reduction.equation.outvars[0], reduction.updates
+    edges = updates.aval.shape[reduction.axis]
+    if updates.aval.size != edges or (value := view.value(output)) is None:
+        return None
+    note = f"{reduction.kind} of {edges} known numbers -> a constant"
+    sizes = nbytes(updates, output), nbytes(output)
+    return Rewrite(
+        reduction.equation, [], lambda: [jnp.asarray(value)], note, *sizes, True, "counts"
+    )
+
+
+def _with_features(x):
+    return x if x.ndim > 1 else x[:, None]
+
+
+def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
+    """The sum of one constant row, as the number of edges of each segment times that row."""
+    output = reduction.equation.outvars[0]
+    product = product_of(view, reduction.updates, reduction.axis)
+    if product.tables or product.scalars or product.others or len(product.constants) != 1:
+        return None
+    if product.constants[0].is_inverse:
+        return None
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str) or rows.size == 0 or not is_filled_with(view, reduction.base, 0):
+        return None
+    places = reduction.places
+    question = f"counts {reduction.size} {reduction.mode}", places
+    counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[places])
+    dtype, axis = output.aval.dtype, reduction.axis
+    if not (counts <= _largest_exact(dtype)).all():
+        return None
+
+    def function(row):
+        shape = (1,) * axis + (-1,) + (1,) * (output.aval.ndim - axis - 1)
+        of_segments = jnp.asarray(counts.astype(dtype)).reshape(shape)
+        row = row.astype(dtype).reshape((1,) * output.aval.ndim)
+        made = of_segments * (row if product.sign > 0 else -row)
+        made = made if (counts > 0).all() else jnp.where(of_segments > 0, made, 0)
+        return [jnp.broadcast_to(made, output.aval.shape)]
+
+    edges = math.prod(reduction.updates.aval.shape)
+    note = f"a constant over {edges} entries -> the number of edges of each segment"
+    before = 3 * nbytes(reduction.updates) + nbytes(output)
+    inputs = [product.constants[0].atom]
+    return Rewrite(
+        reduction.equation, inputs, function, note, before, nbytes(output), True, "counts"
+    )
+
+
+def _counts(rows: np.ndarray, size: int) -> np.ndarray:
+    """The number of edges of each row; rows that are -1 are ignored."""
+    return np.bincount(rows if rows.min() >= 0 else rows[rows >= 0], minlength=size)
+
+
+def _largest_exact(dtype) -> int:
+    """The largest number up to which this dtype represents all integers."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return 2 ** (jnp.finfo(dtype).nmant + 1)
+    return int(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 0
+
+
+STARTS = {"max": -np.inf, "min": np.inf}
+
+
+def _propose_extreme(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    reduction = segment_reduction(equation)
+    output = equation.outvars[0]
+    if reduction is None or not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    gather = row_gather(view, reduction.updates)
+    if gather is None or gather.axis != reduction.axis:
+        return None
+    start = STARTS[reduction.kind]
+    if not is_filled_with(view, reduction.base, start):
+        return Refusal(equation, f"the reduction does not start at {start}")
+    graph = graph_of(view, reduction, gather)
+    if isinstance(graph, str):
+        return Refusal(equation, graph)
+
+    def function(table):
+        y = ops.neighbour_reduce(graph.graph, _with_features(table), reduction.kind, axis=axis)
+        return [with_start(y.reshape(output.aval.shape), graph, start, axis)]
+
+    axis, edges = reduction.axis, nbytes(reduction.updates)
+    after = edges + nbytes(gather.table, output)
+    note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> neighbour_reduce"
+    return Rewrite(equation, [gather.table], function, note, 3 * edges + nbytes(output), after)
+
+
+def with_start(y: Any, graph: StaticGraph, start: float, axis: int) -> Any:
+    """The results, with ``start`` for segments without edges, and its share of the gradient.
+
+    A result that is ``start`` is so for all edges of the segment, as nothing goes beyond it.
+    """
+    shape = (-1, *[1] * (y.ndim - axis - 1))
+    degrees = np.diff(np.asarray(graph.graph.indptr)).reshape(shape)
+    y = _shared_with_start(start, y, jnp.asarray(degrees / (degrees + 1), y.dtype))
+    if graph.has_edges.all():
+        return y
+    return jnp.where(graph.has_edges.reshape(shape), y, jnp.asarray(start, y.dtype))
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _shared_with_start(start, y, shares):
+    """Leaves ``y`` as it is; where it is ``start``, edges get these shares of the gradient."""
+    return y
+
+
+def _shared_with_start_forward(start, y, shares):
+    return y, (y, shares)
+
+
+def _shared_with_start_backward(start, residuals, gradient):
+    y, shares = residuals
+    return jnp.where(y == start, shares * gradient, gradient), None
+
+
+_shared_with_start.defvjp(_shared_with_start_forward, _shared_with_start_backward)
+
+
+EXTREME = Rule("neighbour_extreme", frozenset(("scatter-max", "scatter-min")), _propose_extreme)
+SEGMENTS = Rule("segments", frozenset(("scatter-add", "scatter-max", "scatter-min")), _propose)

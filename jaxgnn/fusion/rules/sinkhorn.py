@@ -1,0 +1,250 @@
+"""Divisions of small matrices by their sums, in turn along both axes, become ``ops.sinkhorn``.
+
+Two forms of the code are recognised, with the divisions one after the other, in ``lax.scan`` or in
+``lax.fori_loop``. With a positive number ``eps``, the same everywhere::
+
+    h = softmax(logits, first) + eps
+    h = h / (Σ_second h + eps);  h = h / (Σ_first h + eps);  h = h / (Σ_second h + eps) ...
+
+and without it in logarithms, where a division is ``l - logsumexp(l)``, and ``exp`` the last step.
+
+Sound where
+
+* the matrices are square, in the last two axes; axes alternate without gaps;
+* a division is the first along its axis, or follows one along the other: of ``2 k - 1`` divisions
+  after the softmax, which is the first along its own axis, the op does ``k`` iterations, and one
+  more, if their number is even, is done after it;
+* the matrices are float32 or float64, or of 16 bits, since the op computes in float32 and rounds
+  once what the code rounds after each step;
+* -inf among the logits gives zeros in the code, and NaN in the op. It is replaced by a large
+  negative number, whose exponential is zero, except where a whole line is -inf, which is NaN in
+  both: a line along the first axis, and in logarithms along either. The other numbers of a line
+  along the second axis must not all be lower in logarithms, below half of the lowest number.
+
+Divisions without ``eps`` that are not in logarithms are not rewritten: numbers that underflow in
+them stay zero, and in the op they do not. It pays only where the op would choose a kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxgnn import ops
+from jaxgnn.fusion.program import Atom, Equation, Program
+from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
+from jaxgnn.fusion.templates import argument_of
+from jaxgnn.fusion.transform import carries_of_scan
+from jaxgnn.fusion.view import View
+from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops._mhc.sinkhorn import SINKHORN
+
+_AXES = (-1, -2)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Forms of the code of steps."""
+
+    # Forms of the first step along an axis, of the logits, the axis and eps
+    first: tuple[Callable[[Any, int, float], Any], ...]
+    step: tuple[Callable[[Any, int, float], Any], ...]  # forms of the others
+
+
+def _by_exponentials(l: Any, axis: int, eps: float) -> Any:  # noqa: E741
+    shifted = jnp.exp(l - l.max(axis, keepdims=True))
+    return shifted / shifted.sum(axis, keepdims=True) + eps
+
+
+_DIVISIONS = _Form(
+    (lambda l, axis, eps: jax.nn.softmax(l, axis) + eps, _by_exponentials),  # noqa: E741
+    (
+        lambda h, axis, eps: h / (h.sum(axis, keepdims=True) + eps),
+        lambda h, axis, eps: h / (jnp.expand_dims(h.sum(axis), axis) + eps),
+        lambda h, axis, eps: h / jnp.expand_dims(h.sum(axis) + eps, axis),
+    ),
+)
+_LOGARITHMS = _Form(
+    (lambda l, axis, _: jax.nn.log_softmax(l, axis),),  # noqa: E741
+    (lambda l, axis, _: l - jax.nn.logsumexp(l, axis, keepdims=True),),  # noqa: E741
+)
+
+
+@functools.lru_cache(maxsize=256)
+def _templates(
+    ways: tuple[Callable[[Any, int, float], Any], ...], shape: Any, dtype: str, eps: float
+) -> list[tuple[int, Program]]:
+    """The programs of a step along each axis, with the axis."""
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    return [
+        (axis, Program.of(jax.make_jaxpr(lambda x, way=way, axis=axis: way(x, axis, eps))(like)))
+        for way in ways
+        for axis in _AXES
+    ]
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Steps that follow each other."""
+
+    argument: Atom  # the argument of the first step
+    axes: tuple[int, ...]  # the axis of each, the first one first
+    eps: float  # the number that they add; 0 where steps are those of logarithms.
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | None:
+    (*_, output) = equation.outvars
+    shape = output.aval.shape
+    is_square = len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1
+    if not is_square or not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    if equation.primitive.name == "exp":
+        found = _steps(view, equation.invars[0], _LOGARITHMS, 0.0)
+    else:
+        eps = _eps_of(view, output)
+        found = None if eps is None else _steps(view, output, _DIVISIONS, eps)
+    if found is None or len(found.axes) < 2 or not _takes_turns(found.axes):
+        return None
+    return _rewrite(equation, output, found)
+
+
+def _takes_turns(axes: tuple[int, ...]) -> bool:
+    return all(one != other for one, other in itertools.pairwise(axes))
+
+
+def _steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
+    """The steps from the logits to an array, the first one among them; or None."""
+    made = _only_steps(view, atom, form, eps)
+    first = _step(view, made.argument, form.first, eps)
+    if first is not None:
+        return _Chain(first[0], (first[1], *made.axes), eps)
+    # In logarithms the first step may have the form of the others.
+    return made if form is _LOGARITHMS and made.axes else None
+
+
+def _only_steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain:
+    """All steps but the first that lead to an array."""
+    axes: list[int] = []
+    while True:
+        step = _step(view, atom, form.step, eps)
+        if step is not None:
+            inner, of_step = step[0], [step[1]]
+        else:
+            loop = _loop(view, atom, form, eps)
+            if loop is None:
+                break
+            inner, of_step = loop.argument, list(loop.axes)
+        if axes and not _is_passed_on(view, atom):
+            break
+        axes = of_step + axes
+        atom = inner
+    return _Chain(atom, tuple(axes), eps)
+
+
+def _is_passed_on(view: View, atom: Atom) -> bool:
+    """Whether nothing but a next step reads an array: it and its sums, or maxima."""
+    return len(view.users(atom)) <= 3 and not view.is_output(atom)
+
+
+def _step(view: View, atom: Atom, ways: Any, eps: float) -> tuple[Atom, int] | None:
+    shape, dtype = tuple(atom.aval.shape), str(atom.aval.dtype)
+    for axis, template in _templates(ways, shape, dtype, eps):
+        argument = argument_of(view, atom, template)
+        if argument is not None:
+            return argument, axis
+    return None
+
+
+def _loop(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
+    """The steps of a loop whose result is an array that it carries; or None."""
+    equation = view.made_by(atom, "scan")
+    if equation is None or equation.effects:
+        return None
+    carries = carries_of_scan(equation.params)
+    place = equation.outvars.index(atom)
+    if place >= len(carries):
+        return None
+    inner = Program.of(equation.params["jaxpr"])
+    of_body = _only_steps(View(inner, {}), inner.outputs[place], form, eps)
+    if not of_body.axes or of_body.argument is not inner.inputs[carries[place]]:
+        return None
+    axes = of_body.axes * equation.params["length"]
+    return _Chain(equation.invars[carries[place]], axes, eps)
+
+
+def _eps_of(view: View, atom: Atom) -> float | None:
+    """The positive number that is added to a divisor, in the last division; or None."""
+    equation = view.producer(atom)
+    if equation is not None and equation.primitive.name == "scan":
+        carries = carries_of_scan(equation.params)
+        place = equation.outvars.index(atom)
+        inner = Program.of(equation.params["jaxpr"])
+        return _eps_of(View(inner, {}), inner.outputs[place]) if place < len(carries) else None
+    if equation is None or equation.primitive.name != "div":
+        return None
+    divisor = equation.invars[1]
+    while (outer := view.made_by(divisor, "broadcast_in_dim", "reshape")) is not None:
+        divisor = outer.invars[0]
+    added = view.made_by(divisor, "add")
+    number = None if added is None else added.invars[1]
+    if number is None or number.aval.shape != () or (value := view.value(number)) is None:
+        return None
+    return float(value) if 0 < float(value) < 1 else None
+
+
+def iterations_of(divisions: int) -> tuple[int, bool]:
+    """The iterations of the op for ``divisions`` after the first, and whether one is left."""
+    return (divisions + 1) // 2, divisions % 2 == 0
+
+
+def _rewrite(equation: Equation, output: Atom, found: _Chain) -> Rewrite:
+    first = found.axes[0]
+    iterations, is_one_more = iterations_of(len(found.axes) - 1)
+    last = "columns" if first == -1 else "rows"
+    options: dict[str, Any] = {"iterations": iterations, "eps": found.eps, "last": last}
+    # float16 has no number far below those of masks.
+    dtype = jnp.float32 if output.aval.dtype == jnp.float16 else output.aval.dtype
+
+    def function(logits: Any) -> list[Any]:
+        safe = _without_infinities(logits.astype(dtype), first, both=found.eps == 0)
+        h = ops.sinkhorn(safe, **options)
+        if is_one_more:
+            h = h / (h.sum(first, keepdims=True) + found.eps)
+        return [h.astype(output.aval.dtype)]
+
+    size = nbytes(output)
+    like = jax.ShapeDtypeStruct(output.aval.shape, dtype)
+    choice = SINKHORN.choose(current_platform(), like, **options)
+    note = f"{len(found.axes)} divisions of {output.aval.str_short()} -> sinkhorn"
+    sizes = (2 * len(found.axes) + 2) * size, 2 * size
+    return Rewrite(
+        equation, [found.argument], function, note, *sizes, is_what_runs=choice == "xla",
+        results=(output,),
+    )  # fmt: skip
+
+
+def _without_infinities(logits: Any, first: int, *, both: bool) -> Any:
+    """The logits with a number whose exponential is zero instead of -inf, except in lines of -inf.
+
+    Lines with such a number are shifted so that their largest number is zero, which does not change
+    divisions along them. Next to large negative numbers, as in masks, no exponential would be zero.
+    """
+    is_masked = logits == -jnp.inf
+    is_whole = is_masked.all(first, keepdims=True)
+    has_one = is_masked.any(first, keepdims=True) & ~is_whole
+    top = jnp.where(has_one, lax.stop_gradient(logits.max(first, keepdims=True)), 0)
+    if both:
+        is_whole = is_whole | is_masked.all(-3 - first, keepdims=True)
+    lowest = jnp.finfo(logits.dtype).min / 2
+    moved = jnp.where(has_one & ~is_masked, jnp.maximum(logits - top, lowest), logits)
+    return jnp.where(is_masked & ~is_whole, lowest, moved)
+
+
+RULE = Rule("sinkhorn", frozenset(("div", "scan", "exp")), _propose, is_outermost_first=True)

@@ -1,0 +1,261 @@
+"""A loop of Python over the members of a batch becomes one call for all of them.
+
+``jnp.stack([f(x[i]) for i in range(len(x))])`` is ``jax.vmap(f)(x)``: the program then has one copy
+of ``f`` instead of one for each member. So is a concatenation of ``f(x[i : i + 1])``. Other rules
+then apply to this copy.
+
+Sound where
+
+* the stacked arrays are computed by the same equations for each member: of the same primitives,
+  parameters and types, which read the same arrays in the same places. If they read different ones,
+  these are members of one array, in their order and without gaps, or known whole numbers, such as
+  ids to which an offset was added;
+* no equation draws random numbers, which may differ in a batch; chooses a branch or ends a loop by
+  a computed value, since a batch would compute both; or has a side effect.
+
+It pays if nothing else reads the copies, and they contain a product, a gather, a reduction or the
+like, which are also conditions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgnn.fusion.program import Atom, Equation, is_variable, reads_the_same
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.templates import calls_the_same
+from jaxgnn.fusion.view import View
+
+Members = tuple[Atom, ...]
+
+_WORK = (
+    "dot_general",
+    "conv",
+    "gather",
+    "scatter",
+    "reduce",
+    "sort",
+    "top_k",
+    "scan",
+    "custom_vjp",
+)
+_OF_EACH_ITS_OWN = ("random_", "rng_", "threefry", "while", "cond", "pallas_call", "ffi_call")
+_LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are joined
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An array with the inputs of the members."""
+
+    atom: Atom | None  # the array, or None if their inputs are ``known``
+    # Takes the value of the array; returns the members along a new first axis.
+    batched: Callable[..., Any]
+
+
+@dataclass
+class _Copies:
+    """The equations of all members, side by side."""
+
+    view: View  # the view of the program
+    # The variables of all members that correspond to a variable of the first one
+    of_first: dict[Any, Members] = field(default_factory=dict)
+    # The sources of the members of a batch, by the variable of the first member
+    sources: dict[Any, _Source] = field(default_factory=dict)
+    # The equations that compute them, of all members
+    equations: dict[int, Equation] = field(default_factory=dict)
+
+    def add(self, results: Members) -> str | None:
+        """Adds the equations of the results; returns why the members differ, or None."""
+        waiting = [results]
+        while waiting:
+            members = waiting.pop()
+            first = members[0]
+            if not is_variable(first):
+                if not all(reads_the_same(first, other) for other in members):
+                    return "the members differ in a number"
+                continue
+            if first in self.of_first:
+                if any(a is not b for a, b in zip(self.of_first[first], members, strict=True)):
+                    return "the members read different arrays"
+                continue
+            self.of_first[first] = members
+            if all(other is first for other in members):
+                continue
+            source = _source_of(self.view, members)
+            if source is not None:
+                self.sources[first] = source
+                continue
+            made = _producers(self.view, members)
+            reason = "the members read different arrays"
+            reason = reason if made is None else _why_not_one(made, members)
+            if made is None or reason is not None:
+                return reason
+            self.equations.update({id(e): e for e in made})
+            waiting += zip(*(e.invars for e in made), strict=True)
+            waiting += zip(*(e.outvars for e in made), strict=True)
+        return None
+
+    def are_read_by(self, stack: Equation) -> bool:
+        """Whether only these equations and ``stack`` read their results."""
+        made = [v for e in self.equations.values() for v in e.outvars]
+        return not any(
+            self.view.is_output(v)
+            or any(u is not stack and id(u) not in self.equations for u in self.view.users(v))
+            for v in made
+        )
+
+    def do_work(self) -> bool:
+        """Whether batching pays for one of the equations."""
+        return any(e.primitive.name.startswith(_WORK) for e in self.equations.values())
+
+    def of_one(self, result: Any) -> tuple[list[Any], list[Any], Any]:
+        """The first member as a function of batched and of shared arrays, and these variables."""
+        firsts = {v for v in self.of_first if v not in self.sources}
+        equations = tuple(
+            e
+            for e in self.view.program.equations
+            if id(e) in self.equations and e.outvars[0] in firsts
+        )
+        made = {v for e in equations for v in e.outvars}
+        batched = list(self.sources)
+        shared = [v for v in firsts if v not in made]
+        one = dataclasses.replace(
+            self.view.program,
+            inputs=(*batched, *shared),
+            outputs=(result,),
+            equations=equations,
+            constants={},
+        )
+        return batched, shared, jex.jaxpr_as_fun(one.closed())
+
+
+def _producers(view: View, members: Members) -> list[Equation] | None:
+    """The equation of each member, or None if one is not the result of an equation."""
+    made = [e for a in members if (e := view.producer(a)) is not None]
+    return made if len(made) == len(members) else None
+
+
+def _why_not_one(made: list[Equation], members: Members) -> str | None:
+    """The reason why equations can not be batched, or None."""
+    first = made[0]
+    if len({id(e) for e in made}) < len(made):
+        return "the members read results of one equation"
+    place = first.outvars.index(members[0])
+    is_same = all(
+        calls_the_same(first, e) and e.outvars[place] is a
+        for e, a in zip(made, members, strict=True)
+    )
+    if not is_same:
+        return "the members are made by different equations"
+    own = _of_its_own(first)
+    return None if own is None else f"{own} of a batch may be another one"
+
+
+def _of_its_own(equation: Equation) -> str | None:
+    """The name of a primitive in an equation or its bodies that can not be batched, or None."""
+    name = equation.primitive.name
+    if equation.effects or name.startswith(_OF_EACH_ITS_OWN):
+        return name
+    for value in equation.params.values():
+        for body in value if isinstance(value, tuple) else (value,):
+            if isinstance(body, jex.Jaxpr | jex.ClosedJaxpr):
+                inner = getattr(body, "jaxpr", body).eqns
+                found = next((own for e in inner if (own := _of_its_own(e))), None)
+                if found is not None:
+                    return found
+    return None
+
+
+def _source_of(view: View, members: Members) -> _Source | None:
+    """The array of which these are the members, along its first axis, or None."""
+    types = {(tuple(a.aval.shape), str(a.aval.dtype)) for a in members}
+    if len(types) > 1:
+        return None
+    values = _known_numbers(view, members)
+    if values is not None:
+        return _Source(None, lambda: jnp.asarray(values))
+    made = _producers(view, members)
+    if made is None or any(e.primitive.name not in ("slice", "unstack", "split") for e in made):
+        return None
+    if any(e.invars[0] is not made[0].invars[0] for e in made):
+        return None
+    if any(e.params.get("strides") is not None for e in made):
+        return None
+    array, count, shape = made[0].invars[0], len(members), members[0].aval.shape
+    spans = [_span(e, a) for e, a in zip(made, members, strict=True)]
+    (start, *begins), (stop, *ends) = spans[0]
+    rows = stop - start
+    whole = [((start + i * rows, *begins), (start + (i + 1) * rows, *ends)) for i in range(count)]
+    if spans != whole:
+        return None
+    first, last = spans[0][0], spans[-1][1]
+    is_whole = not any(first) and last == tuple(array.aval.shape)
+
+    def batched(x):
+        return (x if is_whole else lax.slice(x, first, last)).reshape(count, *shape)
+
+    return _Source(array, batched)
+
+
+def _known_numbers(view: View, members: Members) -> np.ndarray | None:
+    aval = members[0].aval
+    is_whole = jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == bool
+    if not is_whole or aval.size * len(members) > _LARGEST_CONSTANT:
+        return None
+    values = [v for a in members if (v := view.value(a)) is not None]
+    return np.stack(values) if len(values) == len(members) else None
+
+
+def _span(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The begin and end of a slice, or of a part of a split array, in the array."""
+    params, shape = equation.params, equation.invars[0].aval.shape
+    if equation.primitive.name == "slice":
+        return tuple(params["start_indices"]), tuple(params["limit_indices"])
+    axis, place = params["axis"], equation.outvars.index(member)
+    sizes = [1] * shape[axis] if equation.primitive.name == "unstack" else params["sizes"]
+    start = int(sum(sizes[:place]))
+    begins = [start if d == axis else 0 for d in range(len(shape))]
+    ends = [start + int(sizes[place]) if d == axis else n for d, n in enumerate(shape)]
+    return tuple(begins), tuple(ends)
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    members, output = tuple(equation.invars), equation.outvars[0]
+    axis = equation.params["axis" if equation.primitive.name == "stack" else "dimension"]
+    if axis != 0 or len(members) < 2 or len({str(a.aval) for a in members}) > 1:
+        return None
+    copies = _Copies(view)
+    reason = copies.add(members)
+    if reason is not None:
+        return Refusal(equation, reason) if copies.equations else None
+    if not copies.sources or not copies.do_work():
+        return None
+    if not copies.are_read_by(equation):
+        return Refusal(equation, "a member is read by something else, too")
+    batched, shared, one = copies.of_one(members[0])
+    sources = [copies.sources[v] for v in batched]
+    arrays = [s.atom for s in sources if s.atom is not None]
+
+    def function(*values):
+        rest = iter(values)
+        inputs = [s.batched() if s.atom is None else s.batched(next(rest)) for s in sources]
+        axes = [0] * len(inputs) + [None] * len(shared)
+        made = jax.vmap(lambda *a: one(*a)[0], in_axes=axes, out_axes=0)(*inputs, *rest)
+        return [made.reshape(output.aval.shape)]
+
+    size = nbytes(*(v for e in copies.equations.values() for v in e.outvars))
+    note = f"{len(members)} copies of {len(copies.equations) // len(members)} equations -> vmap"
+    inputs = [*arrays, *shared]
+    return Rewrite(equation, inputs, function, note, 2 * size, 2 * size, is_open=True)
+
+
+RULE = Rule("unrolled_loop", frozenset(("stack", "concatenate")), _propose, is_outermost_first=True)

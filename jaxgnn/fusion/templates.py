@@ -1,0 +1,307 @@
+"""Recognises a function of one array by its whole program.
+
+Layers of networks in a jaxpr: products with bias, and activations by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.fusion.graphs import digest
+from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, key_of_param, reads_the_same
+from jaxgnn.fusion.view import View, is_plain
+from jaxgnn.graph import is_concrete
+
+
+def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
+    """The atom at the template's input if an atom matches the template, or None.
+
+    Args:
+      view: the view of a program.
+      atom: the atom that may match the template.
+      template: the program of a function of one array, with one result.
+    """
+    makers = {v: e for e in template.equations for v in e.outvars}
+    found: dict[Any, Atom] = {}
+
+    def matches(pattern: Atom, actual: Atom) -> bool:
+        if not is_variable(pattern):
+            return not is_variable(actual) and _same_literal(pattern, actual)
+        if pattern in found:
+            return found[pattern] is actual
+        if not is_variable(actual):
+            return False
+        wanted, equation = makers.get(pattern), view.producer(actual)
+        found[pattern] = actual
+        if wanted is None:
+            return pattern.aval.shape == actual.aval.shape
+        return (
+            equation is not None
+            and equation.primitive is wanted.primitive
+            and equation.outvars.index(actual) == wanted.outvars.index(pattern)
+            and len(equation.invars) == len(wanted.invars)
+            and _same_call(equation, wanted)
+            and all(map(matches, wanted.invars, equation.invars))
+        )
+
+    return found.get(template.inputs[0]) if matches(template.outputs[0], atom) else None
+
+
+def calls_the_same(one: Equation, other: Equation) -> bool:
+    """Whether two equations do the same with any operands, and return arrays of one type.
+
+    Loops with separate bodies match if all equations of the bodies do the same.
+    """
+    if one is other:
+        return True
+    if one.primitive is not other.primitive or one.params.keys() != other.params.keys():
+        return False
+    types = [[str(a.aval) for a in (*e.invars, *e.outvars)] for e in (one, other)]
+    if types[0] != types[1]:
+        return False
+    if one.primitive.name == "custom_jvp_call":  # each call of a function has its own parameters
+        return _derivative(one) == _derivative(other)
+    return all(_same_parameter(value, other.params[key]) for key, value in one.params.items())
+
+
+def _same_parameter(one: Any, other: Any) -> bool:
+    if isinstance(one, jex.Jaxpr | jex.ClosedJaxpr):
+        return type(one) is type(other) and _same_body(one, other)
+    if isinstance(one, tuple) and any(isinstance(v, jex.Jaxpr | jex.ClosedJaxpr) for v in one):
+        return len(one) == len(other) and all(map(_same_parameter, one, other))
+    keys = key_of_param(one), key_of_param(other)
+    try:
+        return hash(keys[0]) == hash(keys[1]) and keys[0] == keys[1]
+    except TypeError:  # an array, which may be large
+        return one is other
+
+
+def _same_body(one: Any, other: Any) -> bool:
+    """Whether two jaxprs have the same equations, in the same order, and the same constants."""
+    jaxprs = [getattr(body, "jaxpr", body) for body in (one, other)]
+    constants = [getattr(body, "consts", ()) for body in (one, other)]
+    first, second = jaxprs
+    if len(first.eqns) != len(second.eqns) or len(first.outvars) != len(second.outvars):
+        return False
+    if any(a is not b for a, b in zip(*constants, strict=False)):
+        return False
+    found: dict[Any, Any] = {}
+
+    def defined(left: list[Any], right: list[Any]) -> bool:
+        found.update(zip(left, right, strict=False))
+        return [str(v.aval) for v in left] == [str(v.aval) for v in right]
+
+    def read(left: Any, right: Any) -> bool:
+        if is_variable(left):
+            return found[left] is right
+        return reads_the_same(left, right)
+
+    is_same = defined(first.invars, second.invars) and defined(first.constvars, second.constvars)
+    for left, right in zip(first.eqns, second.eqns, strict=True):
+        is_same = is_same and not left.effects and len(left.invars) == len(right.invars)
+        is_same = is_same and all(map(read, left.invars, right.invars))
+        is_same = is_same and calls_the_same(left, right) and defined(left.outvars, right.outvars)
+        if not is_same:
+            return False
+    return is_same and all(map(read, first.outvars, second.outvars))
+
+
+def _same_literal(pattern: Atom, actual: Atom) -> bool:
+    same_type = pattern.aval.shape == actual.aval.shape and pattern.aval.dtype == actual.aval.dtype
+    return same_type and bool(np.asarray(pattern.val) == np.asarray(actual.val))
+
+
+def _same_call(left: Equation, right: Equation) -> bool:
+    """Whether two equations compute the same, and have the same derivative if that is given."""
+    if left.primitive.name == "custom_jvp_call":
+        return _derivative(left) == _derivative(right)
+    if left.params.keys() != right.params.keys():
+        return False
+    return all(_same(value, right.params[key]) for key, value in left.params.items())
+
+
+def _derivative(equation: Equation) -> tuple[Any, ...]:
+    """The program of a function and of its forward derivative, traced once for each function.
+
+    Its text does not include the constants that it reads, so their keys are added.
+    """
+    params = tuple(equation.params.values())
+    key = tuple(map(id, params))
+    if key not in _DERIVATIVES:
+        if len(_DERIVATIVES) >= _MOST_DERIVATIVES:
+            _DERIVATIVES.clear()
+        # The parameters are kept with it, so that no other objects get their ids.
+        _DERIVATIVES[key] = params, _traced_derivative(equation)
+    return _DERIVATIVES[key][1]
+
+
+_MOST_DERIVATIVES = 1024
+_DERIVATIVES: dict[tuple[int, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def _traced_derivative(equation: Equation) -> tuple[Any, ...]:
+    types = [a.aval for a in equation.invars]
+
+    def both(*arrays):
+        half = len(arrays) // 2
+
+        def run(*arrays):
+            return equation.primitive.bind(
+                *arrays, **equation.primitive.get_bind_params(equation.params)
+            )
+
+        return jax.jvp(run, arrays[:half], arrays[half:])
+
+    made = Program.of(jax.make_jaxpr(both)(*types, *types))
+    values = made.constants.values()
+    keys = (digest(v) if is_concrete(v) and is_plain(v) else id(v) for v in values)
+    return str(made.closed()), *keys
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, jex.Jaxpr | jex.ClosedJaxpr):
+        return str(left) == str(right)
+    return bool(left == right)
+
+
+# Formulae of the activations of this library's ops in plain JAX.
+_WRITTEN: tuple[tuple[ops.Activation, Callable[[Any], Any]], ...] = (
+    ("relu", jax.nn.relu),  # the derivative of jnp.maximum(x, 0) is another one at zero
+    ("gelu", jax.nn.gelu),
+    ("gelu_exact", functools.partial(jax.nn.gelu, approximate=False)),
+    ("silu", jax.nn.silu),
+    ("silu", lambda x: x * jax.nn.sigmoid(x)),
+    ("mish", jax.nn.mish),
+    ("squared_relu", lambda x: jnp.square(jax.nn.relu(x))),
+    ("squared_relu", lambda x: jax.nn.relu(x) ** 2),
+)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``x @ kernel + bias`` along the last axis."""
+
+    x: Atom  # the array that is multiplied
+    kernel: Atom  # [in, out]
+    bias: Atom | None  # an array of ``out`` numbers and axes of size one, or None
+    is_transposed: bool  # whether the kernel is [out, in]
+
+    @property
+    def inputs(self) -> list[Atom]:
+        """The kernel, followed by the bias if there is one."""
+        return [self.kernel] if self.bias is None else [self.kernel, self.bias]
+
+    def parameters(self, values: list[Any]) -> tuple[Any, Any]:
+        """The kernel as [in, out] and the bias as [out], taken from the front of ``values``."""
+        kernel = values.pop(0)
+        kernel = kernel.T if self.is_transposed else kernel
+        return kernel, None if self.bias is None else values.pop(0).reshape(-1)
+
+
+def linear_of(view: View, atom: Atom) -> Linear | None:
+    """The product with a matrix, and the sum with a bias, that compute an atom, or None."""
+    return view.remembered("linear", atom, lambda: _linear_of(view, atom))
+
+
+def _linear_of(view: View, atom: Atom) -> Linear | None:
+    equation = view.made_by(atom, "add")
+    if equation is None:
+        return _product_of(view, atom, None)
+    for product, added in (equation.invars, equation.invars[::-1]):
+        bias = row_of(view, added, atom.aval)
+        made = None if bias is None else _product_of(view, product, bias)
+        if made is not None:
+            return made
+    return None
+
+
+def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
+    equation = view.made_by(atom, "dot_general")
+    if equation is None:
+        return None
+    x, kernel = equation.invars
+    (of_x, of_kernel), batch = equation.params["dimension_numbers"]
+    if kernel.aval.ndim != 2 or any(batch) or tuple(of_x) != (x.aval.ndim - 1,):
+        return None
+    if not x.aval.dtype == kernel.aval.dtype == atom.aval.dtype:
+        return None
+    if equation.params["precision"] != session_precision():  # ops use it
+        return None
+    return Linear(x, kernel, bias, is_transposed=tuple(of_kernel) == (1,))
+
+
+def session_precision() -> Any:
+    """The precision of a product without an explicit precision."""
+    return _precision_under(jax.config.jax_default_matmul_precision)
+
+
+@functools.lru_cache(maxsize=16)
+def _precision_under(default: Any) -> Any:
+    """The precision that JAX writes into a product while its option has the value ``default``."""
+    like = jax.ShapeDtypeStruct((1, 1), "float32")
+    return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]
+
+
+def row_of(view: View, atom: Atom, like: Any) -> Atom | None:
+    """The row that an array repeats along all axes but the last, or None."""
+    if like.ndim == 0:
+        return None
+    width = like.shape[-1]
+    while is_variable(atom):
+        if atom.aval.size == width and atom.aval.ndim and atom.aval.shape[-1] == width:
+            return atom
+        equation = view.made_by(atom, "broadcast_in_dim")
+        if equation is None:
+            return None
+        inner = equation.invars[0]
+        last = atom.aval.ndim - 1
+        varies = [
+            d
+            for d, n in zip(equation.params["broadcast_dimensions"], inner.aval.shape, strict=True)
+            if n != 1
+        ]
+        if varies != [last]:
+            return None
+        atom = inner
+    return None
+
+
+def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
+    """The argument and the name of the activation that computes an atom, or None."""
+    return view.remembered("activation", atom, lambda: _activation_of(view, atom))
+
+
+def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
+    if not jnp.issubdtype(atom.aval.dtype, jnp.floating):
+        return None
+    equation = view.producer(atom)
+    if equation is None:
+        return None
+    shape, dtype = tuple(atom.aval.shape), str(atom.aval.dtype)
+    for name, function in _WRITTEN:
+        if _last_primitive(function) is equation.primitive:
+            argument = argument_of(view, atom, _template(function, shape, dtype))
+            if argument is not None:
+                return argument, name
+    return None
+
+
+@functools.cache
+def _last_primitive(function: Callable[[Any], Any]) -> Any:
+    """The primitive that computes the result of an activation, for arrays of any type."""
+    return _template(function, (1,), "float32").equations[-1].primitive
+
+
+@functools.lru_cache(maxsize=1024)
+def _template(function: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Program:
+    """The program of an activation for arrays of this type."""
+    return Program.of(jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype)))

@@ -1,0 +1,200 @@
+"""Comparison of a rewritten function with the original function, on the arrays of a call.
+
+Sensitivity of a function to rounding: Monte Carlo arithmetic on its equations.
+
+Two programs of one formula differ by their rounding. How much this changes a result depends on the
+function: terms cancel, and an activation with a kink takes the other side where its argument is
+near zero. So the function as it is runs several times with random errors, of the size of
+rounding, in its arguments and in the result of every equation that rounds. The changes of its
+results are what rounding does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn.fusion.constants import Jitted
+from jaxgnn.fusion.program import Atom, Program, is_variable
+from jaxgnn.testing import assert_close
+
+
+def difference(
+    original: Callable[..., Sequence[Any]],
+    rewritten: Callable[..., Sequence[Any]],
+    arrays: Sequence[Any],
+    longest: int,
+) -> str | None:
+    """Describes a difference of outputs or gradients beyond rounding, or returns None.
+
+    Gradients are those of the sum of all finite floating outputs, each times its own slope, to
+    every floating array. A difference beyond the tolerance for sums of this length is compared with
+    the spread of the original under errors of the size of rounding, which has to explain it.
+
+    Args:
+      original: takes the arrays, returns a list of arrays.
+      rewritten: function that should do the same.
+      arrays: the arguments.
+      longest: terms in the longest sum, for the tolerance of ``jaxgnn.testing``.
+    """
+    floats = tuple(i for i, a in enumerate(arrays) if _is_float(a))
+    functions: dict[str, Sequence[Callable[..., Sequence[Any]]]]
+    functions = {"output": (rewritten, original)}
+    if floats:
+        functions["gradient"] = [
+            jax.grad(_weighted_sum(f), argnums=floats) for f in (rewritten, original)
+        ]
+    for what, (new, old) in functions.items():
+        actual, expected = list(Jitted(new)(*arrays)), list(Jitted(old)(*arrays))
+        found = _first_difference(what, actual, expected, longest)
+        if found is None:
+            continue
+        spreads = spread(lambda *a, old=old: list(old(*a)), arrays, expected)
+        if not all(map(_is_explained, actual, expected, spreads)):
+            return found
+    return None
+
+
+def _is_explained(actual: Any, expected: Any, by_rounding: np.ndarray) -> bool:
+    """Whether the change of an array is at most what errors of the size of rounding make of it.
+
+    A few samples of errors underestimate the change of some entries, so four times that of the
+    entry and the largest one of the array are allowed.
+    """
+    if not _is_float(actual):
+        return bool(jnp.all(actual == expected))
+    a, e = (np.asarray(x).astype(np.float64) for x in (actual, expected))
+    is_finite = np.isfinite(e)
+    if not np.array_equal(a[~is_finite], e[~is_finite], equal_nan=True):
+        return False
+    change = np.abs(a - e)[is_finite]  # not a number where only the new one is not finite
+    allowed = 4 * by_rounding[is_finite] + by_rounding.max(initial=0)
+    return bool((change <= allowed).all())
+
+
+def _first_difference(what: str, actual: Any, expected: Any, longest: int) -> str | None:
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if not _is_float(a):
+            if not bool(jnp.all(a == e)):
+                return f"{what} {i} differs"
+            continue
+        short = a.dtype if a.dtype.itemsize < 4 else None  # intermediate sums were rounded, too
+        try:
+            assert_close(a, e, reduction_length=longest, operands=short, roundings=4)
+        except AssertionError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"{what} {i}: {'; '.join(lines[:3])}"
+    return None
+
+
+def _weighted_sum(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    def total(*arrays: Any) -> Any:
+        terms = [jnp.zeros((), jnp.float32)]
+        for output in filter(_is_float, function(*arrays)):
+            slopes = 1 + jnp.arange(output.size, dtype=jnp.float32) / max(output.size, 1)
+            finite = jnp.where(jnp.isfinite(output), output, 0).astype(jnp.float32)
+            terms.append(jnp.sum(finite.ravel() * slopes))
+        return sum(terms)
+
+    return total
+
+
+def _is_float(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+
+
+_SAMPLES = 8
+_SIZE = 4.0  # largest error, in units of rounding
+_PLACES = 1009  # places in the array of random numbers at which errors begin
+# Primitives that do not round. An error in their results would let an extreme differ from itself.
+# fmt: off
+_EXACT = frozenset((
+    "abs", "argmax", "argmin", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p",
+    "cummax", "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "iota",
+    "max", "min", "neg", "optimization_barrier", "pad", "reduce_max", "reduce_min", "reshape",
+    "rev", "scatter", "scatter-max", "scatter-min", "select_and_gather_add", "select_n", "sign",
+    "slice", "sort", "split", "squeeze", "stop_gradient", "top_k", "transpose",
+))
+# fmt: on
+
+
+def spread(
+    function: Callable[..., Sequence[Any]], arrays: Sequence[Any], results: Sequence[Any]
+) -> list[np.ndarray]:
+    """Largest changes of results by errors of the size of rounding, float64.
+
+    Args:
+      function: takes the arrays, returns a list of arrays.
+      arrays: the arguments.
+      results: the results without errors.
+    """
+    noisy = Jitted(_with_errors(Program.of(jax.make_jaxpr(function)(*arrays))))
+    exact = [np.asarray(r).astype(np.float64) for r in results]
+    largest = [np.zeros(r.shape) for r in exact]
+    for seed in range(_SAMPLES):
+        made = noisy(jax.random.key(seed), *arrays)
+        for i, (one, other) in enumerate(zip(made, exact, strict=True)):
+            with np.errstate(invalid="ignore"):
+                change = np.abs(np.asarray(one).astype(np.float64) - other)
+            largest[i] = np.fmax(largest[i], np.where(np.isfinite(change), change, 0))
+    return largest
+
+
+def _with_errors(program: Program) -> Callable[..., list[Any]]:
+    """The program with random relative errors in its arguments and in results that are rounded.
+
+    The errors are parts of one array of random numbers, each from a place of its own.
+    """
+    variables = [*program.inputs, *(v for e in program.equations for v in e.outvars)]
+    places = {v: (37 * i) % _PLACES for i, v in enumerate(variables)}
+    size = _PLACES + max((v.aval.size for v in variables if _is_float(v.aval)), default=0)
+
+    def run(key: Any, *arrays: Any) -> list[Any]:
+        errors = _SIZE * jax.random.uniform(key, (size,), jnp.float32, -1, 1)
+
+        def wrong(variable: Any, array: Any) -> Any:
+            return _wrong(errors, places[variable], array) if _is_float(variable.aval) else array
+
+        def value(atom: Atom) -> Any:
+            return known[atom] if is_variable(atom) else atom.val
+
+        known = dict(program.constants)
+        known |= {v: wrong(v, a) for v, a in zip(program.inputs, arrays, strict=True)}
+        for equation in program.equations:
+            made = _alone(program, equation)(*map(value, equation.invars))
+            pairs = zip(equation.outvars, made, strict=True)
+            rounds = equation.primitive.name not in _EXACT
+            known |= {v: wrong(v, y) if rounds else y for v, y in pairs}
+        return [jnp.asarray(value(atom)) for atom in program.outputs]
+
+    return run
+
+
+def _alone(program: Program, equation: Any) -> Callable[..., list[Any]]:
+    """One equation as a function of what it reads."""
+    inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
+    made = dataclasses.replace(
+        program,
+        inputs=inputs,
+        outputs=tuple(equation.outvars),
+        equations=(equation.replace(invars=list(inputs)),),
+        constants={},
+    )
+    return jex.jaxpr_as_fun(made.closed())
+
+
+def _is_float(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.floating) and aval.size > 0
+
+
+def _wrong(errors: Any, place: int, array: Any) -> Any:
+    """The array times one plus errors, in units of rounding, that begin at a place."""
+    own = errors[place : place + array.size].reshape(array.shape)
+    factor = 1 + own * (float(jnp.finfo(array.dtype).eps) / 2)
+    return (array.astype(jnp.promote_types(array.dtype, jnp.float32)) * factor).astype(array.dtype)

@@ -1,0 +1,369 @@
+"""Producers and users of each variable of a program, and its value if that is known.
+
+A cache of results computed from arrays that functions close over, across traces.
+
+A function is traced again for its gradients, for other shapes and by ``explain``. The edge lists in
+it are the same arrays each time, and so are results that depend only on them. A term of such arrays
+is identified by a digest of its equations, with the arrays themselves at the leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxgnn.fusion.integers import evaluated
+from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, key_of_param
+from jaxgnn.graph import is_concrete
+
+# Cheap functions of arrays, which are evaluated in advance if all of their operands are known.
+# fmt: off
+_EVALUATED = frozenset((
+    "add", "and", "argsort", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
+    "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "integer_pow", "iota",
+    "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rem", "reshape",
+    "rev", "rsqrt", "scatter", "scatter-add", "scatter-max", "scatter-min", "select_n", "sign",
+    "slice", "sort", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub",
+    "transpose", "unstack", "xor",
+))
+# fmt: on
+_LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated in advance
+
+
+class View:
+    """Definitions and uses of the variables of one program.
+
+    Attributes:
+      program: the program.
+      known: values that have been found, by variable, and results computed from them alone, by
+        question; shared by the views of a program's versions.
+    """
+
+    def __init__(self, program: Program, known: MutableMapping[Any, Any]):
+        self.program = program
+        self.known = known
+        self._producers = {v: e for e in program.equations for v in e.outvars}
+        self._positions = {v: i for i, e in enumerate(program.equations) for v in e.outvars}
+        self._users: dict[Any, list[Equation]] = {}
+        for equation in program.equations:
+            for atom in equation.invars:
+                if is_variable(atom):
+                    self._users.setdefault(atom, []).append(equation)
+        self._outputs = {o for o in program.outputs if is_variable(o)}
+        self._remembered: dict[tuple[str, Any], Any] = {}
+
+    def remembered(self, question: str, atom: Atom | None, answer: Callable[[], Any]) -> Any:
+        """The answer to a question about the program, computed once for each view.
+
+        Args:
+          question: names the question, and with it the function that answers it.
+          atom: the variable that it is about, or None; an answer about a literal is not kept.
+          answer: computes the answer.
+        """
+        if not is_variable(atom):
+            return answer()
+        key = question, atom
+        if key not in self._remembered:
+            self._remembered[key] = answer()
+        return self._remembered[key]
+
+    def derived(
+        self, question: tuple[Any, ...], answer: Callable[[], Any], *, of: Sequence[Atom] = ()
+    ) -> Any:
+        """A result of known values, computed once for all versions of a program.
+
+        Args:
+          question: names the question, the variables whose values it is about, and all else that
+            the answer depends on.
+          answer: computes the answer.
+          of: the variables, if the first part of the question names all else: then an array that
+            answers is kept for other programs that close over the same arrays.
+        """
+        if question not in self.known:
+            contents = [self._content(atom) for atom in of]
+            known = [content for content in contents if content is not None]
+            is_kept = len(contents) > 0 and len(known) == len(contents)
+            self.known[question] = STORE.get(question[0], known, answer) if is_kept else answer()
+        return self.known[question]
+
+    def _content(self, atom: Atom) -> Content | None:
+        """The content of an atom in terms of arrays that the program closes over, or None."""
+        if not is_variable(atom):
+            return content_of_literal(atom.val)
+        return self._worked_out("content", atom, self._content_of)
+
+    def _content_of(self, variable: Any) -> Content | None:
+        if variable in self.program.constants:
+            return content_of_constant(self.program.constants[variable])
+        equation = self._producers.get(variable)
+        if equation is None or equation.primitive.name not in _EVALUATED:
+            return None
+        reads = [self._content(atom) for atom in equation.invars]
+        return content_of_result(equation, equation.outvars.index(variable), reads)
+
+    def _worked_out(self, question: str, variable: Any, answer: Callable[[Any], Any]) -> Any:
+        """The answer about a variable, after those about its operands.
+
+        In this order each answer needs one equation, in programs of any length.
+        """
+        if (question, variable) not in self._remembered:
+            done = self._remembered
+            for this in self._leading_to(variable, lambda v: (question, v) in done):
+                done[question, this] = answer(this)
+        return self._remembered[question, variable]
+
+    def _leading_to(self, variable: Any, is_done: Callable[[Any], bool]) -> list[Any]:
+        """A variable and its operands, through equations evaluated in advance, in order."""
+        found, waiting = set(), [variable]
+        while waiting:
+            this = waiting.pop()
+            if not is_variable(this) or this in found or is_done(this):
+                continue
+            found.add(this)
+            equation = self._producers.get(this)
+            if equation is not None and equation.primitive.name in _EVALUATED:
+                waiting.extend(equation.invars)
+        return sorted(found, key=lambda v: self._positions.get(v, -1))
+
+    def producer(self, atom: Atom) -> Equation | None:
+        """The equation that computes a variable; None for inputs, constants and literals."""
+        return self._producers.get(atom) if is_variable(atom) else None
+
+    def made_by(self, atom: Atom, *names: str) -> Equation | None:
+        """The equation that computes a variable if it has one of these primitives, or None."""
+        equation = self.producer(atom)
+        return equation if equation is not None and equation.primitive.name in names else None
+
+    def users(self, variable: Any) -> list[Equation]:
+        """The equations that read a variable."""
+        return self._users.get(variable, [])
+
+    def is_output(self, variable: Any) -> bool:
+        """Whether a variable is a result of the program."""
+        return variable in self._outputs
+
+    def is_read_once(self, variable: Any) -> bool:
+        """Whether one equation reads a variable, and nothing else."""
+        return len(self.users(variable)) == 1 and not self.is_output(variable)
+
+    def value(self, atom: Atom) -> np.ndarray | None:
+        """The value of an atom for all arguments, or None if that is not known."""
+        if not is_variable(atom):
+            return np.asarray(atom.val)
+        if atom not in self.known:
+            is_known = self.is_known(atom)
+            for variable in self._leading_to(atom, self.known.__contains__) if is_known else ():
+                if variable not in self.known:
+                    self.known[variable] = self._evaluated(variable)
+            self.known.setdefault(atom, None)
+        return self.known[atom]
+
+    def is_known(self, atom: Atom) -> bool:
+        """Whether ``value`` knows an array; this does not compute it."""
+        if not is_variable(atom):
+            return True
+        if atom in self.known:
+            return self.known[atom] is not None
+        return self._worked_out("is known", atom, self._is_known)
+
+    def _is_known(self, variable: Any) -> bool:
+        if variable in self.program.constants:
+            value = self.program.constants[variable]
+            return is_concrete(value) and is_plain(value)
+        equation = self._producers.get(variable)
+        if equation is None or equation.primitive.name not in _EVALUATED:
+            return False
+        if any(v.aval.size > _LARGEST_KNOWN for v in equation.outvars):
+            return False
+        return all(map(self.is_known, equation.invars))
+
+    def _evaluated(self, variable: Any) -> np.ndarray:
+        if variable in self.program.constants:
+            return np.asarray(self.program.constants[variable])
+        equation = self._producers[variable]
+        reads = [np.asarray(self.value(atom)) for atom in equation.invars]
+        made = dict(zip(equation.outvars, self._evaluate(equation, reads), strict=True))
+        self.known.update(made)
+        return made[variable]
+
+    def _evaluate(self, equation: Equation, reads: list[np.ndarray]) -> list[np.ndarray]:
+        """The results of one equation for these arrays."""
+        made = evaluated(equation, reads)
+        if made is not None:
+            return made
+        inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
+        alone = dataclasses.replace(
+            self.program,
+            inputs=inputs,
+            outputs=tuple(equation.outvars),
+            equations=(equation.replace(invars=list(inputs)),),
+            constants={},
+        )
+        with jax.ensure_compile_time_eval():
+            return [np.asarray(v) for v in jex.jaxpr_as_fun(alone.closed())(*reads)]
+
+    def roots(self, atom: Atom) -> Iterator[Any]:
+        """The inputs of the program on which an atom depends."""
+        seen, waiting = set(), [atom]
+        inputs = set(self.program.inputs)
+        while waiting:
+            this = waiting.pop()
+            if not is_variable(this) or this in seen:
+                continue
+            seen.add(this)
+            if this in inputs:
+                yield this
+            equation = self._producers.get(this)
+            waiting.extend(() if equation is None else equation.invars)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is an array of numbers: random keys and tokens have no value in numpy."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return isinstance(value, int | float | bool)
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+class UnroundedView(View):
+    """A view in which conversions between floats of at most 32 bits are ignored.
+
+    It is for ops that compute in float32 and round their results once: they do not round the
+    intermediate values that the code rounds.
+    """
+
+    def producer(self, atom: Atom) -> Equation | None:
+        """The equation that computes a variable, or the value that was rounded to it."""
+        return super().producer(self.source(atom))
+
+    def source(self, atom: Atom) -> Atom:
+        """The array before it was rounded to fewer bits, or widened."""
+        while (equation := super().producer(atom)) is not None and _is_rounding(equation):
+            atom = equation.invars[0]
+        return atom
+
+
+def _is_rounding(equation: Equation) -> bool:
+    if equation.primitive.name != "convert_element_type":
+        return False
+    return all(v.aval.dtype.name in _SHORT for v in (*equation.invars, *equation.outvars))
+
+
+_SHORT = ("float32", "bfloat16", "float16")
+
+
+def unrounded(view: View) -> UnroundedView:
+    """The view of the same program without conversions between short floats."""
+    return view.remembered("unrounded", None, lambda: UnroundedView(view.program, view.known))
+
+
+_MOST_BYTES = 1 << 31
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of an array, in terms of arrays that do not change."""
+
+    # A digest of the equations that compute it, and of the identities of the arrays they read
+    key: bytes
+    leaves: tuple[jax.Array, ...]  # these arrays
+
+
+def content_of_constant(value: Any) -> Content | None:
+    """The content of an array that is closed over; None if it may change."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return None
+    return Content(_digest("array", id(value)), (value,))
+
+
+def content_of_literal(value: Any) -> Content:
+    """The content of a number in a program."""
+    array = np.asarray(value)
+    return Content(_digest("literal", str(array.dtype), array.shape, array.tobytes()), ())
+
+
+def content_of_result(
+    equation: Equation, position: int, reads: Sequence[Content | None]
+) -> Content | None:
+    """The content of a result of an equation, or None if it is not known.
+
+    Args:
+      equation: the equation.
+      position: position of the result among its results.
+      reads: the contents of its operands.
+    """
+    params = [(name, key_of_param(value)) for name, value in sorted(equation.params.items())]
+    known = [content for content in reads if content is not None]
+    by_identity = any(isinstance(key, tuple) and key[:1] == ("id",) for _, key in params)
+    if len(known) < len(reads) or by_identity:
+        return None
+    types = [str(v.aval) for v in equation.outvars]
+    keys = [content.key for content in known]
+    leaves = {id(leaf): leaf for content in known for leaf in content.leaves}
+    key = _digest(equation.primitive.name, params, types, position, keys)
+    return Content(key, tuple(leaves.values()))
+
+
+def _digest(*parts: Any) -> bytes:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+class Store:
+    """The most recently used arrays, by their contents.
+
+    Args:
+      most_bytes: maximum bytes of the kept arrays.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES):
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[Any, tuple[list[weakref.ref[Any]], np.ndarray]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, question: str, contents: Sequence[Content], answer: Callable[[], Any]) -> Any:
+        """The array that answers a question about terms; other answers are computed again."""
+        key = question, *(content.key for content in contents)
+        with self._lock:
+            found = self._kept.get(key)
+            # Another array may have the identity of one that was freed.
+            if found is not None and all(leaf() is not None for leaf in found[0]):
+                if key in self._kept:
+                    self._kept.move_to_end(key)
+                return found[1]
+        made = answer()
+        if isinstance(made, np.ndarray):
+            of_answers = self._kept
+
+            def forget(_: Any) -> None:
+                # No lock: this may run while the thread holds it.
+                of_answers.pop(key, None)
+
+            leaves = [weakref.ref(leaf, forget) for one in contents for leaf in one.leaves]
+            with self._lock:
+                self._kept[key] = leaves, made
+                self._drop_the_oldest()
+        return made
+
+    def _drop_the_oldest(self) -> None:
+        kept = list(self._kept.items())
+        size = sum(array.nbytes for _, (_, array) in kept)
+        for key, (_, array) in kept:
+            if size <= self._most_bytes:
+                break
+            self._kept.pop(key, None)
+            size -= array.nbytes
+
+
+STORE = Store()
+"""The store of all functions of a process."""
