@@ -1689,15 +1689,15 @@ FUSION = (
     Fault(
         "fusion: edges whose receiver is out of range count for the last one",
         "jaxgnn/fusion/edges.py",
-        "return own(np.where((ids >= 0) & (ids < reduction.size), ids, -1))",
-        "return own(np.clip(ids, 0, reduction.size - 1))",
+        "return own(np.where((ids >= 0) & (ids < size), ids, -1))",
+        "return own(np.clip(ids, 0, size - 1))",
         _tests("fusion/test_rules", _APPLIES),
     ),
     Fault(
         "fusion: a product before a sum multiplies rows that no edge reads",
         "jaxgnn/fusion/rules/linear_order.py",
-        "return table if self.is_read.all() else jnp.where(self.is_read.reshape(shape), table, 0)",
-        "return table",
+        "rows = where_rows(is_read, values[table], found.gather.axis).astype(left.aval.dtype)",
+        "rows = values[table].astype(left.aval.dtype)",
         _tests("fusion/test_linear_order", "test_rows_that_no_edge_reads_may_be_nan"),
     ),
     Fault(

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.graphs import StaticGraph, digest, static_graph
 from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.view import View
 
 Kind = Literal["sum", "max", "min"]
-REDUCTIONS: dict[str, Kind] = {
-    "scatter-add": "sum",
-    "scatter-max": "max",
-    "scatter-min": "min",
-}
+REDUCTIONS: dict[str, Kind] = {"scatter-add": "sum", "scatter-max": "max", "scatter-min": "min"}
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,12 @@ class SegmentReduction:
     """Rows of ``updates`` combined into rows of an array by a list of ids."""
 
     equation: Equation  # the scatter
-    base: Atom  # array that the results are combined with; mostly zeros, or infinities.
+    base: Atom  # array that the results are combined with; mostly zeros, or infinities
     places: Atom  # the variable of the ids, integers [edges, 1]
     updates: Atom  # the rows that are combined
     axis: int  # the axis of the ids in ``updates`` and of the segments in the result
-    # Effect of ids out of range: ``"clip"``, ``"fill"``, which drops them, or ``"promise"``
-    mode: str
-    kind: Kind  # ``"sum"``, ``"max"`` or ``"min"``
+    mode: str  # that of a ``RowGather``; ``"fill"`` drops ids out of range
+    kind: Kind
 
     @property
     def size(self) -> int:
@@ -80,16 +78,11 @@ def row_gather(view: View, atom: Atom) -> RowGather | None:
         return None
     table, places = equation.invars
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    axes = numbers.collapsed_slice_dims
-    is_batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
-    if is_batched or len(axes) != 1 or tuple(numbers.start_index_map) != tuple(axes):
+    if numbers.operand_batching_dims or numbers.start_indices_batching_dims:
         return None
-    axis, shape = int(axes[0]), table.aval.shape
-    if places.aval.ndim != 2 or places.aval.shape[1] != 1 or sizes[axis] != 1:
-        return None
-    if any(size != shape[d] for d, size in enumerate(sizes) if d != axis):
-        return None
-    if tuple(numbers.offset_dims) != tuple(d for d in range(len(shape)) if d != axis):
+    axes = numbers.collapsed_slice_dims, numbers.start_index_map, numbers.offset_dims
+    axis = _axis_of_ids(table, places, *axes)
+    if axis is None or list(sizes) != _with_one_row(table, axis):
         return None
     return RowGather(equation, table, places, axis, _mode(equation))
 
@@ -101,18 +94,30 @@ def segment_reduction(equation: Equation) -> SegmentReduction | None:
         return None
     base, places, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
-    axes = numbers.inserted_window_dims
-    is_batched = numbers.operand_batching_dims or numbers.scatter_indices_batching_dims
-    if is_batched or len(axes) != 1 or tuple(numbers.scatter_dims_to_operand_dims) != tuple(axes):
+    if numbers.operand_batching_dims or numbers.scatter_indices_batching_dims:
         return None
-    axis, shape = int(axes[0]), base.aval.shape
-    if places.aval.ndim != 2 or places.aval.shape[1] != 1:
-        return None
-    if tuple(numbers.update_window_dims) != tuple(d for d in range(len(shape)) if d != axis):
-        return None
-    if any(updates.aval.shape[d] != n for d, n in enumerate(shape) if d != axis):
+    window = numbers.update_window_dims
+    axes = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, window
+    axis = _axis_of_ids(base, places, *axes)
+    if axis is None or _with_one_row(updates, axis) != _with_one_row(base, axis):
         return None
     return SegmentReduction(equation, base, places, updates, axis, _mode(equation), kind)
+
+
+def _axis_of_ids(
+    array: Atom, places: Atom, dropped: Sequence[int], indexed: Sequence[int], kept: Sequence[int]
+) -> int | None:
+    """The one axis of an array that ids index, if the other axes keep their places; or None."""
+    if len(dropped) != 1 or tuple(indexed) != tuple(dropped):
+        return None
+    if places.aval.ndim != 2 or places.aval.shape[1] != 1:
+        return None
+    axis = int(dropped[0])
+    return axis if tuple(kept) == tuple(d for d in range(array.aval.ndim) if d != axis) else None
+
+
+def _with_one_row(array: Atom, axis: int) -> list[int]:
+    return [1 if d == axis else n for d, n in enumerate(array.aval.shape)]
 
 
 def _mode(equation: Equation) -> str:
@@ -123,61 +128,81 @@ def _mode(equation: Equation) -> str:
 
 def known_ids(view: View, places: Atom) -> np.ndarray | None:
     """The ids of a gather or a scatter, int32 or int64 [edges], or None if they are not known."""
-    return view.derived(("ids", places), lambda: _known_ids(view, places), of=[places])
+
+    def made() -> np.ndarray | None:
+        value = view.value(places)
+        if value is None:
+            return None
+        fits = np.can_cast(value.dtype, np.int32)
+        return own(value.reshape(-1).astype(np.int32 if fits else np.int64))
+
+    return view.derived(("ids", places), made, of=[places])
 
 
-def _known_ids(view: View, places: Atom) -> np.ndarray | None:
-    value = view.value(places)
-    if value is None:
-        return None
-    fits = np.can_cast(value.dtype, np.int32)
-    return own(value.reshape(-1).astype(np.int32 if fits else np.int64))
+def _unless_refused(found: np.ndarray | str) -> np.ndarray:
+    """Raises a reason that is kept instead of an array."""
+    if isinstance(found, str):
+        raise Refusal(found)
+    return found
 
 
-def known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
-    """The segment of each row, -1 where it is dropped; or the reason why it is not known."""
-    question = "rows", reduction.places, reduction.size, reduction.mode
-    return view.derived(question, lambda: _known_rows(view, reduction))
+def known_rows(view: View, reduction: SegmentReduction) -> np.ndarray:
+    """The segment of each row, -1 where it is dropped; raises ``Refusal`` if it is not known."""
+    size, mode = reduction.size, reduction.mode
 
+    def made() -> np.ndarray | str:
+        ids = known_ids(view, reduction.places)
+        if ids is None:
+            return "the segment ids are known only when it runs"
+        if _are_inside(ids, size):
+            return ids
+        if mode == "clip":
+            return own(np.clip(ids, 0, size - 1))
+        if mode == "promise":
+            return "a segment id is out of range though it was promised not to be"
+        return own(np.where((ids >= 0) & (ids < size), ids, -1))
 
-def _known_rows(view: View, reduction: SegmentReduction) -> np.ndarray | str:
-    ids = known_ids(view, reduction.places)
-    if ids is None:
-        return "the segment ids are known only when it runs"
-    if _are_inside(ids, reduction.size):
-        return ids
-    if reduction.mode == "clip":
-        return own(np.clip(ids, 0, reduction.size - 1))
-    if reduction.mode == "promise":
-        return "a segment id is out of range though it was promised not to be"
-    return own(np.where((ids >= 0) & (ids < reduction.size), ids, -1))
+    return _unless_refused(view.derived(("rows", reduction.places, size, mode), made))
 
 
 def _are_inside(ids: np.ndarray, size: int) -> bool:
     return ids.size == 0 or bool(ids.min() >= 0 and ids.max() < size)
 
 
-def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray | str:
-    """The row of the table that each edge reads; or the reason why it is not known.
+def _gathered_ids(view: View, gather: RowGather) -> np.ndarray:
+    ids = known_ids(view, gather.places)
+    if ids is None:
+        raise Refusal("the gathered ids are known only when it runs")
+    return ids
+
+
+def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray:
+    """The row of the table that each edge reads; raises ``Refusal`` if it is not known.
 
     Edges whose row is -1 are ignored, so the rows that they read do not matter.
     """
-    ids = known_ids(view, gather.places)
-    if ids is None:
-        return "the gathered ids are known only when it runs"
+    ids = _gathered_ids(view, gather)
+
+    def made() -> np.ndarray | str:
+        if _are_inside(ids, gather.size):
+            return ids
+        if gather.mode == "clip":
+            return own(np.clip(ids, 0, max(gather.size - 1, 0)))
+        is_inside = (ids >= 0) & (ids < gather.size)
+        if not (is_inside | (rows < 0)).all():
+            return "a gathered id is out of range"
+        return own(np.where(is_inside, ids, 0))
+
     question = "columns", gather.places, gather.size, gather.mode, digest(rows)
-    return view.derived(question, lambda: _known_columns(gather, ids, rows))
+    return _unless_refused(view.derived(question, made))
 
 
-def _known_columns(gather: RowGather, ids: np.ndarray, rows: np.ndarray) -> np.ndarray | str:
-    if _are_inside(ids, gather.size):
-        return ids
-    if gather.mode == "clip":
-        return own(np.clip(ids, 0, max(gather.size - 1, 0)))
-    is_inside = (ids >= 0) & (ids < gather.size)
-    if not (is_inside | (rows < 0)).all():
-        return "a gathered id is out of range"
-    return own(np.where(is_inside, ids, 0))
+def reads_own_row(view: View, gather: RowGather, rows: np.ndarray) -> bool:
+    """Whether each edge that is not ignored reads the row of its own segment."""
+    try:
+        return are_the_same(known_columns(view, gather, rows), rows, rows)
+    except Refusal:
+        return False
 
 
 def are_the_same(one: np.ndarray, other: np.ndarray, rows: np.ndarray) -> bool:
@@ -208,47 +233,45 @@ def has_rows(rows: np.ndarray) -> np.ndarray:
     return is_there[:-1]
 
 
-def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
-    """A mask of the rows that a gather reads, bool [rows], or why they are not known.
+def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray:
+    """A mask of the rows that a gather reads, bool [rows].
 
-    All ids have to be in range, or clipped to it.
+    Raises ``Refusal`` if they are not known, or an id is out of range and not clipped to it.
     """
+
+    def made() -> np.ndarray | str:
+        ids = _gathered_ids(view, gather)
+        if not _are_inside(ids, gather.size):
+            if gather.mode != "clip":
+                return "a gathered id is out of range"
+            ids = np.clip(ids, 0, gather.size - 1)
+        is_read = np.zeros(gather.size, bool)
+        is_read[ids] = True
+        return is_read
+
     question = f"read {gather.size} {gather.mode}", gather.places
-    return view.derived(question, lambda: _rows_that_are_read(view, gather), of=[gather.places])
+    return _unless_refused(view.derived(question, made, of=[gather.places]))
 
 
-def _rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
-    ids = known_ids(view, gather.places)
-    if ids is None:
-        return "the gathered ids are known only when it runs"
-    if not _are_inside(ids, gather.size):
-        if gather.mode != "clip":
-            return "a gathered id is out of range"
-        ids = np.clip(ids, 0, gather.size - 1)
-    is_read = np.zeros(gather.size, bool)
-    is_read[ids] = True
-    return is_read
+def where_rows(mask: np.ndarray, table: Any, axis: int) -> Any:
+    """A table with zeros in the rows along an axis that a mask leaves out, so that no NaN stays."""
+    if mask.all():
+        return table
+    return jnp.where(mask.reshape([-1 if d == axis else 1 for d in range(table.ndim)]), table, 0)
 
 
 def graph_of(
     view: View, reduction: SegmentReduction, gather: RowGather, rows: np.ndarray | None = None
-) -> StaticGraph | str:
-    """The graph of the known ids of a reduction and of a gather, or the reason why there is none.
+) -> StaticGraph:
+    """The graph of the rows of a reduction and of the columns of a gather.
 
-    Args:
-      view: the view of the program.
-      reduction: reduction with the row of each edge.
-      gather: gather with the column of each edge.
-      rows: the row of each edge if more edges are dropped than by the reduction, marked by -1.
+    ``rows`` are those of the reduction, with -1 for more edges that are dropped. Raises ``Refusal``
+    if ids are not known, or there are no edges.
     """
     entered = known_rows(view, reduction) if rows is None else rows
-    if isinstance(entered, str):
-        return entered
     if entered.size == 0:
-        return "there are no edges"
+        raise Refusal("there are no edges")
     columns = known_columns(view, gather, entered)
-    if isinstance(columns, str):
-        return columns
     return static_graph(entered, columns, reduction.size, gather.size)
 
 
@@ -256,8 +279,5 @@ def is_filled_with(view: View, atom: Atom, value: Any) -> bool:
     """Whether all entries of an array are ``value``."""
     while (equation := view.made_by(atom, "broadcast_in_dim", "convert_element_type")) is not None:
         atom = equation.invars[0]
-    if atom.aval.shape != ():
-        known = view.value(atom) if atom.aval.size <= 1 else None
-        return known is not None and bool((known == value).all())
-    known = view.value(atom)
-    return known is not None and bool(known == value)
+    known = view.value(atom) if atom.aval.size <= 1 else None
+    return known is not None and bool((known == value).all())

@@ -21,7 +21,7 @@ from jaxgnn.fusion.cost import measured_speeds
 from jaxgnn.fusion.graphs import digest_of_argument
 from jaxgnn.fusion.program import Program
 from jaxgnn.fusion.report import Explanation, Measured
-from jaxgnn.fusion.rewrite import ONLY_IF_FASTER, Findings, Policy, RuleError, Rules
+from jaxgnn.fusion.rewrite import Findings, Policy, RuleError, Rules
 from jaxgnn.fusion.rules import RULES
 from jaxgnn.fusion.search import Search, check_search
 from jaxgnn.fusion.transform import index_inputs, transformed
@@ -411,7 +411,7 @@ def explain(
     fused = (
         fn
         if isinstance(fn, Fused)
-        else Fused(fn, _options(fn, static_graph, "off", ONLY_IF_FASTER, search))
+        else Fused(fn, _options(fn, static_graph, "off", Policy(), search))
     )
     if measure and any(
         isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((args, kwargs))

@@ -1,8 +1,7 @@
-"""The factors of an array of edges: tables read by row, numbers of edges, constants.
+"""Products of arrays and the axes of their factors.
 
-Follows the axes of an array back through equations that only move, add or repeat them.
-
-Sums of products of two arrays, written as an einsum, or with new axes.
+An array of edges is taken apart into tables read by row, numbers of edges, and constants; a sum of
+products, written as an einsum or with new axes, into its two arrays.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 
 from jaxgnn.fusion.edges import RowGather, row_gather
 from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Values
 from jaxgnn.fusion.templates import session_precision
 from jaxgnn.fusion.view import View
 
@@ -24,18 +24,20 @@ _MOST_STEPS = 100  # powers of powers have more factors than anybody means
 IN_RANGE = "products of weights that neither overflow nor underflow"  # for ``Rewrite.assumes``
 
 
+Labels = tuple[int | None, ...]
+
+
 @dataclass(frozen=True)
 class Factor:
-    """One factor of an array of edges."""
+    """One factor of an array."""
 
-    atom: Atom  # the array, without axes along which it is only repeated
-    # For each of its axes the axis of the product that it is, in increasing order; None for an axis
-    # of size one.
+    atom: Atom  # without axes along which it is only repeated
+    # For each of its axes the axis of the product that it is; None for an axis of size one. The
+    # labels of a factor of an array of edges increase.
     labels: Labels
     is_inverse: bool = False  # whether the product is divided by it
     gather: RowGather | None = None  # how it is read from a table, or None
-    # The number of products and quotients that the factor, or what it makes, goes through
-    depth: int = 0
+    depth: int = 0  # the products and quotients that the factor, or its result, goes through
 
     @property
     def axes(self) -> frozenset[int]:
@@ -50,18 +52,15 @@ class Factor:
 
 @dataclass
 class Product:
-    """The factors whose product an array is, up to rounding."""
+    """The factors whose product an array of edges is, up to rounding."""
 
-    shape: tuple[int, ...]  # the shape of the array
-    axis: int  # its axis of edges
-    # Factors that vary along features, and are read by row
-    tables: list[Factor] = field(default_factory=list)
-    # Factors with one number for each edge, or for each edge and head
-    scalars: list[Factor] = field(default_factory=list)
-    # Factors that do not vary along edges or features
-    constants: list[Factor] = field(default_factory=list)
-    others: list[Factor] = field(default_factory=list)  # factors of any other kind
-    sign: int = 1  # 1 or -1
+    shape: tuple[int, ...]
+    axis: int  # of edges
+    tables: list[Factor] = field(default_factory=list)  # vary along features, are read by row
+    scalars: list[Factor] = field(default_factory=list)  # a number for each edge, or edge and head
+    constants: list[Factor] = field(default_factory=list)  # vary along neither edges nor features
+    others: list[Factor] = field(default_factory=list)
+    sign: int = 1
     steps: int = 0  # number of factors that were expanded
 
     @property
@@ -78,9 +77,8 @@ class Product:
     def is_chain(self) -> bool:
         """Whether rows of one table are multiplied with one factor after the other."""
         depths = sorted(f.depth for f in (*self.scalars, *self.constants, *self.others))
-        return [t.depth for t in self.tables] == depths[-1:] and depths == [
-            *range(1, 1 + len(depths))
-        ]
+        is_chain = depths == list(range(1, 1 + len(depths)))
+        return is_chain and [t.depth for t in self.tables] == depths[-1:]
 
     @property
     def has_heads(self) -> bool:
@@ -100,10 +98,7 @@ class Product:
 def before_merge(view: View, atom: Atom, axis: int) -> Atom:
     """Returns an array of edges before a reshape merged axes of features, such as those of heads.
 
-    Args:
-      view: the view of the program.
-      atom: the array.
-      axis: its axis of edges.
+    ``axis`` is its axis of edges.
     """
     while (merged := view.made_by(atom, "reshape")) is not None:
         inner = merged.invars[0]
@@ -115,16 +110,11 @@ def before_merge(view: View, atom: Atom, axis: int) -> Atom:
 
 
 def product_of(view: View, atom: Atom, axis: int) -> Product:
-    """Takes an array of edges apart.
+    """Takes an array of edges apart; ``axis`` is its axis of edges.
 
     ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
-    wider floats are followed. A quotient is kept whole if it is a softmax, which
-    rules of attention want to see.
-
-    Args:
-      view: the view of the program.
-      atom: the array.
-      axis: its axis of edges.
+    wider floats are followed. A quotient is kept whole if it is a softmax, which rules of attention
+    recognise.
     """
     found = Product(tuple(atom.aval.shape), axis)
     _take_apart(view, atom, found, is_inverse=False, depth=0)
@@ -147,19 +137,16 @@ def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, dep
     name = "" if equation is None else equation.primitive.name
     found.steps += 1
     is_whole = found.shape == tuple(factor.atom.aval.shape) and found.steps < _MOST_STEPS
-    deeper = depth + 1
     if equation is None or not is_whole:
         found.others.append(factor)
     elif name == "mul":
         for part in equation.invars:
-            _take_apart(view, part, found, is_inverse=is_inverse, depth=deeper)
+            _take_apart(view, part, found, is_inverse=is_inverse, depth=depth + 1)
     elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], found):
-        _take_apart(view, equation.invars[0], found, is_inverse=False, depth=deeper)
-        _take_apart(view, equation.invars[1], found, is_inverse=True, depth=deeper)
-    elif name == "neg":
-        found.sign = -found.sign
-        _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
-    elif name == "convert_element_type" and _widens(equation):
+        for part, divides in zip(equation.invars, (False, True), strict=True):
+            _take_apart(view, part, found, is_inverse=divides, depth=depth + 1)
+    elif name == "neg" or (name == "convert_element_type" and _widens(equation)):
+        found.sign = -found.sign if name == "neg" else found.sign
         _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
     else:
         found.others.append(factor)
@@ -171,10 +158,8 @@ def _is_scalar(view: View, atom: Atom, found: Product) -> bool:
 
 def _widens(equation: Any) -> bool:
     old, new = equation.invars[0].aval.dtype, equation.params["new_dtype"]
-    is_float = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
-    return bool(is_float and jnp.finfo(new).bits >= jnp.finfo(old).bits and old != new) or (
-        old == new
-    )
+    are_floats = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
+    return old == new or bool(are_floats and jnp.finfo(new).bits >= jnp.finfo(old).bits)
 
 
 def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: int) -> Factor:
@@ -188,19 +173,16 @@ def _factor(view: View, atom: Atom, found: Product, *, is_inverse: bool, depth: 
     return Factor(atom, unless_one(labels, atom), is_inverse, gather, depth)
 
 
-def values_of(factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> Any:
-    """Returns the product of factors, or None if there are none.
+def values_of(factors: Sequence[Factor], values: Values, rank: int) -> Any:
+    """Returns the product of factors, of ``rank`` axes, or None if there are none.
 
     It has ones for axes that it does not vary along. Floats of 16 bits are multiplied in float32.
-
-    Args:
-      factors: the factors.
-      arrays: their values.
-      rank: the number of axes of the product.
     """
     made = None
-    for factor, array in zip(factors, arrays, strict=True):
-        array = factor.placed(_of_32_bits(jnp.asarray(array)), rank)
+    for factor in factors:
+        array = jnp.asarray(values[factor.atom])
+        is_short = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+        array = factor.placed(array.astype(jnp.float32) if is_short else array, rank)
         if factor.is_inverse:
             made = 1 / array if made is None else made / array
         else:
@@ -208,45 +190,29 @@ def values_of(factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> An
     return made
 
 
-def multiplied(x: Any, factors: Sequence[Factor], arrays: Sequence[Any], rank: int) -> Any:
+def multiplied(x: Any, factors: Sequence[Factor], values: Values, rank: int) -> Any:
     """Multiplies an array with one factor after the other, the first one first.
 
     In this order the code multiplied with them, so what leaves the range of numbers here did there.
-
-    Args:
-      x: the array, whose axes may have other sizes than those of the product.
-      factors: the factors.
-      arrays: their values.
-      rank: the number of axes of the product.
+    The array has ``rank`` axes, which may have other sizes than those of the product.
     """
-    pairs = zip(factors, arrays, strict=True)
-    for factor, array in sorted(pairs, key=lambda pair: -pair[0].depth):
-        array = factor.placed(array, rank).astype(x.dtype)
+    for factor in sorted(factors, key=lambda factor: -factor.depth):
+        array = factor.placed(values[factor.atom], rank).astype(x.dtype)
         x = x / array if factor.is_inverse else x * array
     return x
 
 
-def _of_32_bits(array: Any) -> Any:
-    is_short = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
-    return array.astype(jnp.float32) if is_short else array
-
-
-def leaves_range(factors: Sequence[Factor], arrays: Sequence[Any], product: np.ndarray) -> bool:
-    """Whether a product of known numbers overflows or underflows, where its factors do not.
-
-    Args:
-      factors: the factors.
-      arrays: their values.
-      product: the value of their product, as ``values_of`` makes it.
-    """
+def leaves_range(factors: Sequence[Factor], values: Values, product: np.ndarray) -> bool:
+    """Whether a product of known numbers, of ``values_of``, leaves the range of its factors."""
     if len(factors) < 2 and not any(factor.is_inverse for factor in factors):
         return False
     is_normal = np.isfinite(product) & (np.abs(product) >= np.finfo(product.dtype).tiny)
     if is_normal.all():
         return False
     are_normal = ~is_normal
-    for factor, array in zip(factors, arrays, strict=True):
-        array = factor.placed(np.asarray(array, product.dtype), product.ndim)
+    for factor in factors:
+        array = np.asarray(values[factor.atom], product.dtype)
+        array = factor.placed(array, product.ndim)
         are_normal = are_normal & np.isfinite(array) & (array != 0)
     return bool(are_normal.any())
 
@@ -256,17 +222,11 @@ def only_widen(view: View, constants: Sequence[Factor]) -> bool:
 
     What is multiplied by them is the smaller one, so it overflows only if the product does.
     """
-    return all(_is_at_least_one(view.value(c.atom), is_inverse=c.is_inverse) for c in constants)
-
-
-def _is_at_least_one(value: np.ndarray | None, *, is_inverse: bool) -> bool:
-    if value is None:
-        return False
-    size = abs(float(value.reshape(())))
-    return 0 < size <= 1 if is_inverse else 1 <= size < math.inf
-
-
-Labels = tuple[int | None, ...]
+    numbers = [(view.number(c.atom), c.is_inverse) for c in constants]
+    return all(
+        number is not None and (0 < abs(number) <= 1 if is_inverse else 1 <= abs(number) < math.inf)
+        for number, is_inverse in numbers
+    )
 
 
 def without_repeats(
@@ -327,39 +287,20 @@ _FOLLOWED = {
 }
 
 
-@dataclass(frozen=True)
-class Operand:
-    """One of the two arrays."""
+def contraction_of(view: View, atom: Atom) -> tuple[Factor, Factor] | None:
+    """The two arrays whose products are summed over the axes that an array does not have, or None.
 
-    atom: Atom  # the array
-    # The name of each of its axes. Axes of both arrays and of the result with the same index have
-    # the same name; None for an axis of size one along which it is repeated.
-    labels: Labels
+    It is a product of matrices or a sum of products. Labels of the factors are those of the axes of
+    the result, which are numbered from zero, and other ones for the axes that are summed.
 
-
-@dataclass(frozen=True)
-class Contraction:
-    """The sum of the products of two arrays over the axes that the result does not have."""
-
-    factors: tuple[Operand, Operand]  # the two arrays
-    labels: Labels  # the axes of the result, numbered from zero in their order
-
-
-def contraction_of(view: View, atom: Atom) -> Contraction | None:
-    """The contraction that computes an array: a product of matrices or a sum of products; or None.
-
-    A product has the precision of the session, and its arrays have the type of the result.
+    A product of matrices has the precision of the session, and its arrays have the type of the
+    result.
     """
     labels = tuple(range(atom.aval.ndim))
-    while (moved := view.made_by(atom, "transpose")) is not None:
-        places = dict(zip(moved.params["permutation"], labels, strict=True))
-        labels, atom = tuple(places[d] for d in range(len(labels))), moved.invars[0]
-    factors = _factors_of(view, atom, labels)
-    return None if factors is None else Contraction(factors, tuple(range(len(labels))))
+    return _factors_of(view, *without_repeats(view, atom, labels, "transpose"))
 
 
-def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Operand, Operand] | None:
-    """The two arrays whose contraction an array is; ``labels`` are the names of its axes."""
+def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Factor, Factor] | None:
     equation = view.producer(atom)
     if equation is None:
         return None
@@ -382,7 +323,7 @@ def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Operand, Operan
     return None if counts_repeats else made  # a sum of repeats is a multiple
 
 
-def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Operand, Operand] | None:
+def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor] | None:
     types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
     if equation.params["precision"] != session_precision() or len(types) > 1:
         return None
@@ -404,11 +345,11 @@ def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Operand, Op
     return first, second
 
 
-def _of_product(view: View, product: Equation, labels: Labels) -> tuple[Operand, Operand]:
+def _of_product(view: View, product: Equation, labels: Labels) -> tuple[Factor, Factor]:
     first, second = (_without_repeats(view, a, labels[: a.aval.ndim]) for a in product.invars)
     return first, second
 
 
-def _without_repeats(view: View, atom: Atom, labels: Labels) -> Operand:
+def _without_repeats(view: View, atom: Atom, labels: Labels) -> Factor:
     """The array before axes were added and moved."""
-    return Operand(*without_repeats(view, atom, labels, "broadcast_in_dim", "transpose"))
+    return Factor(*without_repeats(view, atom, labels, "broadcast_in_dim", "transpose"))

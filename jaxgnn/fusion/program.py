@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,9 @@ class Program:
     """The equations of a function of arrays, in the order in which they run."""
 
     inputs: tuple[Any, ...]  # the variables of the arguments
-    outputs: tuple[Atom, ...]  # variables or literals
-    # Each reads only inputs, constants and results of earlier equations
-    equations: tuple[Equation, ...]
-    # Values of the variables that are neither inputs nor results of equations
-    constants: Mapping[Any, Any]
+    outputs: tuple[Atom, ...]
+    equations: tuple[Equation, ...]  # each reads inputs, constants and results of earlier equations
+    constants: Mapping[Any, Any]  # values of variables that are neither inputs nor results
     source: Any  # the jaxpr of the program, whose names are kept
 
     @classmethod
@@ -55,19 +53,27 @@ class Program:
     def _jaxpr(self, constants: list[Any], inputs: list[Any]) -> Any:
         return _jaxpr_like(self.source, constants, inputs, self.outputs, self.equations)
 
+    def part(
+        self, inputs: Sequence[Any], outputs: Sequence[Atom], equations: Sequence[Equation]
+    ) -> Callable[..., list[Any]]:
+        """Some of its equations as a function of all that they read."""
+        one = Program(tuple(inputs), tuple(outputs), tuple(equations), {}, self.source)
+        return jex.jaxpr_as_fun(one.closed())
+
+    def alone(self, equation: Equation) -> Callable[..., list[Any]]:
+        """One equation as a function of what it reads."""
+        inputs = [_new_variable(a.aval) for a in equation.invars]
+        return self.part(inputs, equation.outvars, [equation.replace(invars=inputs)])
+
     def tidy(self) -> Program:
         """Computes equal terms once, and drops what no output and no side effect needs."""
         return _without_dead_code(_without_repeats(self))
 
     def replace(self, made: Mapping[Any, Atom], before: Any, added: Program) -> Program:
-        """Inserts the equations of another program before one equation.
+        """Inserts the equations of another program, whose inputs are variables of this one.
 
-        Later equations are also moved before it if ``added`` reads their results.
-
-        Args:
-          made: the atoms that replace these variables.
-          before: the equation before which ``added`` is inserted.
-          added: a program whose inputs are variables of this one.
+        They come before the equation ``before``, after later equations whose results they read.
+        ``made`` are the atoms that replace some variables.
 
         Raises:
           ValueError: if ``before`` is no equation of this program, or ``added`` depends
@@ -103,19 +109,16 @@ def _needed_of(equations: Sequence[Equation], atoms: Sequence[Atom]) -> list[Equ
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: bool) -> Program:
-    """The program of a function of atoms of another program.
+    """The program of a function of atoms of another program, which returns a list of arrays.
 
-    Args:
-      function: takes an array for each input, and returns a list of arrays.
-      inputs: variables and literals whose types are those of the arguments.
-      is_open: whether calls are expanded, so that rules apply to them; otherwise the whole
-        function is one call.
+    If it ``is_open``, calls are expanded, so that rules apply to them; otherwise the whole function
+    is one call.
     """
     closed = jax.make_jaxpr(function)(*(a.aval for a in inputs))
     inlining = _Inlining(opens=is_open)
     outputs = inlining.expand(closed if is_open else _called(closed), tuple(inputs))
-    equations = tuple(inlining.equations)
-    return Program(tuple(inputs), outputs, equations, inlining.constants, closed.jaxpr)
+    equations, constants = tuple(inlining.equations), inlining.constants
+    return Program(tuple(inputs), outputs, equations, constants, closed.jaxpr)
 
 
 def _called(closed: Any) -> Any:
@@ -141,6 +144,17 @@ def _jaxpr_like(source: Any, constants: Any, inputs: Any, outputs: Any, equation
         effects=frozenset().union(*(e.effects for e in equations)),
         debug_info=source.debug_info.with_unknown_names(),
     )
+
+
+def closure(start: Any, following: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    """All things that follow from one, itself included."""
+    found, waiting = set(), [start]
+    while waiting:
+        this = waiting.pop()
+        if this not in found:
+            found.add(this)
+            waiting.extend(following(this))
+    return found
 
 
 def is_variable(atom: Atom) -> bool:
@@ -251,10 +265,10 @@ def _without_repeats(program: Program) -> Program:
 
 
 def _repeating_at_once(equation: Equation, repeated: dict[Any, Atom]) -> Equation:
-    """The equation; if it repeats an array that repeats a number, one that repeats the number.
+    """An equation that repeats a repeated number, as one that repeats the number.
 
-    ``repeated`` maps such arrays to their numbers, and is updated. Batched code that repeats
-    numbers repeats them twice.
+    Batched code repeats numbers twice. ``repeated`` maps such arrays to their numbers, and is
+    updated.
     """
     if equation.primitive.name != "broadcast_in_dim" or len(equation.invars) > 1:
         return equation

@@ -1,7 +1,4 @@
-"""Rules, their proposals, and the loop that applies them until none proposes a rewrite.
-
-Decides whether a sound rewrite is applied: only at sizes where it was measured to be faster.
-"""
+"""Rules, the policy for their rewrites, and the loop that applies them until none proposes one."""
 
 from __future__ import annotations
 
@@ -21,29 +18,32 @@ from jaxgnn.fusion.view import View
 class Rewrite:
     """Equal terms for the results of one equation, or for some variables that belong together."""
 
-    equation: Equation  # the equation whose results are replaced
-    # The atoms that the new terms read, none of which depends on the replaced results
-    inputs: Sequence[Atom]
-    # Takes an array for each input, and returns an array for each result
-    function: Callable[..., Sequence[Any]]
+    equation: Equation  # its results are replaced
+    inputs: Sequence[Atom]  # read by the new terms; none depends on the replaced results
+    function: Callable[..., Sequence[Any]]  # from an array for each input to one for each result
     note: str  # the replaced and the new code, for ``explain``
     bytes_before: int  # bytes that the replaced equations read and write
     bytes_after: int  # bytes that the new ones read and write
     is_open: bool = False  # whether the new terms may be rewritten by other rules
-    case: str = ""  # the case of the rule that is measured separately; the rule's name if empty.
+    case: str = ""  # the case of the rule that is measured separately; the rule's name if empty
     is_what_runs: bool = False  # whether the op would run the same code here as the replaced code
-    # The variables that are replaced, if they are not the results of ``equation``
-    results: tuple[Any, ...] = ()
-    # Conditions on numbers that are known only at run time, under which both are equal
-    assumes: tuple[str, ...] = ()
+    results: tuple[Any, ...] = ()  # the replaced variables, if not the results of ``equation``
+    assumes: tuple[str, ...] = ()  # conditions on numbers, known at run time, for equality
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A place where a rule almost applies, and the reason why it does not."""
+class Refusal(Exception):
+    """The reason why a rule does not apply at a place where it almost does; rules raise it."""
 
-    equation: Equation  # the equation at the place
-    reason: str  # the missing condition
+
+class Values:
+    """The arrays that the function of a rewrite gets, by the atoms of its inputs."""
+
+    def __init__(self, atoms: Sequence[Atom], arrays: Sequence[Any]):
+        # Literals have no hash.
+        self._arrays = {id(atom): array for atom, array in zip(atoms, arrays, strict=True)}
+
+    def __getitem__(self, atom: Atom) -> Any:
+        return self._arrays[id(atom)]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Rule:
     """A method to find cheaper equal terms."""
 
     name: str  # its name in ``explain``
-    primitives: frozenset[str]  # names of the primitives of the equations that it checks
-    # Gets the view of a program and one of these equations; returns a ``Rewrite``, a ``Refusal``,
-    # or None if the equation is not related to the rule.
-    propose: Callable[[View, Equation], Rewrite | Refusal | None]
+    primitives: frozenset[str]  # the primitives of the equations that it checks
+    # Gets the view of a program and one of these equations; returns None if the equation is not
+    # related to the rule, and raises ``Refusal``.
+    propose: Callable[[View, Equation], Rewrite | None]
     is_outermost_first: bool = False  # whether later equations are checked before earlier ones
 
 
@@ -104,25 +104,21 @@ class Rules:
     all: Sequence[Rule]
     policy: Policy
 
-    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
-        """Returns the proposal of a rule for an equation, unless the policy refuses it.
+    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | str | None:
+        """Returns the proposal of a rule for an equation, or the reason of a refusal.
 
         Raises:
-          RuleError: if the rule raises an exception.
+          RuleError: if the rule raises another exception.
         """
         if equation.primitive.name not in rule.primitives:
             return None
         try:
-            proposal = rule.propose(view, equation)
+            made = rule.propose(view, equation)
+        except Refusal as refusal:
+            return str(refusal)
         except Exception as error:
             raise RuleError(rule.name, error) from error
-        if not isinstance(proposal, Rewrite):
-            return proposal
-        case = proposal.case or rule.name
-        reason = self.policy.refuses(
-            case, proposal.bytes_before, is_what_runs=proposal.is_what_runs
-        )
-        return proposal if reason is None else Refusal(equation, reason)
+        return made and (self.policy.refuses(made, made.case or rule.name) or made)
 
 
 def rewritten(
@@ -135,20 +131,17 @@ def rewritten(
     """Applies every rule wherever possible, in the order of the rules.
 
     Each rule makes the program smaller by its own measure, so the loop ends; the limit is for wrong
-    rules.
-
-    Args:
-      program: the program.
-      rules: later ones get the program that earlier ones have rewritten.
-      known: values of variables that are known in advance.
-      findings: list to which results are added.
-      where: the place of the program in the function, for ``explain``.
+    rules. Results are added to ``findings``, with the place ``where`` of the program in the
+    function. ``known`` has values of variables that are known in advance.
     """
     limit = 100 + 10 * len(program.equations)
     for rule in rules.all:
         one = _Rewriting(rule, rules, View(program, known), findings, where, limit)
-        while one.runs_through():
-            pass
+        has_changed = True
+        while has_changed:  # other equations may have become cases, as their result is read once
+            has_changed, asked = False, set()
+            while one.rewrites_the_next(asked):
+                has_changed = True
         findings.refused += [Refused(rule.name, place, why) for place, why in one.refusals.items()]
         program, limit = one.view.program, one.limit
     return program
@@ -158,28 +151,15 @@ def rewritten(
 class _Rewriting:
     """Applies one rule to a program."""
 
-    rule: Rule  # the rule
-    rules: Rules  # all of them, with the policy
-    view: View  # the view of the current program
-    findings: Findings  # list to which each rewrite is added
-    where: str  # the place of the program in the function
+    rule: Rule
+    rules: Rules
+    view: View  # of the current program
+    findings: Findings  # to which each rewrite is added
+    where: str
     limit: int  # the maximum number of further rewrites
-    # The reasons why the rule was not applied, by place
-    refusals: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)  # reasons, by place
 
-    def runs_through(self) -> bool:
-        """Checks each equation once by the rule; returns whether it changed the program.
-
-        Then other equations may have become cases of the rule, such as those whose result is now
-        read once. So repeat this until nothing changes.
-        """
-        asked: set[Any] = set()
-        has_changed = False
-        while self._rewrites_the_next(asked):
-            has_changed = True
-        return has_changed
-
-    def _rewrites_the_next(self, asked: set[Any]) -> bool:
+    def rewrites_the_next(self, asked: set[Any]) -> bool:
         """Checks equations until one has been replaced; returns False if none was.
 
         ``asked`` are the results of the equations that were checked already.
@@ -194,13 +174,12 @@ class _Rewriting:
         return False
 
     def _rewrites(self, equation: Equation) -> bool:
-        """Whether the rule has replaced an equation."""
         proposal = self.rules.propose(self.rule, self.view, equation)
         if proposal is None:
             return False
         place = _place(equation, self.where)
-        if isinstance(proposal, Refusal):
-            self.refusals[place] = proposal.reason
+        if isinstance(proposal, str):
+            self.refusals[place] = proposal
             return False
         try:
             made = _applied(self.view, proposal)
@@ -223,11 +202,9 @@ def _applied(view: View, rewrite: Rewrite) -> Program:
     """The program after a rewrite, whose results must have the types of the old ones."""
     added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
     old = rewrite.results or rewrite.equation.outvars
-    if [_type(o) for o in added.outputs] != [_type(o) for o in old]:
-        raise TypeError(
-            f"a rewrite of {rewrite.note} returns {[_type(o) for o in added.outputs]} for "
-            f"{[_type(o) for o in old]}"
-        )
+    types, old_types = [_type(o) for o in added.outputs], [_type(o) for o in old]
+    if types != old_types:
+        raise TypeError(f"a rewrite of {rewrite.note} returns {types} for {old_types}")
     made = dict(zip(old, added.outputs, strict=True))
     makers = [view.producer(variable) for variable in old]
     first = next(e for e in view.program.equations if any(e is maker for maker in makers))
@@ -258,15 +235,15 @@ def nbytes(*atoms: Atom) -> int:
 _MIB = 1 << 20
 _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     "cpu": {
-        "neighbour_sum": 4 * _MIB,
         "neighbour_sum of narrow weighted rows": math.inf,
+        "sums of segments": math.inf,
+        "sums of products": math.inf,
+        "sums of sorted products": math.inf,
+        "neighbour_sum": 4 * _MIB,
         "gat_attention of narrow rows": math.inf,
         "inner products of narrow rows": 16 * _MIB,
         "neighbour_extreme": 3 * _MIB,
-        "sums of segments": math.inf,
         "sums of sorted segments": math.inf,
-        "sums of products": math.inf,
-        "sums of sorted products": math.inf,
         "sums of short floats": math.inf,
         "sums of sorted short floats": math.inf,
         "extremes of segments": math.inf,
@@ -279,13 +256,13 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "maxk": 0.25 * _MIB,
     },
     "gpu": {
-        "neighbour_sum": 256 * _MIB,
         "neighbour_sum of narrow weighted rows": math.inf,
-        "neighbour_extreme": 256 * _MIB,
         "sums of segments": math.inf,
-        "sums of sorted segments": 512 * _MIB,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,
+        "neighbour_sum": 256 * _MIB,
+        "neighbour_extreme": 256 * _MIB,
+        "sums of sorted segments": 512 * _MIB,
         "sums of short floats": 256 * _MIB,
         "sums of sorted short floats": 256 * _MIB,
         "extremes of segments": 256 * _MIB,
@@ -308,26 +285,16 @@ class Policy:
 
     only_if_faster: bool = True  # whether rewrites are refused that were not measured to be faster
 
-    def refuses(self, case: str, num_bytes: int, *, is_what_runs: bool = False) -> str | None:
-        """Returns the reason for refusing a rewrite, or None.
-
-        Args:
-          case: the rule, or a case of it that was measured separately.
-          num_bytes: bytes that the replaced code reads and writes.
-          is_what_runs: whether the op would run the same code as the replaced code.
-        """
+    def refuses(self, rewrite: Rewrite, case: str) -> str | None:
+        """Returns the reason for refusing a rewrite of a measured case, or None."""
         platform = jax.default_backend()
         least = _FASTER_FROM.get(platform, {}).get(case, 0)
         if not self.only_if_faster:
             return None
-        if is_what_runs:
+        if rewrite.is_what_runs:
             return "the op has no kernel for it that it would choose here"
-        if num_bytes >= least:
+        if rewrite.bytes_before >= least:
             return None
         if least == math.inf:
             return f"{case} was not measured to be faster on a {platform.upper()}"
         return f"it is faster from {least / 1e6:.3g} MB on"
-
-
-ONLY_IF_FASTER = Policy()
-"""Refuses what was not measured to be faster."""

@@ -5,9 +5,7 @@ With the package ``egglog`` all proposed rewrites of a program are first compare
 An e-graph holds the equations of the program, each as a function of its inputs. A rewrite is
 another function of its own inputs, and is equal to the equation that it replaces. The term with the
 least total cost is extracted, where terms that are used twice count once. Rewrites that are not in
-it are skipped. Costs are times, of bytes and
-products at the speeds of the device (``cost.py``).
-
+it are skipped. Costs are times, of bytes and products at the speeds of the device (``cost.py``).
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from jaxgnn.fusion.cost import (
     seconds_of,
     seconds_of_program,
 )
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, traced
-from jaxgnn.fusion.rewrite import Findings, Refusal, Rewrite, Rule, Rules, rewritten
+from jaxgnn.fusion.program import Atom, Equation, Program, closure, is_variable, traced
+from jaxgnn.fusion.rewrite import Findings, Rewrite, Rule, Rules, rewritten
 from jaxgnn.fusion.view import View
 
 Search = Literal["auto", "matcher", "egglog"]
@@ -58,17 +56,17 @@ def has_egglog() -> bool:
 
 
 @dataclass(frozen=True)
-class ChosenRules(Rules):
+class _ChosenRules(Rules):
     """Rules without the rewrites for which cheaper ones of the same terms exist."""
 
-    # Name of the rule, replaced variable and note of each skipped rewrite
+    # The rule's name, the replaced variable and the note of each skipped rewrite
     left_out: frozenset[tuple[str, Any, str]] = field(default=frozenset())
 
-    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
+    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | str | None:
         """Returns the proposal of a rule for an equation, unless the search skips it."""
         made = super().propose(rule, view, equation)
         if isinstance(made, Rewrite) and _key(rule, made) in self.left_out:
-            return Refusal(equation, "other rewrites of the same terms cost less")
+            return "other rewrites of the same terms cost less"
         return made
 
 
@@ -76,22 +74,17 @@ class ChosenRules(Rules):
 class _Candidate:
     """A rewrite that a rule proposes."""
 
-    rule: Rule  # the rule
-    rewrite: Rewrite  # its proposal
-    # Positions of the equations between its inputs and the replaced one, inclusive
-    region: frozenset[int]
+    rule: Rule
+    rewrite: Rewrite
+    region: frozenset[int]  # positions of the equations from its inputs to the replaced one
 
 
 def chosen(program: Program, rules: Rules, known: Known, search: Search) -> Rules:
     """The rules, without the rewrites of a program that the search skips.
 
-    Args:
-      program: the program, before any rewrite.
-      rules: all rules, and the policy.
-      known: values of variables that are known in advance.
-      search: ``"auto"`` compares rewrites where egglog is installed and several exclude each other.
-        It does not if all sound rewrites are requested at any cost, or if several processes run one
-        program, since each has measured its own device and all have to make the same choice.
+    ``"auto"`` compares rewrites where egglog is installed and several exclude each other. It does
+    not if all sound rewrites are requested at any cost, or if several processes run one program,
+    since each has measured its own device and all have to make the same choice.
     """
     is_weighed = has_egglog() and rules.policy.only_if_faster and jax.process_count() == 1
     if search == "matcher" or (search == "auto" and not is_weighed):
@@ -105,7 +98,7 @@ def chosen(program: Program, rules: Rules, known: Known, search: Search) -> Rule
     taken = graph.cheapest()
     left_out = [c for i, c in enumerate(candidates) if i not in taken]
     keys = frozenset(_key(c.rule, c.rewrite) for c in left_out)
-    return ChosenRules(rules.all, rules.policy, keys)
+    return _ChosenRules(rules.all, rules.policy, keys)
 
 
 def _key(rule: Rule, rewrite: Rewrite) -> tuple[str, Any, str]:
@@ -124,17 +117,12 @@ def _candidates(program: Program, rules: Rules, known: Known) -> Iterator[_Candi
 
 def _region(program: Program, positions: dict[Any, int], rewrite: Rewrite) -> frozenset[int]:
     ends = {a for a in rewrite.inputs if is_variable(a)}
-    found: set[int] = set()
-    waiting = [positions[rewrite.equation.outvars[0]]]
-    while waiting:
-        this = waiting.pop()
-        if this in found:
-            continue
-        found.add(this)
-        reads = program.equations[this].invars
-        inner = [a for a in reads if is_variable(a) and a not in ends and a in positions]
-        waiting.extend(positions[a] for a in inner)
-    return frozenset(found)
+
+    def reads(i: int) -> list[int]:
+        atoms = program.equations[i].invars
+        return [positions[a] for a in atoms if is_variable(a) and a not in ends and a in positions]
+
+    return frozenset(closure(positions[rewrite.equation.outvars[0]], reads))
 
 
 def _exclude_each_other(program: Program, candidates: list[_Candidate]) -> bool:
@@ -220,25 +208,19 @@ class _Graph:
         self._lines.append(f"(extract {self._root} :extractor greedy-dag)")
         found = graph.run_program(*graph.parse_program("\n".join(self._lines)))[-1]
         assert isinstance(found, ExtractBest)
-        taken, seen, waiting = set(), set(), [found.term]
-        while waiting:
-            this = waiting.pop()
-            if this in seen:
-                continue
-            seen.add(this)
-            term = found.termdag.get(this)
-            if isinstance(term, TermApp):
-                kind = term.name.partition("_of_")[0]
-                if kind.startswith("rewrite"):
-                    taken.add(int(kind.removeprefix("rewrite")))
-                waiting.extend(term.args)
-        return taken
+
+        def term(i: Any) -> Any:
+            made = found.termdag.get(i)
+            return made if isinstance(made, TermApp) else None
+
+        terms = closure(found.term, lambda i: made.args if (made := term(i)) else ())
+        kinds = [made.name.partition("_of_")[0] for i in terms if (made := term(i))]
+        return {int(k.removeprefix("rewrite")) for k in kinds if k.startswith("rewrite")}
 
     def _define(self, variable: Any, kind: str, reads: Any, seconds: float) -> str:
         """Defines a function of some terms, and names its value, which may represent a variable."""
         place = len(self._lines)
-        operands = [self._operand(a) for a in reads]
-        operands = [o for o in operands if o is not None]
+        operands = [o for a in reads if (o := self._operand(a)) is not None]
         function, name = f"{kind}_of_{place}", f"$term{place}"
         types = " ".join(["Term"] * len(operands))
         cost = round(1e9 * seconds)

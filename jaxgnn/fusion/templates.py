@@ -1,12 +1,12 @@
-"""Recognises a function of one array by its whole program.
+"""Recognises functions of one array by their whole programs, and layers of networks.
 
-Layers of networks in a jaxpr: products with bias, and activations by name.
+Layers are products with a bias, and activations by name.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,15 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn.fusion.graphs import digest
 from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, key_of_param, reads_the_same
+from jaxgnn.fusion.rewrite import Values
 from jaxgnn.fusion.view import View, is_plain
 from jaxgnn.graph import is_concrete
 
 
 def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
-    """The atom at the template's input if an atom matches the template, or None.
+    """The atom at the input of a template if an atom matches it, or None.
 
-    Args:
-      view: the view of a program.
-      atom: the atom that may match the template.
-      template: the program of a function of one array, with one result.
+    A template is the program of a function of one array, with one result.
     """
     makers = {v: e for e in template.equations for v in e.outvars}
     found: dict[Any, Atom] = {}
@@ -49,11 +47,32 @@ def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
             and equation.primitive is wanted.primitive
             and equation.outvars.index(actual) == wanted.outvars.index(pattern)
             and len(equation.invars) == len(wanted.invars)
-            and _same_call(equation, wanted)
+            and _does_the_same(equation, wanted)
             and all(map(matches, wanted.invars, equation.invars))
         )
 
     return found.get(template.inputs[0]) if matches(template.outputs[0], atom) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def template(
+    function: Callable[..., Any], shape: tuple[int, ...], dtype: str, *options: Any
+) -> Program:
+    """The program of a function of an array of this type and of options."""
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    return Program.of(jax.make_jaxpr(lambda x: function(x, *options))(like))
+
+
+def form_of(
+    view: View, atom: Atom, forms: Sequence[Callable[..., Any]], *options: Any
+) -> tuple[Atom, int] | None:
+    """The argument of the form that computes an atom, and the form's position; or None."""
+    for i, form in enumerate(forms):
+        wanted = template(form, tuple(atom.aval.shape), str(atom.aval.dtype), *options)
+        argument = argument_of(view, atom, wanted)
+        if argument is not None:
+            return argument, i
+    return None
 
 
 def calls_the_same(one: Equation, other: Equation) -> bool:
@@ -63,13 +82,16 @@ def calls_the_same(one: Equation, other: Equation) -> bool:
     """
     if one is other:
         return True
-    if one.primitive is not other.primitive or one.params.keys() != other.params.keys():
-        return False
     types = [[str(a.aval) for a in (*e.invars, *e.outvars)] for e in (one, other)]
-    if types[0] != types[1]:
-        return False
+    return one.primitive is other.primitive and types[0] == types[1] and _does_the_same(one, other)
+
+
+def _does_the_same(one: Equation, other: Equation) -> bool:
+    """Whether equations of one primitive do the same, and have the same derivative if given."""
     if one.primitive.name == "custom_jvp_call":  # each call of a function has its own parameters
         return _derivative(one) == _derivative(other)
+    if one.params.keys() != other.params.keys():
+        return False
     return all(_same_parameter(value, other.params[key]) for key, value in one.params.items())
 
 
@@ -120,15 +142,6 @@ def _same_literal(pattern: Atom, actual: Atom) -> bool:
     return same_type and bool(np.asarray(pattern.val) == np.asarray(actual.val))
 
 
-def _same_call(left: Equation, right: Equation) -> bool:
-    """Whether two equations compute the same, and have the same derivative if that is given."""
-    if left.primitive.name == "custom_jvp_call":
-        return _derivative(left) == _derivative(right)
-    if left.params.keys() != right.params.keys():
-        return False
-    return all(_same(value, right.params[key]) for key, value in left.params.items())
-
-
 def _derivative(equation: Equation) -> tuple[Any, ...]:
     """The program of a function and of its forward derivative, traced once for each function.
 
@@ -151,26 +164,18 @@ _DERIVATIVES: dict[tuple[int, ...], tuple[Any, tuple[Any, ...]]] = {}
 def _traced_derivative(equation: Equation) -> tuple[Any, ...]:
     types = [a.aval for a in equation.invars]
 
+    def run(*arrays):
+        params = equation.primitive.get_bind_params(equation.params)
+        return equation.primitive.bind(*arrays, **params)
+
     def both(*arrays):
         half = len(arrays) // 2
-
-        def run(*arrays):
-            return equation.primitive.bind(
-                *arrays, **equation.primitive.get_bind_params(equation.params)
-            )
-
         return jax.jvp(run, arrays[:half], arrays[half:])
 
     made = Program.of(jax.make_jaxpr(both)(*types, *types))
     values = made.constants.values()
     keys = (digest(v) if is_concrete(v) and is_plain(v) else id(v) for v in values)
     return str(made.closed()), *keys
-
-
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, jex.Jaxpr | jex.ClosedJaxpr):
-        return str(left) == str(right)
-    return bool(left == right)
 
 
 # Formulae of the activations of this library's ops in plain JAX.
@@ -190,9 +195,9 @@ _WRITTEN: tuple[tuple[ops.Activation, Callable[[Any], Any]], ...] = (
 class Linear:
     """``x @ kernel + bias`` along the last axis."""
 
-    x: Atom  # the array that is multiplied
+    x: Atom
     kernel: Atom  # [in, out]
-    bias: Atom | None  # an array of ``out`` numbers and axes of size one, or None
+    bias: Atom | None  # ``out`` numbers and axes of size one
     is_transposed: bool  # whether the kernel is [out, in]
 
     @property
@@ -200,11 +205,11 @@ class Linear:
         """The kernel, followed by the bias if there is one."""
         return [self.kernel] if self.bias is None else [self.kernel, self.bias]
 
-    def parameters(self, values: list[Any]) -> tuple[Any, Any]:
-        """The kernel as [in, out] and the bias as [out], taken from the front of ``values``."""
-        kernel = values.pop(0)
-        kernel = kernel.T if self.is_transposed else kernel
-        return kernel, None if self.bias is None else values.pop(0).reshape(-1)
+    def parameters(self, values: Values) -> tuple[Any, Any]:
+        """The kernel as [in, out] and the bias as [out]."""
+        kernel = values[self.kernel]
+        bias = None if self.bias is None else values[self.bias].reshape(-1)
+        return kernel.T if self.is_transposed else kernel, bias
 
 
 def linear_of(view: View, atom: Atom) -> Linear | None:
@@ -257,21 +262,16 @@ def row_of(view: View, atom: Atom, like: Any) -> Atom | None:
         return None
     width = like.shape[-1]
     while is_variable(atom):
-        if atom.aval.size == width and atom.aval.ndim and atom.aval.shape[-1] == width:
+        shape = atom.aval.shape
+        if atom.aval.size == width and shape[-1:] == (width,):
             return atom
         equation = view.made_by(atom, "broadcast_in_dim")
         if equation is None:
             return None
-        inner = equation.invars[0]
-        last = atom.aval.ndim - 1
-        varies = [
-            d
-            for d, n in zip(equation.params["broadcast_dimensions"], inner.aval.shape, strict=True)
-            if n != 1
-        ]
-        if varies != [last]:
+        atom = equation.invars[0]
+        dims = zip(equation.params["broadcast_dimensions"], atom.aval.shape, strict=True)
+        if [d for d, n in dims if n != 1] != [len(shape) - 1]:
             return None
-        atom = inner
     return None
 
 
@@ -286,22 +286,15 @@ def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None
     equation = view.producer(atom)
     if equation is None:
         return None
-    shape, dtype = tuple(atom.aval.shape), str(atom.aval.dtype)
     for name, function in _WRITTEN:
         if _last_primitive(function) is equation.primitive:
-            argument = argument_of(view, atom, _template(function, shape, dtype))
-            if argument is not None:
-                return argument, name
+            found = form_of(view, atom, [function])
+            if found is not None:
+                return found[0], name
     return None
 
 
 @functools.cache
 def _last_primitive(function: Callable[[Any], Any]) -> Any:
     """The primitive that computes the result of an activation, for arrays of any type."""
-    return _template(function, (1,), "float32").equations[-1].primitive
-
-
-@functools.lru_cache(maxsize=1024)
-def _template(function: Callable[[Any], Any], shape: tuple[int, ...], dtype: str) -> Program:
-    """The program of an activation for arrays of this type."""
-    return Program.of(jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype)))
+    return template(function, (1,), "float32").equations[-1].primitive

@@ -1,22 +1,18 @@
 """Comparison of a rewritten function with the original function, on the arrays of a call.
 
-Sensitivity of a function to rounding: Monte Carlo arithmetic on its equations.
-
 Two programs of one formula differ by their rounding. How much this changes a result depends on the
 function: terms cancel, and an activation with a kink takes the other side where its argument is
-near zero. So the function as it is runs several times with random errors, of the size of
-rounding, in its arguments and in the result of every equation that rounds. The changes of its
-results are what rounding does.
+near zero. So the original function runs several times with random errors, of the size of rounding,
+in its arguments and in the result of every equation that rounds (Monte Carlo arithmetic). The
+changes of its results are what rounding does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -167,30 +163,13 @@ def _with_errors(program: Program) -> Callable[..., list[Any]]:
         known = dict(program.constants)
         known |= {v: wrong(v, a) for v, a in zip(program.inputs, arrays, strict=True)}
         for equation in program.equations:
-            made = _alone(program, equation)(*map(value, equation.invars))
+            made = program.alone(equation)(*map(value, equation.invars))
             pairs = zip(equation.outvars, made, strict=True)
             rounds = equation.primitive.name not in _EXACT
             known |= {v: wrong(v, y) if rounds else y for v, y in pairs}
         return [jnp.asarray(value(atom)) for atom in program.outputs]
 
     return run
-
-
-def _alone(program: Program, equation: Any) -> Callable[..., list[Any]]:
-    """One equation as a function of what it reads."""
-    inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
-    made = dataclasses.replace(
-        program,
-        inputs=inputs,
-        outputs=tuple(equation.outvars),
-        equations=(equation.replace(invars=list(inputs)),),
-        constants={},
-    )
-    return jex.jaxpr_as_fun(made.closed())
-
-
-def _is_float(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating) and aval.size > 0
 
 
 def _wrong(errors: Any, place: int, array: Any) -> Any:

@@ -1,15 +1,13 @@
 """Producers and users of each variable of a program, and its value if that is known.
 
-A cache of results computed from arrays that functions close over, across traces.
-
 A function is traced again for its gradients, for other shapes and by ``explain``. The edge lists in
-it are the same arrays each time, and so are results that depend only on them. A term of such arrays
-is identified by a digest of its equations, with the arrays themselves at the leaves.
+it are the same arrays each time, and so are results that depend only on them, which a store keeps
+across traces. A term of such arrays is identified by a digest of its equations, with the arrays
+themselves at the leaves.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import threading
 import weakref
@@ -19,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn.fusion.integers import evaluated
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, key_of_param
+from jaxgnn.fusion.program import Atom, Equation, Program, closure, is_variable, key_of_param
 from jaxgnn.graph import is_concrete
 
 # Cheap functions of arrays, which are evaluated in advance if all of their operands are known.
@@ -42,16 +39,12 @@ _LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated in advance
 
 
 class View:
-    """Definitions and uses of the variables of one program.
-
-    Attributes:
-      program: the program.
-      known: values that have been found, by variable, and results computed from them alone, by
-        question; shared by the views of a program's versions.
-    """
+    """Definitions and uses of the variables of one program."""
 
     def __init__(self, program: Program, known: MutableMapping[Any, Any]):
         self.program = program
+        # Values that have been found, by variable, and results computed from them alone, by
+        # question; shared by the views of a program's versions.
         self.known = known
         self._producers = {v: e for e in program.equations for v in e.outvars}
         self._positions = {v: i for i, e in enumerate(program.equations) for v in e.outvars}
@@ -64,12 +57,9 @@ class View:
         self._remembered: dict[tuple[str, Any], Any] = {}
 
     def remembered(self, question: str, atom: Atom | None, answer: Callable[[], Any]) -> Any:
-        """The answer to a question about the program, computed once for each view.
+        """The answer to a question about a variable, or None; computed once for each view.
 
-        Args:
-          question: names the question, and with it the function that answers it.
-          atom: the variable that it is about, or None; an answer about a literal is not kept.
-          answer: computes the answer.
+        An answer about a literal is not kept.
         """
         if not is_variable(atom):
             return answer()
@@ -125,15 +115,13 @@ class View:
 
     def _leading_to(self, variable: Any, is_done: Callable[[Any], bool]) -> list[Any]:
         """A variable and its operands, through equations evaluated in advance, in order."""
-        found, waiting = set(), [variable]
-        while waiting:
-            this = waiting.pop()
-            if not is_variable(this) or this in found or is_done(this):
-                continue
-            found.add(this)
+
+        def reads(this: Any) -> Iterator[Any]:
             equation = self._producers.get(this)
             if equation is not None and equation.primitive.name in _EVALUATED:
-                waiting.extend(equation.invars)
+                yield from (a for a in equation.invars if is_variable(a) and not is_done(a))
+
+        found = set() if is_done(variable) else closure(variable, reads)
         return sorted(found, key=lambda v: self._positions.get(v, -1))
 
     def producer(self, atom: Atom) -> Equation | None:
@@ -169,6 +157,11 @@ class View:
             self.known.setdefault(atom, None)
         return self.known[atom]
 
+    def number(self, atom: Atom) -> float | None:
+        """The value of an array with one entry, or None if it has more or is not known."""
+        value = self.value(atom) if atom.aval.size == 1 else None
+        return None if value is None else float(value.reshape(()))
+
     def is_known(self, atom: Atom) -> bool:
         """Whether ``value`` knows an array; this does not compute it."""
         if not is_variable(atom):
@@ -202,30 +195,17 @@ class View:
         made = evaluated(equation, reads)
         if made is not None:
             return made
-        inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
-        alone = dataclasses.replace(
-            self.program,
-            inputs=inputs,
-            outputs=tuple(equation.outvars),
-            equations=(equation.replace(invars=list(inputs)),),
-            constants={},
-        )
         with jax.ensure_compile_time_eval():
-            return [np.asarray(v) for v in jex.jaxpr_as_fun(alone.closed())(*reads)]
+            return [np.asarray(v) for v in self.program.alone(equation)(*reads)]
 
-    def roots(self, atom: Atom) -> Iterator[Any]:
-        """The inputs of the program on which an atom depends."""
-        seen, waiting = set(), [atom]
-        inputs = set(self.program.inputs)
-        while waiting:
-            this = waiting.pop()
-            if not is_variable(this) or this in seen:
-                continue
-            seen.add(this)
-            if this in inputs:
-                yield this
+    def roots(self, variable: Any) -> set[Any]:
+        """The inputs of the program on which a variable depends."""
+
+        def reads(this: Any) -> Iterator[Any]:
             equation = self._producers.get(this)
-            waiting.extend(() if equation is None else equation.invars)
+            return filter(is_variable, () if equation is None else equation.invars)
+
+        return closure(variable, reads).intersection(self.program.inputs)
 
 
 def is_plain(value: Any) -> bool:
@@ -239,8 +219,7 @@ def is_plain(value: Any) -> bool:
 class UnroundedView(View):
     """A view in which conversions between floats of at most 32 bits are ignored.
 
-    It is for ops that compute in float32 and round their results once: they do not round the
-    intermediate values that the code rounds.
+    It is for ops that compute in float32 and round their results once.
     """
 
     def producer(self, atom: Atom) -> Equation | None:
@@ -255,12 +234,12 @@ class UnroundedView(View):
 
 
 def _is_rounding(equation: Equation) -> bool:
-    if equation.primitive.name != "convert_element_type":
-        return False
-    return all(v.aval.dtype.name in _SHORT for v in (*equation.invars, *equation.outvars))
+    atoms = *equation.invars, *equation.outvars
+    is_conversion = equation.primitive.name == "convert_element_type"
+    return is_conversion and all(a.aval.dtype.name in SHORT_FLOATS for a in atoms)
 
 
-_SHORT = ("float32", "bfloat16", "float16")
+SHORT_FLOATS = ("float32", "bfloat16", "float16")
 
 
 def unrounded(view: View) -> UnroundedView:
@@ -268,16 +247,12 @@ def unrounded(view: View) -> UnroundedView:
     return view.remembered("unrounded", None, lambda: UnroundedView(view.program, view.known))
 
 
-_MOST_BYTES = 1 << 31
-
-
 @dataclass(frozen=True)
 class Content:
     """The content of an array, in terms of arrays that do not change."""
 
-    # A digest of the equations that compute it, and of the identities of the arrays they read
-    key: bytes
-    leaves: tuple[jax.Array, ...]  # these arrays
+    key: bytes  # a digest of the equations that compute it, and of the identities of ``leaves``
+    leaves: tuple[jax.Array, ...]  # the arrays that the equations read
 
 
 def content_of_constant(value: Any) -> Content | None:
@@ -296,13 +271,7 @@ def content_of_literal(value: Any) -> Content:
 def content_of_result(
     equation: Equation, position: int, reads: Sequence[Content | None]
 ) -> Content | None:
-    """The content of a result of an equation, or None if it is not known.
-
-    Args:
-      equation: the equation.
-      position: position of the result among its results.
-      reads: the contents of its operands.
-    """
+    """The content of one of an equation's results, by those of its operands; None if not known."""
     params = [(name, key_of_param(value)) for name, value in sorted(equation.params.items())]
     known = [content for content in reads if content is not None]
     by_identity = any(isinstance(key, tuple) and key[:1] == ("id",) for _, key in params)
@@ -320,13 +289,9 @@ def _digest(*parts: Any) -> bytes:
 
 
 class Store:
-    """The most recently used arrays, by their contents.
+    """The most recently used arrays, by their contents, of at most ``most_bytes`` in all."""
 
-    Args:
-      most_bytes: maximum bytes of the kept arrays.
-    """
-
-    def __init__(self, most_bytes: int = _MOST_BYTES):
+    def __init__(self, most_bytes: int = 1 << 31):
         self._most_bytes = most_bytes
         self._kept: OrderedDict[Any, tuple[list[weakref.ref[Any]], np.ndarray]] = OrderedDict()
         self._lock = threading.Lock()

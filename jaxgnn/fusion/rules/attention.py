@@ -1,13 +1,14 @@
-"""The scores of graph attention networks, as they are written with gathers.
+"""Attention over the neighbours: softmaxes of known scores, with ops that fuse them and the sum.
 
-Scores that are inner products along the features of an edge: those of transformers and GATv2.
+The scores are those of graph attention networks, as they are written with gathers, or inner
+products along the features of an edge, as in transformers and GATv2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,45 +26,29 @@ from jaxgnn.fusion.products import (
     values_of,
 )
 from jaxgnn.fusion.program import Atom
+from jaxgnn.fusion.rewrite import Values
 from jaxgnn.fusion.templates import session_precision
 from jaxgnn.fusion.view import View
 
 
 @dataclass(frozen=True)
-class GatLogits:
-    """``leaky_relu(a[receivers] + c[senders] + b)``."""
+class Sum:
+    """An op that sums rows of a table."""
 
-    op: ClassVar[str] = "gat_attention"
-    of_rows: Atom  # a, one number for each receiver and head
-    of_columns: Atom  # c, one number for each sender and head
-    of_edges: Atom | None  # b, or None
-    slope: float  # slope for negative numbers
-    assumes: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def inputs(self) -> Sequence[Atom]:
-        """The atoms whose values ``apply`` takes."""
-        first = [self.of_rows, self.of_columns]
-        return first if self.of_edges is None else [*first, self.of_edges]
-
-    def apply(self, graph: StaticGraph, table: Any, values: Sequence[Any]) -> Any:
-        """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
-        heads = values[0].reshape(values[0].shape[0], -1).shape[1]
-        rows, columns = (v.reshape(v.shape[0], heads).astype(table.dtype) for v in values[:2])
-        bias = None
-        if self.of_edges is not None:
-            bias = graph.to_slots(values[2].reshape(-1, heads).astype(table.dtype))
-        v = table.reshape(table.shape[0], heads, -1)
-        options = {"negative_slope": self.slope, "edge_logits": bias}
-        return ops.gat_attention(graph.graph, rows, columns, v, **options)
+    op: str
+    table: Atom
+    inputs: list[Atom]  # read besides the table
+    apply: Callable[[Any, Values], Any]  # takes the table and the values of the inputs
+    assumes: tuple[str, ...] = ()  # conditions on numbers, for ``Rewrite.assumes``
 
 
-def gat_logits_of(view: View, logits: Atom, graph: StaticGraph) -> GatLogits | None:
-    """The parts of the scores, if they are those of ``ops.gat_attention`` on this graph, or None.
+def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum | None:
+    """``ops.gat_attention`` if scores are ``leaky_relu(a[receivers] + c[senders] + b)``, or None.
 
     Args:
       view: the view of the program.
       logits: the scores before the softmax, [edges, heads] or with axes of size one.
+      table: the values, [columns, heads, features] or [columns, features].
       graph: the graph over whose edges the softmax is taken.
     """
     found = leaky_relu_of(view, logits)
@@ -81,7 +66,21 @@ def gat_logits_of(view: View, logits: Atom, graph: StaticGraph) -> GatLogits | N
             rest.append(term)
     if len(rows) != 1 or len(columns) != 1 or len(rest) > 1:
         return None
-    return GatLogits(rows[0], columns[0], rest[0] if rest else None, slope)
+
+    def apply(table, values):
+        a, c = (values[atom].reshape(values[atom].shape[0], -1) for atom in (*rows, *columns))
+        heads, a, c = a.shape[1], a.astype(table.dtype), c.astype(table.dtype)
+        v = table.reshape(table.shape[0], heads, -1)
+        bias = _bias(graph, rest, values, heads, table.dtype)
+        return ops.gat_attention(graph.graph, a, c, v, negative_slope=slope, edge_logits=bias)
+
+    return Sum("gat_attention", table, [*rows, *columns, *rest], apply)
+
+
+def _bias(graph: StaticGraph, of_edges: list[Atom], values: Values, heads: int, dtype: Any) -> Any:
+    """Numbers of edges that are added to scores, in the order of the slots, if there are any."""
+    numbers = [values[atom].reshape(-1, heads).astype(dtype) for atom in of_edges]
+    return graph.to_slots(numbers[0]) if numbers else None
 
 
 def end_of(
@@ -124,9 +123,9 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
     if (bound := view.value(comparison.invars[1])) is None or bound.any():
         return None
     for slope, of in (scaled.invars, reversed(scaled.invars)):
-        value = view.value(slope) if slope.aval.size == 1 else None
-        if of is positive and value is not None and 0 < float(value.reshape(())) < np.inf:
-            return positive, float(value.reshape(()))
+        number = view.number(slope)
+        if of is positive and number is not None and 0 < number < np.inf:
+            return positive, number
     return None
 
 
@@ -138,110 +137,26 @@ def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
             break
         atom = unit.invars[0]
     equation = view.made_by(atom, "add")
-    if (
-        equation is None
-        or depth == 0
-        or any(a.aval.shape != atom.aval.shape for a in equation.invars)
-    ):
+    if equation is None or depth == 0:
+        return [atom]
+    if any(a.aval.shape != atom.aval.shape for a in equation.invars):
         return [atom]
     return [term for part in equation.invars for term in terms_of(view, part, depth - 1)]
 
 
-@dataclass(frozen=True)
-class DotLogits:
-    """``scale * sum(q[receivers] * k[senders], -1) + b``."""
+def inner_products_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum | None:
+    """``ops.dot_attention`` or ``ops.gatv2_attention`` if scores are theirs, or None.
 
-    op: ClassVar[str] = "dot_attention"
-    queries: Atom  # q, [rows, heads, dim] or [rows, dim]
-    keys: Atom  # k, [columns, heads, dim] or [columns, dim]
-    scales: list[Factor]  # factors of one number each, whose product with ``sign`` is the scale
-    sign: int  # 1 or -1
-    of_edges: Atom | None  # b, one number for each edge and head, or None
-
-    @property
-    def assumes(self) -> tuple[str, ...]:
-        """Conditions on numbers under which these are the scores, for ``Rewrite.assumes``."""
-        return ("queries times the scale that neither overflow nor underflow",) * bool(self.scales)
-
-    @property
-    def inputs(self) -> Sequence[Atom]:
-        """The atoms whose values ``apply`` takes."""
-        first = [self.queries, self.keys, *(s.atom for s in self.scales)]
-        return first if self.of_edges is None else [*first, self.of_edges]
-
-    def apply(self, graph: StaticGraph, table: Any, values: Sequence[Any]) -> Any:
-        """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
-        q, k, *rest = values
-        q, k = _with_heads(q), _with_heads(k)
-        scale = values_of(self.scales, rest[: len(self.scales)], 0)
-        q = q if scale is None else q * scale.astype(q.dtype)
-        q = q if self.sign > 0 else -q
-        heads = q.shape[1]
-        bias = None
-        if self.of_edges is not None:
-            bias = graph.to_slots(rest[-1].reshape(-1, heads).astype(table.dtype))
-        v = table.reshape(table.shape[0], heads, -1)
-        return ops.dot_attention(graph.graph, q, k, v, scale=1.0, edge_logits=bias)
-
-
-@dataclass(frozen=True)
-class Gatv2Logits:
-    """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values."""
-
-    op: ClassVar[str] = "gatv2_attention"
-    of_rows: Atom  # x, [rows, heads, dim] or [rows, dim]
-    # Factors that are the same for all edges, whose product with ``sign`` is a
-    factors: list[Factor]
-    sign: int  # 1 or -1
-    of_edges: Atom | None  # b, one number for each edge and head, or None
-    slope: float  # of negative numbers
-    # The shape of the features of an edge in the product, of which factors have the axes
-    features: tuple[int, ...]
-
-    @property
-    def assumes(self) -> tuple[str, ...]:
-        """Conditions on numbers under which these are the scores, for ``Rewrite.assumes``."""
-        return (IN_RANGE,) * (len(self.factors) > 1)
-
-    @property
-    def inputs(self) -> Sequence[Atom]:
-        """The atoms whose values ``apply`` takes."""
-        first = [self.of_rows, *(f.atom for f in self.factors)]
-        return first if self.of_edges is None else [*first, self.of_edges]
-
-    def apply(self, graph: StaticGraph, table: Any, values: Sequence[Any]) -> Any:
-        """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
-        x, *rest = values
-        x, z = _with_heads(x), _with_heads(table)
-        shape = (1, *self.features)
-        vectors = self.sign * values_of(self.factors, rest[: len(self.factors)], len(shape))
-        vectors = jnp.broadcast_to(vectors, shape).reshape(x.shape[1:])
-        bias = None
-        if self.of_edges is not None:
-            bias = graph.to_slots(rest[-1].reshape(-1, x.shape[1]).astype(table.dtype))
-        options: dict[str, Any] = {"negative_slope": self.slope, "edge_logits": bias}
-        return ops.gatv2_attention(graph.graph, x, z, vectors.astype(table.dtype), **options)
-
-
-def inner_product_logits_of(
-    view: View, logits: Atom, table: Atom, graph: StaticGraph
-) -> DotLogits | Gatv2Logits | None:
-    """The parts of scores of ``ops.dot_attention`` or ``ops.gatv2_attention``, or None.
-
-    Args:
-      view: the view of the program.
-      logits: the scores before the softmax, [edges, heads] or with axes of size one.
-      table: the values, [columns, heads, features] or [columns, features].
-      graph: the graph over whose edges the softmax is taken.
+    The arguments are those of ``gat_of``.
     """
     terms = terms_of(view, logits, 1)
     for term, *others in (terms, terms[::-1]):
         made = _inner_product_of(view, term)
         if made is None or made.product.scalars:
             continue
-        bias = others[0] if others else None
-        found = _dot_of(view, made, bias, graph) or _gatv2_of(view, made, bias, table, graph)
-        if found is not None and _has_type_of(view, found, table):
+        found = _dot_of(view, made, others, table, graph)
+        found = found or _gatv2_of(view, made, others, table, graph)
+        if found is not None:
             return found
     return None
 
@@ -250,9 +165,9 @@ def inner_product_logits_of(
 class _InnerProduct:
     """A product of features of edges that is summed along them, and then scaled."""
 
-    product: Product  # the product
-    scales: list[Factor]  # factors of one number each
-    sign: int  # 1 or -1
+    product: Product
+    scales: list[Factor]  # of one number each
+    sign: int
 
 
 def _inner_product_of(view: View, term: Atom) -> _InnerProduct | None:
@@ -262,17 +177,12 @@ def _inner_product_of(view: View, term: Atom) -> _InnerProduct | None:
     summed = scaled.others[0]
     if summed.axes != {d for d, n in enumerate(scaled.shape) if n != 1}:  # a sum that is repeated
         return None
-    product = _summed_product_of(view, _unrounded(view, summed.atom))
+    rounded = view.made_by(summed.atom, "convert_element_type")  # jnp.sum adds in float32
+    product = _summed_product_of(view, rounded.invars[0] if rounded else summed.atom)
     if product is None:
         return None
     scales = [*scaled.constants, *product.constants]
     return _InnerProduct(product, scales, scaled.sign * product.sign)
-
-
-def _unrounded(view: View, atom: Atom) -> Atom:
-    """The sum in float32 that is rounded to the dtype of its terms, as ``jnp.sum`` does."""
-    rounded = view.made_by(atom, "convert_element_type")
-    return atom if rounded is None else rounded.invars[0]
 
 
 def _summed_product_of(view: View, atom: Atom) -> Product | None:
@@ -295,7 +205,8 @@ def _summed_product_of(view: View, atom: Atom) -> Product | None:
     dims = left.aval.ndim
     if moved is None and numbers == _PAIRS.get(dims) and left.aval.shape == right.aval.shape:
         return _together(product_of(view, left, 0), product_of(view, right, 0))
-    for one, other, of_dot in ((left, right, numbers), (right, left, _swapped(numbers))):
+    swapped = numbers[0][::-1], numbers[1][::-1]
+    for one, other, of_dot in ((left, right, numbers), (right, left, swapped)):
         labels = _labels_of_vector(one, other, of_dot, is_moved=moved is not None)
         if labels is not None:
             product = product_of(view, one, 0)
@@ -309,11 +220,6 @@ _PAIRS = {
     2: (((1,), (1,)), ((0,), (0,))),
     3: (((2,), (2,)), ((0, 1), (0, 1))),
 }
-
-
-def _swapped(numbers: Any) -> Any:
-    (contracted, batch) = numbers
-    return contracted[::-1], batch[::-1]
 
 
 def _labels_of_vector(edges: Atom, vector: Atom, numbers: Any, *, is_moved: bool) -> Labels | None:
@@ -342,18 +248,35 @@ def _together(left: Product, right: Product) -> Product:
 
 
 def _dot_of(
-    view: View, made: _InnerProduct, bias: Atom | None, graph: StaticGraph
-) -> DotLogits | None:
-    product = made.product
+    view: View, made: _InnerProduct, bias: list[Atom], table: Atom, graph: StaticGraph
+) -> Sum | None:
+    """``scale * sum(q[receivers] * k[senders], -1) + b``, whose scale is a product."""
+    product, scales = made.product, made.scales
     if len(product.tables) != 2 or product.others:
         return None
     pair = _ends_of(view, [t.gather for t in product.tables if t.gather is not None], graph)
-    return None if pair is None else DotLogits(*pair, made.scales, made.sign, bias)
+    if pair is None or not _have_type_of(table, pair):
+        return None
+    queries, keys = pair
+
+    def apply(table, values):
+        q, k = _with_heads(values[queries]), _with_heads(values[keys])
+        scale = values_of(scales, values, 0)
+        q = q if scale is None else q * scale.astype(q.dtype)
+        q, heads = q if made.sign > 0 else -q, q.shape[1]
+        of_edges = _bias(graph, bias, values, heads, table.dtype)
+        v = table.reshape(table.shape[0], heads, -1)
+        return ops.dot_attention(graph.graph, q, k, v, scale=1.0, edge_logits=of_edges)
+
+    inputs = [*pair, *(s.atom for s in scales), *bias]
+    assumes = ("queries times the scale that neither overflow nor underflow",) * bool(scales)
+    return Sum("dot_attention", table, inputs, apply, assumes)
 
 
 def _gatv2_of(
-    view: View, made: _InnerProduct, bias: Atom | None, table: Atom, graph: StaticGraph
-) -> Gatv2Logits | None:
+    view: View, made: _InnerProduct, bias: list[Atom], table: Atom, graph: StaticGraph
+) -> Sum | None:
+    """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values."""
     product = made.product
     shared = [f for f in product.others if 0 not in f.axes and not f.is_inverse]
     of_edges = [f for f in product.others if f not in shared]
@@ -368,8 +291,21 @@ def _gatv2_of(
     pair = _ends_of(view, whole, graph) if len(whole) == len(gathers) == 2 else None
     if pair is None or pair[1] is not table:
         return None
-    factors = [*shared, *made.scales]
-    return Gatv2Logits(pair[0], factors, made.sign, bias, slope, product.shape[1:])
+    of_rows, factors = pair[0], [*shared, *made.scales]
+    if not _have_type_of(table, [of_rows]):
+        return None
+
+    def apply(table, values):
+        x, z = _with_heads(values[of_rows]), _with_heads(table)
+        shape = 1, *product.shape[1:]
+        vectors = made.sign * values_of(factors, values, len(shape))
+        vectors = jnp.broadcast_to(vectors, shape).reshape(x.shape[1:]).astype(table.dtype)
+        numbers = _bias(graph, bias, values, x.shape[1], table.dtype)
+        options = {"negative_slope": slope, "edge_logits": numbers}
+        return ops.gatv2_attention(graph.graph, x, z, vectors, **options)
+
+    inputs = [of_rows, *(f.atom for f in factors), *bias]
+    return Sum("gatv2_attention", table, inputs, apply, (IN_RANGE,) * (len(factors) > 1))
 
 
 def _ends_of(view: View, gathers: list[RowGather], graph: StaticGraph) -> tuple[Atom, Atom] | None:
@@ -384,9 +320,8 @@ def _ends_of(view: View, gathers: list[RowGather], graph: StaticGraph) -> tuple[
     return None
 
 
-def _has_type_of(view: View, found: DotLogits | Gatv2Logits, table: Atom) -> bool:
-    """Whether the arrays of nodes are of the dtype of the values, and have as many heads."""
-    arrays = [found.queries, found.keys] if isinstance(found, DotLogits) else [found.of_rows]
+def _have_type_of(table: Atom, arrays: Sequence[Atom]) -> bool:
+    """Whether arrays of nodes are of the dtype of the values, and have as many heads."""
     heads = {a.aval.shape[1] if a.aval.ndim == 3 else 1 for a in arrays}
     return len(heads) == 1 and all(
         a.aval.dtype == table.aval.dtype and a.aval.ndim in (2, 3) for a in arrays

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from jaxgnn import ops
 from jaxgnn.fusion.program import Atom, Equation, is_variable
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.rewrite import Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.templates import Linear, activation_of, linear_of
 from jaxgnn.fusion.view import View
 from jaxgnn.ops._core.dispatch import current_platform
@@ -34,7 +34,7 @@ from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from jaxgnn.ops._dense.fused_mlp import FUSED_MLP
 
 
-def _propose_mlp(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose_mlp(view: View, equation: Equation) -> Rewrite | None:
     (output,) = equation.outvars
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
@@ -42,43 +42,42 @@ def _propose_mlp(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if joint is None or _goes_on(view, output, joint.activation):
         return None
     layers, activation = _chain_of(view, output), joint.activation
-    kernels, biases = _types(layers)
-    x = layers[0].x
+    x, types = layers[0].x, [_types(layer) for layer in layers]
 
-    def function(x, *parameters):
-        rest = list(parameters)
-        made = [layer.parameters(rest) for layer in layers]
-        kernels, biases = zip(*made, strict=True)
-        return [ops.fused_mlp(x, kernels, biases, activation=activation)]
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        kernels, biases = zip(*(layer.parameters(values) for layer in layers), strict=True)
+        return [ops.fused_mlp(values[x], kernels, biases, activation=activation)]
 
     hidden = nbytes(*(layer.x for layer in layers[1:]))
     inputs = [x, *(atom for layer in layers for atom in layer.inputs)]
     before, after = nbytes(*inputs, output) + 4 * hidden, nbytes(*inputs, output)
     note = f"{len(layers)} layers of {_rows(x)} rows -> fused_mlp"
+    kernels, biases = map(list, zip(*types, strict=True))
     choice = FUSED_MLP.choose(
         current_platform(), x.aval, kernels, biases, activation=activation, precision=None
     )
     return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
 
 
-def _propose_linear(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose_linear(view: View, equation: Equation) -> Rewrite | None:
     output = equation.outvars[0]
     found = activation_of(view, output)
     layer = None if found is None else linear_of(view, found[0])
     if found is None or layer is None:
         return None
     argument, activation = found
-    (kernel,), (bias,) = _types([layer])
 
-    def function(x, *parameters):
-        kernel, bias = layer.parameters(list(parameters))
-        return [ops.fused_linear(x, kernel, bias, activation=activation)]
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        kernel, bias = layer.parameters(values)
+        return [ops.fused_linear(values[layer.x], kernel, bias, activation=activation)]
 
     inputs = [layer.x, *layer.inputs]
     before, after = nbytes(*inputs, output) + 2 * nbytes(argument), nbytes(*inputs, output)
     note = f"{activation} of a layer of {_rows(layer.x)} rows -> fused_linear"
     choice = FUSED_LINEAR.choose(
-        current_platform(), layer.x.aval, kernel, bias, activation=activation, precision=None
+        current_platform(), layer.x.aval, *_types(layer), activation=activation, precision=None
     )
     return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
 
@@ -140,16 +139,12 @@ def _products_after(view: View) -> Mapping[Any, list[Equation]]:
     return view.remembered("products after an activation", None, found)
 
 
-def _types(layers: list[Linear]) -> tuple[list[Any], list[Any]]:
-    """Kernels and biases of layers, as ``jax.ShapeDtypeStruct``."""
-    kernels, biases = [], []
-    for layer in layers:
-        shape = layer.kernel.aval.shape
-        shape = shape[::-1] if layer.is_transposed else shape
-        dtype = layer.kernel.aval.dtype
-        kernels.append(jax.ShapeDtypeStruct(shape, dtype))
-        biases.append(None if layer.bias is None else jax.ShapeDtypeStruct(shape[1:], dtype))
-    return kernels, biases
+def _types(layer: Linear) -> tuple[Any, Any]:
+    """The kernel and the bias of a layer, as ``jax.ShapeDtypeStruct``."""
+    shape, dtype = layer.kernel.aval.shape, layer.kernel.aval.dtype
+    shape = shape[::-1] if layer.is_transposed else shape
+    bias = None if layer.bias is None else jax.ShapeDtypeStruct(shape[1:], dtype)
+    return jax.ShapeDtypeStruct(shape, dtype), bias
 
 
 def _rows(x: Atom) -> int:

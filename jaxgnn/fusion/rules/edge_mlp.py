@@ -25,7 +25,6 @@ neither results nor gradients.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +40,12 @@ from jaxgnn.fusion.edges import (
     known_rows,
     row_gather,
     segment_reduction,
+    where_rows,
 )
 from jaxgnn.fusion.graphs import StaticGraph, static_graph
 from jaxgnn.fusion.products import IN_RANGE, Product, product_of, values_of
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.by_nodes import columns_of
 from jaxgnn.fusion.templates import Linear, activation_of, linear_of
 from jaxgnn.fusion.view import View
@@ -55,13 +55,12 @@ _ASSUMES = "finite numbers, and sums over edges that do not overflow before the 
 
 @dataclass(frozen=True)
 class _Ends:
-    """The columns of the input of the first layer."""
+    """The columns of the input of the first layer: arrays, with the columns that they fill."""
 
-    # Tables that are read by the receiver, with the columns that they fill
-    of_rows: list[tuple[Atom, range]]
+    of_rows: list[tuple[Atom, range]]  # tables that are read by the receiver
     of_columns: list[tuple[Atom, range]]  # tables that are read by the sender
     of_edges: list[tuple[Atom, range]]  # features of edges
-    graph: StaticGraph  # the edges
+    graph: StaticGraph
 
     @property
     def parts(self) -> list[tuple[Atom, range]]:
@@ -75,18 +74,17 @@ class _Ends:
             return given
         return jnp.concatenate([given[span.start : span.stop] for span in spans])
 
-    def arrays(self, values: list[Any], axis: int) -> tuple[Any, Any, Any]:
-        """Features of receivers, senders and edge slots, from the values of ``parts``."""
-        first, second = len(self.of_rows), len(self.of_rows) + len(self.of_columns)
-        rows = jnp.concatenate(values[:first], -1)
-        columns = jnp.concatenate(values[first:second], -1)
-        edges = jnp.concatenate(values[second:], -1) if self.of_edges else None
-        rows = _where(self.graph.has_edges, rows)
-        columns = _where(self.graph.is_read, columns)
+    def arrays(self, values: Values, axis: int) -> tuple[Any, Any, Any]:
+        """Features of receivers, senders and edge slots."""
+        parts = self.of_rows, self.of_columns, self.of_edges
+        arrays = [[values[atom] for atom, _ in part] for part in parts]
+        rows, columns, edges = (jnp.concatenate(part, -1) if part else None for part in arrays)
+        rows = where_rows(self.graph.has_edges, rows, axis)
+        columns = where_rows(self.graph.is_read, columns, axis)
         return rows, columns, None if edges is None else self.graph.to_slots(edges, axis)
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose(view: View, equation: Equation) -> Rewrite | None:
     reduction = segment_reduction(equation)
     if reduction is None or reduction.kind != "sum" or reduction.updates.aval.ndim < 2:
         return None
@@ -105,18 +103,14 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if not any(row_gather(view, part) for part in columns_of(view, first)):
         return None
     if any(s.axes - {axis} for s in product.scalars):
-        return Refusal(equation, "a weight differs between features")
-    if not all(_is_only_summed(view, a) for a in (product.others[0].atom, reduction.updates)):
-        return Refusal(equation, "the messages are needed for something else, too")
+        raise Refusal("a weight differs between features")
+    messages = product.others[0].atom, reduction.updates
+    if not all(_is_only_summed(view, a) for a in messages):
+        raise Refusal("the messages are needed for something else, too")
     ends = _ends(view, reduction, first)
-    if isinstance(ends, str):
-        return Refusal(equation, ends)
-    made = _rewrite(view, reduction, product, layers, activation, ends)
-    are_read_once = view.is_read_once(product.others[0].atom) and view.is_read_once(
-        reduction.updates
-    )
+    are_read_once = all(map(view.is_read_once, messages))
     case = "" if are_read_once else "edge_mlp at both ends"
-    return dataclasses.replace(made, case=case)
+    return _rewrite(view, reduction, product, layers, activation, ends, case)
 
 
 def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]:
@@ -146,13 +140,11 @@ def _is_only_summed(view: View, messages: Atom) -> bool:
     return is_summed and len(sums) == 2 and not view.is_output(messages)
 
 
-def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
+def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
     rows = known_rows(view, reduction)
-    if isinstance(rows, str):
-        return rows
     if rows.size == 0:
-        return "there are no edges"
-    parts: dict[str, list[tuple[Atom, range]]] = {"rows": [], "columns": [], "edges": []}
+        raise Refusal("there are no edges")
+    of_rows, of_columns, of_edges = [], [], []
     senders: tuple[np.ndarray, int] | None = None
     start = 0
     for atom in columns_of(view, first):
@@ -160,24 +152,22 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
         start = span.stop
         gather = row_gather(view, atom)
         if gather is None or gather.axis != reduction.axis:
-            parts["edges"].append((atom, span))
+            of_edges.append((atom, span))
             continue
         columns = known_columns(view, gather, rows)
-        if isinstance(columns, str):
-            return columns
         if gather.size == reduction.size and are_the_same(columns, rows, rows):
-            parts["rows"].append((gather.table, span))
+            of_rows.append((gather.table, span))
         elif senders is None or (
             senders[1] == gather.size and are_the_same(senders[0], columns, rows)
         ):
             senders = columns, gather.size
-            parts["columns"].append((gather.table, span))
+            of_columns.append((gather.table, span))
         else:  # a third list of ids
-            parts["edges"].append((atom, span))
-    if senders is None or not parts["rows"]:
-        return "only one end of the edges is read"
+            of_edges.append((atom, span))
+    if senders is None or not of_rows:
+        raise Refusal("only one end of the edges is read")
     graph = static_graph(rows, senders[0], reduction.size, senders[1])
-    return _Ends(parts["rows"], parts["columns"], parts["edges"], graph)
+    return _Ends(of_rows, of_columns, of_edges, graph)
 
 
 def _rewrite(
@@ -187,6 +177,7 @@ def _rewrite(
     layers: list[Linear],
     activation: ops.Activation | None,
     ends: _Ends,
+    case: str,
 ) -> Rewrite:
     axis, output = reduction.axis, reduction.equation.outvars[0]
     tables = [atom for atom, _ in ends.parts]
@@ -198,41 +189,36 @@ def _rewrite(
     inputs = [*tables, *parameters, *(f.atom for f in (*scalars, *constants))]
     inputs += [] if starts_at_zero else [reduction.base]
 
-    def function(*values):
-        rest = list(values)
-        arrays = [rest.pop(0) for _ in tables]
-        made = [layer.parameters(rest) for layer in layers]
-        weights = values_of(scalars, [rest.pop(0) for _ in scalars], axis + 2)
-        scale = values_of(constants, [rest.pop(0) for _ in constants], 0)
-        kernels = [ends.kernel(made[0][0]), *(kernel for kernel, _ in made[1:])]
-        rows, columns, edges = ends.arrays(arrays, axis)
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        kernels, biases = zip(*(layer.parameters(values) for layer in layers), strict=True)
+        kernels = [ends.kernel(kernels[0]), *kernels[1:]]
+        rows, columns, edges = ends.arrays(values, axis)
+        weights = values_of(scalars, values, axis + 2)
+        scale = values_of(constants, values, 0)
         if weights is not None:
             weights = ends.graph.to_slots(weights.reshape(-1).astype(rows.dtype))
         y = ops.edge_mlp_aggregate(
             ends.graph.graph,
             (rows, columns),
-            ops.EdgeMLPParams(kernels, [bias for _, bias in made]),
+            ops.EdgeMLPParams(kernels, list(biases)),
             edges,
             weights=weights,
             activation=activation,
         )
         if scale is not None:  # which may be infinite, and then is for rows with edges alone
-            of_rows = jnp.broadcast_to(scale.astype(y.dtype), (y.shape[axis], 1))
-            y = y * _where(ends.graph.has_edges, of_rows)
+            of_rows = jnp.broadcast_to(scale.astype(y.dtype), (*[1] * axis, y.shape[axis], 1))
+            y = y * where_rows(ends.graph.has_edges, of_rows, axis)
         y = y if product.sign > 0 else -y
-        return [y if starts_at_zero else rest[0] + y]
+        return [y if starts_at_zero else values[reduction.base] + y]
 
     before = nbytes(output, reduction.updates) + 2 * nbytes(*(layer.x for layer in layers))
     after = nbytes(output, *tables, *parameters) + 2 * nbytes(layers[-1].x)
     note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
-    assumes = [_ASSUMES, *([IN_RANGE] if len(scalars) > 1 else [])]
+    assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1))
     return Rewrite(
-        reduction.equation, inputs, function, note, before, after, assumes=tuple(assumes)
+        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
     )
-
-
-def _where(is_there: np.ndarray, table: Any) -> Any:
-    return table if is_there.all() else jnp.where(is_there[:, None], table, 0)
 
 
 RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

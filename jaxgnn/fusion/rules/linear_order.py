@@ -35,10 +35,11 @@ from jaxgnn.fusion.edges import (
     is_filled_with,
     rows_that_are_read,
     segment_reduction,
+    where_rows,
 )
 from jaxgnn.fusion.products import Factor, Product, multiplied, product_of
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values
 from jaxgnn.fusion.rules.maxk import maxk_of
 from jaxgnn.fusion.view import View
 
@@ -51,10 +52,9 @@ _ASSUMES = ("finite numbers, and sums and products that do not overflow in eithe
 class _Sum:
     """A sum over neighbours of rows of one table."""
 
-    reduction: SegmentReduction  # the sum
+    reduction: SegmentReduction
     product: Product  # the summed array
-    gather: RowGather  # the gather that reads the rows
-    is_read: np.ndarray  # mask of the rows of the table that are read
+    gather: RowGather  # reads the rows
 
     @property
     def factors(self) -> list[Factor]:
@@ -67,26 +67,26 @@ class _Sum:
         atoms = [factor.atom for factor in self.factors]
         return [self.gather.places, self.reduction.places, *atoms]
 
-    def apply(self, table: Any, values: list[Any]) -> Any:
-        """The sum of rows of a table of any width; removes its inputs from ``values``."""
-        places, segments = values.pop(0), values.pop(0)
-        arrays = [values.pop(0) for _ in self.factors]
-        updates = self.gather.read(table, places)
-        updates = multiplied(updates, self.factors, arrays, updates.ndim)
+    def apply(self, table: Any, values: Values) -> Any:
+        """The sum of rows of a table of any width."""
+        updates = self.gather.read(table, values[self.gather.places])
+        updates = multiplied(updates, self.factors, values, updates.ndim)
         updates = updates if self.product.sign > 0 else -updates
         shape = (*self.reduction.base.aval.shape[:-1], table.shape[-1])
-        equation = self.reduction.equation
+        equation, segments = self.reduction.equation, values[self.reduction.places]
         base = jnp.zeros(shape, updates.dtype)
         return equation.primitive.bind(base, segments, updates, **equation.params)
 
-    def rows(self, table: Any) -> Any:
-        """The table, with zeros in rows that are not read."""
-        shape = [-1 if d == self.gather.axis else 1 for d in range(table.ndim)]
-        return table if self.is_read.all() else jnp.where(self.is_read.reshape(shape), table, 0)
+    def rows_that_are_read(self, view: View) -> np.ndarray:
+        """A mask of the rows of the table; raises ``Refusal`` if the sum can not be moved."""
+        rows = self.gather.equation.outvars[0]
+        if not all(map(view.is_read_once, (self.reduction.updates, rows))):
+            raise Refusal("the rows are needed, too")
+        return rows_that_are_read(view, self.gather)
 
 
-def _sum_of(view: View, equation: Equation) -> _Sum | str | None:
-    """The sum of rows of one table that a scatter computes; or None, or the reason why not."""
+def _sum_of(view: View, equation: Equation) -> _Sum | None:
+    """The sum of rows of one table that a scatter computes, or None."""
     reduction = segment_reduction(equation)
     output = equation.outvars[0]
     if reduction is None or reduction.kind != "sum" or reduction.axis != output.aval.ndim - 2:
@@ -99,9 +99,7 @@ def _sum_of(view: View, equation: Equation) -> _Sum | str | None:
     gather = product.tables[0].gather
     if gather is None or not is_filled_with(view, reduction.base, 0):
         return None
-    is_alone = all(map(view.is_read_once, (reduction.updates, gather.equation.outvars[0])))
-    is_read = rows_that_are_read(view, gather) if is_alone else "the rows are needed, too"
-    return is_read if isinstance(is_read, str) else _Sum(reduction, product, gather, is_read)
+    return _Sum(reduction, product, gather)
 
 
 def _is_product(equation: Equation | None) -> bool:
@@ -125,13 +123,12 @@ def _cost(found: _Sum, width: int, rows: int, operations: int) -> float:
     return 2 * edges + rows * operations / _OPERATIONS_PER_BYTE
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
-    if equation.primitive.name == "dot_general":
-        return _propose_product_first(view, equation)
-    return _propose_sum_first(view, equation)
+def _propose(view: View, equation: Equation) -> Rewrite | None:
+    is_product = equation.primitive.name == "dot_general"
+    return (_propose_product_first if is_product else _propose_sum_first)(view, equation)
 
 
-def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose_product_first(view: View, equation: Equation) -> Rewrite | None:
     """Moves a product that makes rows narrower before the sum."""
     if not _is_product(equation):
         return None
@@ -147,8 +144,7 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
     found = None if scatter is None or of_sums.is_inverse else _sum_of(view, scatter)
     if found is None or not view.is_read_once(left) or not view.is_read_once(of_sums.atom):
         return None
-    if isinstance(found, str):
-        return Refusal(equation, found)
+    is_read = found.rows_that_are_read(view)
     table = found.gather.table
     is_repeated = of_sums.atom.aval.shape != left.aval.shape
     if scaled.has_heads or is_repeated or maxk_of(view, table) is not None:
@@ -157,14 +153,14 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
     before = _cost(found, wide, left.aval.size // wide, operations)
     after = _cost(found, narrow, table.aval.size // wide, operations)
     if after > before:
-        return Refusal(equation, "the product of all senders costs more than it saves")
+        raise Refusal("the product of all senders costs more than it saves")
     factors = [*scaled.scalars, *scaled.constants]
 
-    def function(table, kernel, *values):
-        rest = list(values)
-        rows = found.rows(table).astype(left.aval.dtype)
-        sums = found.apply(equation.primitive.bind(rows, kernel, **equation.params), rest)
-        sums = multiplied(sums, factors, rest, sums.ndim)
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        rows = where_rows(is_read, values[table], found.gather.axis).astype(left.aval.dtype)
+        made = equation.primitive.bind(rows, values[kernel], **equation.params)
+        sums = multiplied(found.apply(made, values), factors, values, left.aval.ndim)
         return [sums if scaled.sign > 0 else -sums]
 
     inputs = [table, kernel, *found.inputs, *(factor.atom for factor in factors)]
@@ -173,38 +169,43 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | Refusal 
     return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
 
 
-def _propose_sum_first(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose_sum_first(view: View, equation: Equation) -> Rewrite | None:
     """Moves a product that widens rows after the sum."""
     found = _sum_of(view, equation)
-    table = None if found is None or isinstance(found, str) else found.gather.table
-    dot = None if table is None else view.producer(table)
-    if not isinstance(found, _Sum) or dot is None or not _is_product(dot):
+    dot = None if found is None else view.producer(found.gather.table)
+    if found is None or dot is None or not _is_product(dot):
         return None
     x, kernel = dot.invars
     narrow, wide = x.aval.shape[-1], dot.outvars[0].aval.shape[-1]
     output = equation.outvars[0]
     is_same_type = x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim
-    if (
-        narrow == 0
-        or 2 * narrow > wide
-        or not is_same_type
-        or not view.is_read_once(dot.outvars[0])
-    ):
+    if narrow == 0 or 2 * narrow > wide or not is_same_type:
+        return None
+    if not view.is_read_once(dot.outvars[0]) or not _is_movable(view, found):
         return None
     operations = 2 * wide * narrow
     before = _cost(found, wide, x.aval.size // narrow, operations)
     after = _cost(found, narrow, output.aval.size // wide, operations)
     if after > before:
-        return Refusal(equation, "the product of all receivers costs more than it saves")
+        raise Refusal("the product of all receivers costs more than it saves")
 
-    def function(x, kernel, *values):
-        sums = found.apply(x, list(values))
-        return [dot.primitive.bind(sums, kernel, **dot.params)]
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        sums = found.apply(values[x], values)
+        return [dot.primitive.bind(sums, values[kernel], **dot.params)]
 
     note = f"a product that makes {wide} of {narrow} features and a sum -> the sum first"
     sizes = int(before), int(after)
     inputs = [x, kernel, *found.inputs]
     return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
+
+
+def _is_movable(view: View, found: _Sum) -> bool:
+    try:
+        found.rows_that_are_read(view)
+    except Refusal:
+        return False
+    return True
 
 
 RULE = Rule("linear_order", frozenset(("dot_general", "scatter-add")), _propose)

@@ -13,7 +13,6 @@ rows are assumed to be finite there. The other ways to write it assume nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +22,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgnn import ops
-from jaxgnn.fusion.program import Atom, Equation, Program
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import argument_of
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
+from jaxgnn.fusion.templates import form_of
 from jaxgnn.fusion.view import View
 
 _DEPTH = 12  # equations between `top_k` and the result, in the longest way to write it
@@ -85,29 +84,25 @@ class Kept:
 
     x: Atom  # the matrix
     k: int  # the number of entries of a row
-    # Conditions on the matrix under which this is what the code computes
-    assumes: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()  # conditions on the matrix, for ``Rewrite.assumes``
 
 
 def maxk_of(view: View, atom: Atom) -> Kept | None:
     """The ``maxk`` that makes an atom, or None."""
     if view.made_by(atom, "scatter", "mul", "select_n") is None or atom.aval.ndim != 2:
         return None
-    k = _kept(view, atom, _DEPTH)
-    if k is None:
+    k = _kept(view, atom)
+    found = None if k is None else form_of(view, atom, _WRITTEN, k)
+    if k is None or found is None:
         return None
-    templates = _templates(tuple(atom.aval.shape), str(atom.aval.dtype), k)
-    for written, template in zip(_WRITTEN, templates, strict=True):
-        x = argument_of(view, atom, template)
-        if x is not None:
-            return Kept(x, k, _FINITE if written in _MASKS else ())
-    return None
+    x, written = found[0], _WRITTEN[found[1]]
+    return Kept(x, k, _FINITE if written in _MASKS else ())
 
 
-def _kept(view: View, atom: Atom, depth: int) -> int | None:
-    """The ``k`` of a ``top_k`` at most ``depth`` equations before an atom, or None."""
+def _kept(view: View, atom: Atom) -> int | None:
+    """The ``k`` of a ``top_k`` at most ``_DEPTH`` equations before an atom, or None."""
     seen, layer = set(), [atom]
-    for _ in range(depth):
+    for _ in range(_DEPTH):
         made = {id(e): e for a in layer if (e := view.producer(a)) is not None}
         for equation in made.values():
             if equation.primitive.name == "top_k":
@@ -117,16 +112,8 @@ def _kept(view: View, atom: Atom, depth: int) -> int | None:
     return None
 
 
-@functools.lru_cache(maxsize=256)
-def _templates(shape: tuple[int, ...], dtype: str, k: int) -> list[Program]:
-    like = jax.ShapeDtypeStruct(shape, dtype)
-    return [Program.of(jax.make_jaxpr(lambda x, f=f: f(x, k))(like)) for f in _WRITTEN]
-
-
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose(view: View, equation: Equation) -> Rewrite | None:
     output = equation.outvars[0]
-    if output.aval.ndim != 2 or _kept(view, output, _DEPTH) is None:
-        return None
     found = maxk_of(view, output)
     if found is None:
         return None
@@ -136,8 +123,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
 
     size = nbytes(output)
     note = f"{found.k} largest of {output.aval.shape[1]} columns -> maxk"
-    sizes = 4 * size, 2 * size
-    return Rewrite(equation, [found.x], function, note, *sizes, assumes=found.assumes)
+    return Rewrite(equation, [found.x], function, note, 4 * size, 2 * size, assumes=found.assumes)
 
 
 RULE = Rule("maxk", frozenset(("scatter", "mul", "select_n")), _propose)

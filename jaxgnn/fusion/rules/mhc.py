@@ -29,8 +29,7 @@ It pays only where the ops would choose a kernel.
 
 from __future__ import annotations
 
-import functools
-import operator
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,76 +37,67 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.products import Contraction, Operand, contraction_of, unless_one, without_repeats
+from jaxgnn.fusion.products import Factor, contraction_of, unless_one, without_repeats
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.templates import row_of, session_precision
-from jaxgnn.fusion.view import UnroundedView, View, unrounded
+from jaxgnn.fusion.view import SHORT_FLOATS, UnroundedView, View, unrounded
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._mhc.mhc_post import MHC_POST
 from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, MHCConstants, MHCParams
-
-_TAKEN = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class _Part:
     """Some columns of the normalised product, with their gain and bias."""
 
-    streams: Atom  # the streams, [..., n, dim]
-    kernel: Atom  # the matrix, [n dim, columns] or the transpose of that
-    is_transposed: bool  # whether it is the transpose
-    columns: range  # the columns of the matrix that belong to the part
+    streams: Atom  # [..., n, dim]
+    kernel: Atom  # [n dim, columns] or the transpose of that
+    is_transposed: bool  # whether the kernel is the transpose
+    columns: range  # of the matrix
     gains: tuple[Atom, ...]  # numbers that it is multiplied by
-    gamma: Atom | None  # factors of the streams, n dim numbers, or None
+    gamma: Atom | None  # factors of the streams, n dim numbers
     norm_eps: float  # the number that is added to the mean square
-    bias: Atom | None = None  # the row that is added, or None
+    bias: Atom | None = None  # the row that is added
 
     @property
     def inputs(self) -> list[Atom]:
         """The atoms whose values ``arrays`` takes."""
         return [self.kernel, *self.gains, *([] if self.bias is None else [self.bias])]
 
-    def arrays(self, values: list[Any]) -> tuple[Any, Any, Any]:
-        """The rows of φ, the gain and the bias, from the front of ``values``."""
-        kernel = values.pop(0)
+    def arrays(self, values: Values) -> tuple[Any, Any, Any]:
+        """The rows of φ, the gain and the bias."""
+        kernel = values[self.kernel]
         kernel = (kernel if self.is_transposed else kernel.T).astype(jnp.float32)
-        gains = [values.pop(0).reshape(()).astype(jnp.float32) for _ in self.gains]
-        gain = functools.reduce(operator.mul, gains, jnp.float32(1))
+        gains = [values[atom].reshape(()).astype(jnp.float32) for atom in self.gains]
         width = len(self.columns)
-        given = None if self.bias is None else values.pop(0).reshape(width)
-        bias = jnp.zeros(width, jnp.float32) if given is None else given.astype(jnp.float32)
-        return kernel[self.columns.start : self.columns.stop], gain, bias
+        bias = jnp.zeros(width) if self.bias is None else values[self.bias].reshape(width)
+        rows = kernel[self.columns.start : self.columns.stop]
+        return rows, math.prod(gains, start=jnp.float32(1)), bias.astype(jnp.float32)
 
 
 @dataclass
 class _Reading:
     """The factors found between a part of the coefficients and the streams."""
 
-    view: View  # the view of the program
-    gains: list[Atom] = field(default_factory=list)  # factors that are one number
-    # Factors that are numbers of tokens, and whether they divide
-    norms: list[tuple[Atom, bool]] = field(default_factory=list)
+    view: View
+    gains: list[Atom] = field(default_factory=list)  # one number each
+    norms: list[tuple[Atom, bool]] = field(default_factory=list)  # of tokens, and if they divide
     gammas: list[Atom] = field(default_factory=list)  # factors of the streams that are rows
 
     def through(self, atom: Atom, axes: int) -> Atom:
         """The first array before products with gains, norms and rows.
 
-        Args:
-          atom: the array to start from.
-          axes: how many of the last axes of the array are those of one token.
+        The last ``axes`` axes of the array are those of one token.
         """
-        view = self.view
-        while (equation := view.made_by(atom, "mul", "div")) is not None:
-            first, second = equation.invars
+        while (equation := self.view.made_by(atom, "mul", "div")) is not None:
             is_inverse = equation.primitive.name == "div"
-            pairs = [(first, second)] if is_inverse else [(first, second), (second, first)]
-            for inner, factor in pairs:
-                if self._takes(factor, atom, axes, is_inverse):
-                    atom = inner
-                    break
-            else:
-                return atom
+            pairs = [equation.invars] if is_inverse else [equation.invars, equation.invars[::-1]]
+            found = (inner for inner, by in pairs if self._takes(by, atom, axes, is_inverse))
+            inner = next(found, None)
+            if inner is None:
+                break
+            atom = inner
         return atom
 
     def _takes(self, factor: Atom, of: Atom, axes: int, is_inverse: bool) -> bool:
@@ -133,9 +123,9 @@ def _along(view: View, factor: Atom) -> tuple[Atom, list[int]]:
     return bare, [label for label in unless_one(labels, bare) if label is not None]
 
 
-def _bare(view: View, atom: Atom) -> Atom:
-    """An array before axes of size one and repeats were added."""
-    return _along(view, atom)[0]
+def _maker(view: View, atom: Atom, *names: str) -> Equation | None:
+    """The equation of one of these primitives behind axes of size one and repeats, or None."""
+    return view.made_by(_along(view, atom)[0], *names)
 
 
 def _part_of(view: UnroundedView, atom: Atom) -> _Part | None:
@@ -200,41 +190,34 @@ def _norm_eps(view: UnroundedView, norms: list[tuple[Atom, bool]], streams: Atom
         return None
     norm, is_inverse = norms[0]
     root = view.made_by(norm, "sqrt" if is_inverse else "rsqrt")
-    added = None if root is None else view.made_by(_bare(view, root.invars[0]), "add")
+    added = None if root is None else _maker(view, root.invars[0], "add")
     if added is None:
         return None
     mean, eps = added.invars
-    value = view.value(eps) if eps.aval.size == 1 else None
-    quotient = view.made_by(_bare(view, mean), "div")
-    if value is None or quotient is None or streams.aval.ndim < 2:
+    number, quotient = view.number(eps), _maker(view, mean, "div")
+    if number is None or quotient is None or streams.aval.ndim < 2:
         return None
     total, count = quotient.invars
-    terms = view.value(count) if count.aval.size == 1 else None
     size = streams.aval.shape[-2] * streams.aval.shape[-1]
-    if terms is None or float(terms.reshape(())) != size:
+    summed = _maker(view, total, "reduce_sum")
+    if summed is None or view.number(count) != size:
         return None
-    summed = view.made_by(_bare(view, total), "reduce_sum")
-    if summed is None or summed.outvars[0].aval.size * size != streams.aval.size:
+    (squares,), (sums,) = summed.invars, summed.outvars
+    is_last = tuple(summed.params["axes"]) == tuple(range(sums.aval.ndim, squares.aval.ndim))
+    squared = _base_of_square(view, squares)
+    if squared is None or not is_last or sums.aval.size * size != streams.aval.size:
         return None
-    squared = _base_of_square(view, summed.invars[0])
-    flat = None if squared is None else view.made_by(squared, "reshape")
-    is_streams = squared is not None and view.source(squared) is streams
-    is_streams = is_streams or (flat is not None and view.source(flat.invars[0]) is streams)
-    rank = summed.invars[0].aval.ndim
-    last = tuple(range(summed.outvars[0].aval.ndim, rank))
-    is_last = tuple(summed.params["axes"]) == last
-    return float(value.reshape(())) if is_streams and is_last else None
+    flat = view.made_by(squared, "reshape")
+    bases = [squared, *([] if flat is None else flat.invars)]
+    return number if any(view.source(base) is streams for base in bases) else None
 
 
 def _base_of_square(view: View, atom: Atom) -> Atom | None:
     equation = view.made_by(atom, "square", "integer_pow", "mul")
-    if equation is None:
+    if equation is None or equation.params.get("y", 2) != 2:
         return None
-    if equation.primitive.name == "integer_pow" and equation.params["y"] != 2:
-        return None
-    if equation.primitive.name == "mul" and equation.invars[0] is not equation.invars[1]:
-        return None
-    return equation.invars[0]
+    base = equation.invars[0]
+    return base if all(factor is base for factor in equation.invars) else None
 
 
 @dataclass(frozen=True)
@@ -256,7 +239,7 @@ def _rounded_result(view: View, result: Atom) -> Atom:
     return rounded if is_it and rounded.aval.dtype.itemsize < result.aval.dtype.itemsize else result
 
 
-def _propose_pre(rounded: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose_pre(rounded: View, equation: Equation) -> Rewrite | None:
     view = unrounded(rounded)
     found = _weighted_sum(view, equation)
     if found is None:
@@ -269,44 +252,35 @@ def _propose_pre(rounded: View, equation: Equation) -> Rewrite | Refusal | None:
         elif other.primitive.name in ("add", "mul", "div", "split"):
             rests += _logits(view, other, found.part, range(2 * n, 2 * n + n * n))
     if len(posts) != 1 or not rests:
-        return Refusal(equation, "the other coefficients of the hyper-connection are not there")
-    results = [found, posts[0], rests[-1]]
-    parts = [one.part for one in results]
+        raise Refusal("the other coefficients of the hyper-connection are not there")
+    found_parts = [found, posts[0], rests[-1]]
+    parts, results = zip(*((one.part, one.result) for one in found_parts), strict=True)
     dtype = _dtype_of_op(found.result, streams)
     gamma = found.part.gamma
-    constants = MHCConstants(
-        norm_eps=found.part.norm_eps, pre_eps=found.constant, post_scale=posts[0].constant
-    )
+    eps = {"norm_eps": found.part.norm_eps, "pre_eps": found.constant}
+    constants = {**eps, "post_scale": posts[0].constant}
 
-    def function(x, *values):
-        rest = list(values)
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        x = values[streams]
+        phi, alpha, bias = zip(*(part.arrays(values) for part in parts), strict=True)
+        phi, alpha, bias = jnp.concatenate(phi), jnp.stack(alpha), jnp.concatenate(bias)
         scale = None
         if gamma is not None:
-            scale = rest.pop(0).reshape(x.shape[-2:]).astype(jnp.float32)
-        phi, alpha, bias = zip(*(part.arrays(rest) for part in parts), strict=True)
-        made = ops.mhc_pre(
-            x.astype(dtype),
-            jnp.concatenate(phi),
-            jnp.stack(alpha),
-            jnp.concatenate(bias),
-            scale,
-            norm_eps=constants.norm_eps,
-            pre_eps=constants.pre_eps,
-            post_scale=constants.post_scale,
-        )
-        types = [one.result.aval for one in results]
+            scale = values[gamma].reshape(x.shape[-2:]).astype(jnp.float32)
+        made = ops.mhc_pre(x.astype(dtype), phi, alpha, bias, scale, **constants)
+        types = [result.aval for result in results]
         return [y.reshape(t.shape).astype(t.dtype) for y, t in zip(made, types, strict=True)]
 
     inputs = [streams, *([] if gamma is None else [gamma])]
     inputs += [atom for part in parts for atom in part.inputs]
-    made = nbytes(*(one.result for one in results))
-    sizes = 6 * nbytes(streams) + made, nbytes(streams) + made
+    sizes = 6 * nbytes(streams) + nbytes(*results), nbytes(streams) + nbytes(*results)
     note = f"coefficients of {n} streams and their sum -> mhc_pre"
-    is_what_runs = _pre_choice(streams, dtype, gamma, constants) == "xla"
+    choice = _pre_choice(streams, dtype, gamma, MHCConstants(**constants))
+    is_what_runs = choice == "xla"
     return Rewrite(
-        equation, inputs, function, note, *sizes, is_what_runs=is_what_runs,
-        results=tuple(one.result for one in results),
-    )  # fmt: skip
+        equation, inputs, function, note, *sizes, is_what_runs=is_what_runs, results=results
+    )
 
 
 def _dtype_of_op(result: Atom, *arrays: Atom) -> Any:
@@ -319,26 +293,30 @@ def _pre_choice(streams: Atom, dtype: Any, gamma: Atom | None, constants: MHCCon
     n, dim = streams.aval.shape[-2:]
     rows = 2 * n + n * n
     shapes = [(rows, n * dim), (3,), (rows,), (n, dim)]
-    types = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
-    phi, alpha, bias, scale = types
+    phi, alpha, bias, scale = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
     params = MHCParams(phi, alpha, bias, None if gamma is None else scale)
-    options: dict[str, Any] = {"return_streams": False, "constants": constants}
     like = jax.ShapeDtypeStruct(streams.aval.shape, dtype)
+    options = {"return_streams": False, "constants": constants}
     return MHC_PRE.choose(current_platform(), like, params, **options)
+
+
+def _summed(factor: Factor, rank: int) -> list[int | None]:
+    """The labels of the axes of a factor that a contraction of this rank does not have."""
+    return [label for label in factor.labels if label not in range(rank)]
 
 
 def _weighted_sum(view: UnroundedView, equation: Equation) -> _Found | None:
     """The sum of streams, weighted by the sigmoid of their part of the coefficients."""
     output = equation.outvars[0]
-    made = contraction_of(view, output)
-    if made is None or not made.labels or output.aval.dtype.name not in _TAKEN:
+    factors, rank = contraction_of(view, output), output.aval.ndim
+    if factors is None or not rank or output.aval.dtype.name not in SHORT_FLOATS:
         return None
-    for weights, streams in (made.factors, made.factors[::-1]):
-        tokens = made.labels[:-1]
-        summed = [label for label in weights.labels if label not in made.labels]
+    *tokens, last = range(rank)
+    for weights, streams in (factors, factors[::-1]):
+        summed = _summed(weights, rank)
         if len(summed) != 1 or weights.labels != (*tokens, summed[0]):
             continue
-        if streams.labels != (*tokens, summed[0], made.labels[-1]):
+        if streams.labels != (*tokens, summed[0], last):
             continue
         sigmoid, eps = _sigmoid_of(view, weights.atom, "add")
         part = None if sigmoid is None else _part_of(view, sigmoid.invars[0])
@@ -359,9 +337,9 @@ def _sigmoid_of(view: View, atom: Atom, name: str) -> tuple[Equation | None, flo
         return None, neutral
     for inner, number in (equation.invars, equation.invars[::-1]):
         sigmoid = view.made_by(inner, "logistic")
-        value = view.value(number) if number.aval.size == 1 else None
-        if sigmoid is not None and value is not None and float(value.reshape(())) >= 0:
-            return sigmoid, float(value.reshape(()))
+        value = view.number(number) if sigmoid is not None else None
+        if sigmoid is not None and value is not None and value >= 0:
+            return sigmoid, value
     return None, neutral
 
 
@@ -402,23 +380,25 @@ def _is_beside(part: _Part, first: _Part, columns: range) -> bool:
 
 def _propose_post(rounded: View, equation: Equation) -> Rewrite | None:
     view, output = unrounded(rounded), equation.outvars[0]
-    if output.aval.ndim < 2 or output.aval.dtype.name not in _TAKEN:
+    if output.aval.ndim < 2 or output.aval.dtype.name not in SHORT_FLOATS:
         return None
     for mixed, added in (equation.invars, equation.invars[::-1]):
         of_mixed, of_added = contraction_of(view, mixed), contraction_of(view, added)
         if of_mixed is None or of_added is None:
             continue
-        mixing, outer = _mixing_of(of_mixed, output.aval.shape), _outer_of(of_added)
+        mixing, outer = _mixing_of(of_mixed, output.aval.shape), _outer_of(of_added, added)
         if mixing is not None and outer is not None:
             return _post(view, equation, mixing, outer)
     return None
 
 
-def _mixing_of(made: Contraction, shape: tuple[int, ...]) -> tuple[Operand, Operand, bool] | None:
+def _mixing_of(
+    factors: tuple[Factor, Factor], shape: tuple[int, ...]
+) -> tuple[Factor, Factor, bool] | None:
     """The streams, the matrix that mixes them, and whether it is transposed; or None."""
-    *tokens, stream, column = made.labels
-    for matrix, streams in (made.factors, made.factors[::-1]):
-        summed = [label for label in streams.labels if label not in made.labels]
+    *tokens, stream, column = range(len(shape))
+    for matrix, streams in (factors, factors[::-1]):
+        summed = _summed(streams, len(shape))
         if len(summed) != 1 or streams.labels != (*tokens, summed[0], column):
             continue
         if tuple(streams.atom.aval.shape) != tuple(shape):
@@ -429,19 +409,12 @@ def _mixing_of(made: Contraction, shape: tuple[int, ...]) -> tuple[Operand, Oper
     return None
 
 
-def _outer_of(made: Contraction) -> tuple[Operand, Operand] | None:
+def _outer_of(factors: tuple[Factor, Factor], product: Atom) -> tuple[Factor, Factor] | None:
     """The layer's output and the weights that return it to the streams, or None."""
-    *tokens, stream, column = made.labels
-
-    def is_of(factor: Operand, label: int | None) -> bool:
-        kept = [
-            (a, n) for a, n in zip(factor.labels, factor.atom.aval.shape, strict=True)
-            if a is not None
-        ]  # fmt: skip
-        return tuple(a for a, _ in kept) == (*tokens, label) and len(kept) == factor.atom.aval.ndim
-
-    for weights, output in (made.factors, made.factors[::-1]):
-        if is_of(output, column) and (is_of(weights, stream) or weights.labels == (stream,)):
+    *tokens, stream, column = range(product.aval.ndim)
+    for weights, output in (factors, factors[::-1]):
+        is_of_stream = weights.labels in ((*tokens, stream), (stream,))
+        if output.labels == (*tokens, column) and is_of_stream:
             return output, weights
     return None
 
@@ -449,32 +422,29 @@ def _outer_of(made: Contraction) -> tuple[Operand, Operand] | None:
 def _post(
     view: UnroundedView,
     equation: Equation,
-    mixing: tuple[Operand, Operand, bool],
-    outer: tuple[Operand, Operand],
+    mixing: tuple[Factor, Factor, bool],
+    outer: tuple[Factor, Factor],
 ) -> Rewrite | None:
     streams, matrix, transposed = mixing
     inputs = [view.source(one.atom) for one in (streams, *outer, matrix)]
-    if any(a.aval.dtype.name not in _TAKEN for a in inputs):
+    if any(a.aval.dtype.name not in SHORT_FLOATS for a in inputs):
         return None
     result = _rounded_result(view, equation.outvars[0])
     dtype = _dtype_of_op(result, *inputs[:2])
+    dtypes = dtype, dtype, jnp.float32, jnp.float32
 
-    def function(x, f, h_post, h_res):
-        features = x.astype(dtype), f.astype(dtype)
-        weights = h_post.astype(jnp.float32), h_res.astype(jnp.float32)
-        made = ops.mhc_post(*features, *weights, transposed=transposed)
-        return [made.astype(result.aval.dtype)]
+    def function(*arrays):
+        arrays = [array.astype(t) for array, t in zip(arrays, dtypes, strict=True)]
+        return [ops.mhc_post(*arrays, transposed=transposed).astype(result.aval.dtype)]
 
-    size = nbytes(result)
-    types = [
-        jax.ShapeDtypeStruct(a.aval.shape, t)
-        for a, t in zip(inputs, (dtype, dtype, jnp.float32, jnp.float32), strict=True)
-    ]
+    avals = [a.aval for a in inputs]
+    types = [jax.ShapeDtypeStruct(a.shape, t) for a, t in zip(avals, dtypes, strict=True)]
     choice = MHC_POST.choose(current_platform(), *types, transposed=transposed)
     note = f"{streams.atom.aval.shape[-2]} streams mixed, and the output of a layer -> mhc_post"
-    sizes = 7 * size, 3 * size
+    sizes = 7 * nbytes(result), 3 * nbytes(result)
+    is_what_runs = choice == "xla"
     return Rewrite(
-        equation, inputs, function, note, *sizes, is_what_runs=choice == "xla", results=(result,)
+        equation, inputs, function, note, *sizes, is_what_runs=is_what_runs, results=(result,)
     )
 
 

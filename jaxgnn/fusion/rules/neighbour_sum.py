@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,14 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.edges import (
+    RowGather,
     SegmentReduction,
-    are_the_same,
     graph_of,
     is_filled_with,
-    known_columns,
     known_rows,
+    reads_own_row,
     segment_reduction,
+    where_rows,
 )
 from jaxgnn.fusion.graphs import StaticGraph
 from jaxgnn.fusion.products import (
@@ -62,14 +63,8 @@ from jaxgnn.fusion.products import (
     values_of,
 )
 from jaxgnn.fusion.program import Atom, Equation, is_variable
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.rules.attention import (
-    DotLogits,
-    GatLogits,
-    Gatv2Logits,
-    gat_logits_of,
-    inner_product_logits_of,
-)
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
+from jaxgnn.fusion.rules.attention import Sum, gat_of, inner_products_of
 from jaxgnn.fusion.rules.maxk import maxk_of
 from jaxgnn.fusion.rules.softmax import SegmentSoftmax, segment_softmax_of
 from jaxgnn.fusion.view import View
@@ -80,15 +75,13 @@ from jaxgnn.graph import CSRGraph
 class _Parts:
     """The parts of a sum over neighbours."""
 
-    reduction: SegmentReduction  # the sum
+    reduction: SegmentReduction
     product: Product  # the summed array
-    table: Factor  # the rows that are summed
-    of_rows: list[Factor]  # factors that are read by the receiver
-    # The factor that is a softmax over the edges of each receiver, with its logits
-    softmax: tuple[Factor, SegmentSoftmax] | None
+    gather: RowGather  # of the rows that are summed
+    of_rows: list[Factor]  # read by the receiver
+    softmax: tuple[Factor, SegmentSoftmax] | None  # over the edges of each receiver
     scalars: list[Factor]  # the other weights of edges
-    # The product of weights that are known ahead, [edges] or [edges, heads], or None
-    known: np.ndarray | None
+    known: np.ndarray | None  # product of weights known ahead, [edges] or [edges, heads]
     of_weights: list[Factor]  # constants that multiply the weights
     first: list[Factor]  # constants that multiply the rows before they are summed
     last: list[Factor]  # constants that multiply the sums
@@ -99,7 +92,7 @@ class _Parts:
         return bool(self.scalars or self.of_weights) or self.known is not None
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose(view: View, equation: Equation) -> Rewrite | None:
     reduction = segment_reduction(equation)
     if reduction is None or reduction.kind != "sum":
         return None
@@ -110,40 +103,31 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if not product.tables:
         return None
     if product.others:
-        return Refusal(equation, "a factor is neither read by row nor a number for each edge")
+        raise Refusal("a factor is neither read by row nor a number for each edge")
     rows = known_rows(view, reduction)
-    if isinstance(rows, str):
-        return Refusal(equation, rows)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
     if not tables and of_rows:  # all edges are self loops
         tables.append(of_rows.pop())
     if len(tables) != 1:
-        return Refusal(equation, "rows of two tables are multiplied, which no op does")
+        raise Refusal("rows of two tables are multiplied, which no op does")
     gather = tables[0].gather
     assert gather is not None
     softmax = _softmax_among(view, product, rows)
-    counted = rows if softmax is None else softmax[1].rows
-    graph = graph_of(view, reduction, gather, counted)
-    if isinstance(graph, str):
-        return Refusal(equation, graph)
+    graph = graph_of(view, reduction, gather, rows if softmax is None else softmax[1].rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
     # A number of an edge takes constants in. A softmax does not make rows larger, so they may wait.
     waits = not scalars and (softmax is not None or only_widen(view, product.constants))
     weights = [*scalars, *(product.constants if scalars else ())]
-    known = [s for s in weights if view.is_known(s.atom)]
-    of_known = _known_weights(view, product, known)
-    if isinstance(of_known, str):
-        return Refusal(equation, of_known)
     unknown = [s for s in weights if not view.is_known(s.atom)]
     parts = _Parts(
         reduction,
         product,
-        tables[0],
+        gather,
         of_rows,
         softmax,
         [s for s in unknown if s.axes],
-        of_known,
+        _known_weights(view, product, [s for s in weights if view.is_known(s.atom)]),
         of_weights=[s for s in unknown if not s.axes],
         first=[] if scalars or waits else product.constants,
         last=product.constants if waits else [],
@@ -151,10 +135,10 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     return _rewrite(view, graph, parts)
 
 
-def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | str | None:
-    """The product of factors that are known ahead, such as norms of degrees; or why it is not one.
+def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | None:
+    """The product of factors that are known ahead, such as norms of degrees; None without factors.
 
-    There is none if no factor is known.
+    Raises ``Refusal`` if it leaves the range of numbers.
     """
     if not factors:
         return None
@@ -162,17 +146,20 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
     atoms = [f.atom for f in factors]
     forms = tuple((f.labels, f.is_inverse) for f in factors)
 
-    def made() -> np.ndarray | str:
+    def made() -> np.ndarray | None:
         with jax.ensure_compile_time_eval():
-            arrays = [view.value(atom) for atom in atoms]
+            arrays = Values(atoms, [view.value(atom) for atom in atoms])
             values = np.asarray(values_of(factors, arrays, len(product.shape)))
             if leaves_range(factors, arrays, values):
-                return "a product of known weights overflows or underflows"
+                return None
             return own(np.array(_weights_of(values, heads, product.edges)))
 
     question = f"weights {forms} {heads} {product.edges}"
     names = [atom if is_variable(atom) else ("literal", float(atom.val)) for atom in atoms]
-    return view.derived((question, *names), made, of=atoms)
+    found = view.derived((question, *names), made, of=atoms)
+    if found is None:
+        raise Refusal("a product of known weights overflows or underflows")
+    return found
 
 
 def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
@@ -180,8 +167,7 @@ def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: n
     gather = factor.gather
     if gather is None or gather.size != reduction.size:
         return False
-    columns = known_columns(view, gather, rows)
-    return not isinstance(columns, str) and are_the_same(columns, rows, rows)
+    return reads_own_row(view, gather, rows)
 
 
 def _softmax_among(
@@ -197,31 +183,25 @@ def _softmax_among(
 
 
 def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
-    reduction, product = parts.reduction, parts.product
+    reduction, product, table = parts.reduction, parts.product, parts.gather.table
     starts_at_zero = is_filled_with(view, reduction.base, 0)
-    gather = parts.table.gather
-    assert gather is not None
-    attention = _attention_of(view, graph, parts, gather.table)
-    rows = _rows_of(view, gather.table, product)
-    weights = _weights(graph, parts, attention, rows)
-    inputs = [gather.table if attention is not None else rows.table, *weights.inputs]
-    inputs += [f.gather.table for f in parts.of_rows if f.gather is not None]
-    inputs += [c.atom for c in parts.last]
-    inputs += [] if starts_at_zero else [reduction.base]
+    attention = _attention_of(view, graph, parts)
+    summed = attention or _weighted_sum(view, graph, parts)
+    read = [f.gather.table for f in parts.of_rows if f.gather is not None]
+    others = [reduction.base] * (not starts_at_zero)
+    inputs = [summed.table, *summed.inputs, *read, *(c.atom for c in parts.last), *others]
 
-    def function(table, *rest):
-        of_weights, rest = rest[: len(weights.inputs)], rest[len(weights.inputs) :]
-        of_rows, rest = rest[: len(parts.of_rows)], rest[len(parts.of_rows) :]
-        constants, rest = rest[: len(parts.last)], rest[len(parts.last) :]
-        made = weights.apply(table.astype(inner), of_weights).reshape(shape)
-        for rows in of_rows:
-            made = made * _where_edges(graph, rows.astype(inner), axis)
-        scale = values_of(parts.last, constants, 0)
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        made = summed.apply(values[summed.table].astype(inner), values).reshape(shape)
+        for atom in read:
+            made = made * where_rows(graph.has_edges, values[atom].astype(inner), axis)
+        scale = values_of(parts.last, values, 0)
         if scale is not None:  # which may be infinite, and then is for rows with edges alone
             of_all = jnp.broadcast_to(scale.astype(inner), [1] * axis + [reduction.size] + behind)
-            made = made * _where_edges(graph, of_all, axis)
+            made = made * where_rows(graph.has_edges, of_all, axis)
         made = (made if product.sign > 0 else -made).reshape(output.aval.shape).astype(dtype)
-        return [made if starts_at_zero else rest[0] + made]
+        return [made if starts_at_zero else values[reduction.base] + made]
 
     output, axis = reduction.equation.outvars[0], reduction.axis
     dtype = output.aval.dtype
@@ -230,68 +210,50 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     shape = (*output.aval.shape[: axis + 1], *product.shape[axis + 1 :])
     behind = [1] * (len(shape) - axis - 1)
     edges = reduction.updates.aval.size * dtype.itemsize
-    after = nbytes(gather.table, output) + edges + 4 * product.edges
-    note = f"sum over {product.edges} edges of {product.width} features -> {weights.op}"
-    before = 3 * edges + nbytes(output)
-    case = _case(weights, parts)
-    assumes = _assumes(parts, attention, rows)
+    before, after = 3 * edges + nbytes(output), nbytes(table, output) + edges + 4 * product.edges
+    note = f"sum over {product.edges} edges of {product.width} features -> {summed.op}"
     return Rewrite(
-        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
-    )
+        reduction.equation, inputs, function, note, before, after, case=_case(summed.op, parts),
+        assumes=_assumes(parts, summed, is_attention=attention is not None),
+    )  # fmt: skip
 
 
-def _assumes(
-    parts: _Parts, attention: GatLogits | DotLogits | Gatv2Logits | None, rows: _Rows
-) -> tuple[str, ...]:
+def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ...]:
     """Conditions on numbers under which the order of the factors does not matter."""
-    softmax = None if parts.softmax is None else parts.softmax[1]
     unknown = [*parts.scalars, *parts.of_weights]
-    of_known = parts.known is not None
-    found = [*rows.assumes] if attention is None else [*attention.assumes]
-    if softmax is not None:
-        found += softmax.assumes
-    if softmax is not None and attention is not None and not softmax.is_guarded:
-        found.append("a finite logit at each row with edges")
-    are_multiplied = len(unknown) + of_known + (softmax is not None) > 1
-    if attention is None and (are_multiplied or any(s.is_inverse for s in unknown)):
+    found = [*summed.assumes]
+    if parts.softmax is not None:
+        found += parts.softmax[1].assumes
+        if is_attention and not parts.softmax[1].is_guarded:
+            found.append("a finite logit at each row with edges")
+    weights = len(unknown) + (parts.known is not None) + (parts.softmax is not None)
+    if not is_attention and (weights > 1 or any(s.is_inverse for s in unknown)):
         found.append(IN_RANGE)
     if parts.of_rows:
         found.append("finite numbers, and sums that do not overflow before the receiver's rows")
     return tuple(found)
 
 
-def _attention_of(
-    view: View, graph: StaticGraph, parts: _Parts, table: Atom
-) -> GatLogits | DotLogits | Gatv2Logits | None:
-    """The scores of an op of attention that fuses the softmax and the sum, or None.
+def _attention_of(view: View, graph: StaticGraph, parts: _Parts) -> Sum | None:
+    """The op of attention that fuses the softmax and the sum, or None.
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
     """
     if parts.softmax is None or parts.has_weights or parts.product.axis != 0:
         return None
-    logits = parts.softmax[1].logits
-    found = gat_logits_of(view, logits, graph)
+    logits, table = parts.softmax[1].logits, parts.gather.table
+    found = gat_of(view, logits, table, graph)
     if found is not None or table.aval.ndim not in (2, 3):
         return found
-    return inner_product_logits_of(view, logits, table, graph)
+    return inner_products_of(view, logits, table, graph)
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """The op that sums, and the atoms that it reads besides the table."""
-
-    op: str  # name of the op
-    inputs: Sequence[Any]  # atoms of the weights
-    # Takes the table and the values of the inputs, returns the sums
-    apply: Callable[[Any, Sequence[Any]], Any]
-
-
-def _case(weights: _Weights, parts: _Parts) -> str:
+def _case(op: str, parts: _Parts) -> str:
     """The case of the rule for measurements: narrow rows cost little compared to their weights."""
     width = parts.product.width
-    if weights.op == "gat_attention" and width < 32:
+    if op == "gat_attention" and width < 32:
         return "gat_attention of narrow rows"
-    if weights.op in (DotLogits.op, Gatv2Logits.op) and width < 32:
+    if op in ("dot_attention", "gatv2_attention") and width < 32:
         return "inner products of narrow rows"
     if (parts.has_weights or parts.softmax is not None) and width < 8:
         return "neighbour_sum of narrow weighted rows"
@@ -302,10 +264,9 @@ def _case(weights: _Weights, parts: _Parts) -> str:
 class _Rows:
     """The rows that are summed, and the op that sums them."""
 
-    op: str  # name of the op
-    table: Atom  # the rows, or what they are the largest entries of
-    # Takes a graph, the table, and how to scale what it sums
-    sum: Callable[[CSRGraph, Any, Callable[[Any], Any]], Any]
+    op: str
+    table: Atom  # the rows, or the array whose largest entries they are
+    sum: Callable[[CSRGraph, Any, Callable[[Any], Any]], Any]  # of a graph, table and scaling
     assumes: tuple[str, ...] = ()  # conditions on the table under which these are the rows
 
 
@@ -321,48 +282,38 @@ def _rows_of(view: View, table: Atom, product: Product) -> _Rows:
     return _Rows("maxk_spmm", found.x, sum_largest, found.assumes)
 
 
-def _weights(
-    graph: StaticGraph,
-    parts: _Parts,
-    attention: GatLogits | DotLogits | Gatv2Logits | None,
-    rows: _Rows,
-) -> _Weights:
-    product = parts.product
+def _weighted_sum(view: View, graph: StaticGraph, parts: _Parts) -> Sum:
+    """The sum by an op for sparse matrices."""
+    product, rows = parts.product, _rows_of(view, parts.gather.table, parts.product)
     axis, edges = product.axis, product.edges
-    if attention is not None:
-        inputs = attention.inputs
-        return _Weights(attention.op, inputs, lambda x, v: attention.apply(graph, x, v))
-    of_softmax = [] if parts.softmax is None else [parts.softmax[1].logits]
-    constants = [*parts.of_weights, *parts.first]
-    inputs = [*of_softmax, *(s.atom for s in (*parts.scalars, *constants))]
+    softmax = None if parts.softmax is None else parts.softmax[1]
+    factors = [*parts.scalars, *parts.of_weights, *parts.first]
     heads = product.shape[axis + 1] if product.has_heads else None
 
     def apply(table, values):
-        leading, weighted = table.shape[:axis], graph.graph
+        dtype, weighted = table.dtype, graph.graph
         weights: list[Any] = []
-        if parts.softmax is not None:
-            logits = graph.to_slots(_by_head(values[0], heads, edges))
-            probabilities = parts.softmax[1].probabilities(graph.graph, logits)
-            weights.append(probabilities.astype(table.dtype))
-            values = values[1:]
-        of_edges, values = values[: len(parts.scalars)], values[len(parts.scalars) :]
-        of_weights, of_first = values[: len(parts.of_weights)], values[len(parts.of_weights) :]
+        if softmax is not None:
+            logits = graph.to_slots(_by_head(values[softmax.logits], heads, edges))
+            weights.append(softmax.probabilities(graph.graph, logits).astype(dtype))
         if parts.scalars:
-            made = values_of(parts.scalars, of_edges, len(product.shape)).astype(table.dtype)
+            made = values_of(parts.scalars, values, len(product.shape)).astype(dtype)
             weights.append(graph.to_slots(_weights_of(made, heads, edges)))
         if parts.known is not None:
-            weights.append(graph.weights(parts.known).astype(table.dtype))
+            weights.append(graph.weights(parts.known).astype(dtype))
         if parts.of_weights:
-            weights.append(values_of(parts.of_weights, of_weights, 0).astype(table.dtype))
+            weights.append(values_of(parts.of_weights, values, 0).astype(dtype))
         if weights:
             weighted = weighted.with_weights(math.prod(weights[1:], start=weights[0]))
         if heads is not None:
             return ops.spmm(weighted, table)
-        table = table.reshape(*leading, table.shape[axis], -1)
-        return rows.sum(weighted, table, lambda x: multiplied(x, parts.first, of_first, 0))
+        table = table.reshape(*table.shape[: axis + 1], -1)
+        return rows.sum(weighted, table, lambda x: multiplied(x, parts.first, values, 0))
 
-    name = rows.op if parts.softmax is None else f"segment_softmax and {rows.op}"
-    return _Weights(name, inputs, apply)
+    of_softmax = [] if softmax is None else [softmax.logits]
+    name = rows.op if softmax is None else f"segment_softmax and {rows.op}"
+    inputs = [*of_softmax, *(f.atom for f in factors)]
+    return Sum(name, rows.table, inputs, apply, rows.assumes)
 
 
 def _by_head(values: Any, heads: int | None, edges: int) -> Any:
@@ -377,14 +328,6 @@ def _weights_of(values: Any, heads: int | None, edges: int) -> Any:
     if heads is None:
         return jnp.broadcast_to(values.reshape(-1), (edges,))
     return jnp.broadcast_to(values.reshape(values.shape[:2]), (edges, heads))
-
-
-def _where_edges(graph: StaticGraph, rows: Any, axis: int) -> Any:
-    """Rows of a table, with zeros for those that no edge reads."""
-    if graph.has_edges.all():
-        return rows
-    mask = graph.has_edges.reshape(-1, *[1] * (rows.ndim - axis - 1))
-    return jnp.where(mask, rows, 0)
 
 
 RULE = Rule("neighbour_sum", frozenset(("scatter-add",)), _propose)

@@ -1,4 +1,6 @@
-"""Reductions of segments that no other rule has rewritten become ``ops.aggregate``.
+"""Reductions of segments become ``ops.neighbour_reduce`` and ``ops.aggregate``.
+
+Those that no other rule has rewritten become ``ops.aggregate``.
 
 Sound where the segment ids are known: rows that are dropped become padding. A sum may start at any
 array, which is added; a maximum at -inf and a minimum at inf, which segments without rows keep.
@@ -6,7 +8,6 @@ array, which is added; a maximum at -inf and a minimum at inf, which segments wi
 A sum of one constant is that constant times the number of edges of each segment, if the dtype
 represents this number exactly: counts of edges, such as the divisors of means, are known in
 advance. So are reductions of one known number for each edge, such as degrees with self loops.
-
 
 Maxima and minima of gathered rows become ``ops.neighbour_reduce``.
 
@@ -18,7 +19,6 @@ result is the infinity that the reduction starts at, the start has a share, too.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ from jaxgnn.fusion.view import View
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose(view: View, equation: Equation) -> Rewrite | None:
     reduction = segment_reduction(equation)
     output = equation.outvars[0]
     if reduction is None:
@@ -55,14 +55,12 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
     rows = known_rows(view, reduction)
-    if isinstance(rows, str):
-        return Refusal(equation, rows)
     if rows.size == 0:
-        return Refusal(equation, "there are no edges")
-    start = STARTS.get(reduction.kind, 0)
+        raise Refusal("there are no edges")
+    start = _STARTS.get(reduction.kind, 0)
     starts_there = is_filled_with(view, reduction.base, start)
     if reduction.kind != "sum" and not starts_there:
-        return Refusal(equation, f"the reduction does not start at {start}")
+        raise Refusal(f"the reduction does not start at {start}")
     axis = reduction.axis
 
     def function(updates, *base):
@@ -71,7 +69,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
         y = y.reshape(output.aval.shape)
         if reduction.kind != "sum":
-            y = with_start(y, graph, start, axis)
+            y = _with_start(y, graph, start, axis)
         return [base[0] + y if base else y]
 
     inputs = [reduction.updates] if starts_there else [reduction.updates, reduction.base]
@@ -124,10 +122,12 @@ def _known(view: View, reduction: SegmentReduction) -> Rewrite | None:
     if updates.aval.size != edges or (value := view.value(output)) is None:
         return None
     note = f"{reduction.kind} of {edges} known numbers -> a constant"
-    sizes = nbytes(updates, output), nbytes(output)
-    return Rewrite(
-        reduction.equation, [], lambda: [jnp.asarray(value)], note, *sizes, True, "counts"
-    )
+    before, after = nbytes(updates, output), nbytes(output)
+
+    def function():
+        return [jnp.asarray(value)]
+
+    return Rewrite(reduction.equation, [], function, note, before, after, True, "counts")
 
 
 def _with_features(x):
@@ -136,14 +136,17 @@ def _with_features(x):
 
 def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
     """The sum of one constant row, as the number of edges of each segment times that row."""
-    output = reduction.equation.outvars[0]
-    product = product_of(view, reduction.updates, reduction.axis)
+    output, updates = reduction.equation.outvars[0], reduction.updates
+    product = product_of(view, updates, reduction.axis)
     if product.tables or product.scalars or product.others or len(product.constants) != 1:
         return None
-    if product.constants[0].is_inverse:
+    if product.constants[0].is_inverse or not is_filled_with(view, reduction.base, 0):
         return None
-    rows = known_rows(view, reduction)
-    if isinstance(rows, str) or rows.size == 0 or not is_filled_with(view, reduction.base, 0):
+    try:
+        rows = known_rows(view, reduction)
+    except Refusal:
+        return None
+    if rows.size == 0:
         return None
     places = reduction.places
     question = f"counts {reduction.size} {reduction.mode}", places
@@ -160,13 +163,10 @@ def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
         made = made if (counts > 0).all() else jnp.where(of_segments > 0, made, 0)
         return [jnp.broadcast_to(made, output.aval.shape)]
 
-    edges = math.prod(reduction.updates.aval.shape)
-    note = f"a constant over {edges} entries -> the number of edges of each segment"
-    before = 3 * nbytes(reduction.updates) + nbytes(output)
+    note = f"a constant over {updates.aval.size} entries -> the number of edges of each segment"
+    before, after = 3 * nbytes(updates) + nbytes(output), nbytes(output)
     inputs = [product.constants[0].atom]
-    return Rewrite(
-        reduction.equation, inputs, function, note, before, nbytes(output), True, "counts"
-    )
+    return Rewrite(reduction.equation, inputs, function, note, before, after, True, "counts")
 
 
 def _counts(rows: np.ndarray, size: int) -> np.ndarray:
@@ -181,10 +181,10 @@ def _largest_exact(dtype) -> int:
     return int(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 0
 
 
-STARTS = {"max": -np.inf, "min": np.inf}
+_STARTS = {"max": -np.inf, "min": np.inf}
 
 
-def _propose_extreme(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose_extreme(view: View, equation: Equation) -> Rewrite | None:
     reduction = segment_reduction(equation)
     output = equation.outvars[0]
     if reduction is None or not jnp.issubdtype(output.aval.dtype, jnp.floating):
@@ -192,16 +192,14 @@ def _propose_extreme(view: View, equation: Equation) -> Rewrite | Refusal | None
     gather = row_gather(view, reduction.updates)
     if gather is None or gather.axis != reduction.axis:
         return None
-    start = STARTS[reduction.kind]
+    start = _STARTS[reduction.kind]
     if not is_filled_with(view, reduction.base, start):
-        return Refusal(equation, f"the reduction does not start at {start}")
+        raise Refusal(f"the reduction does not start at {start}")
     graph = graph_of(view, reduction, gather)
-    if isinstance(graph, str):
-        return Refusal(equation, graph)
 
     def function(table):
         y = ops.neighbour_reduce(graph.graph, _with_features(table), reduction.kind, axis=axis)
-        return [with_start(y.reshape(output.aval.shape), graph, start, axis)]
+        return [_with_start(y.reshape(output.aval.shape), graph, start, axis)]
 
     axis, edges = reduction.axis, nbytes(reduction.updates)
     after = edges + nbytes(gather.table, output)
@@ -209,7 +207,7 @@ def _propose_extreme(view: View, equation: Equation) -> Rewrite | Refusal | None
     return Rewrite(equation, [gather.table], function, note, 3 * edges + nbytes(output), after)
 
 
-def with_start(y: Any, graph: StaticGraph, start: float, axis: int) -> Any:
+def _with_start(y: Any, graph: StaticGraph, start: float, axis: int) -> Any:
     """The results, with ``start`` for segments without edges, and its share of the gradient.
 
     A result that is ``start`` is so for all edges of the segment, as nothing goes beyond it.

@@ -27,11 +27,9 @@ them stay zero, and in the op they do not. It pays only where the op would choos
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +38,7 @@ from jax import lax
 from jaxgnn import ops
 from jaxgnn.fusion.program import Atom, Equation, Program
 from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
-from jaxgnn.fusion.templates import argument_of
+from jaxgnn.fusion.templates import form_of
 from jaxgnn.fusion.transform import carries_of_scan
 from jaxgnn.fusion.view import View
 from jaxgnn.ops._core.dispatch import current_platform
@@ -49,13 +47,11 @@ from jaxgnn.ops._mhc.sinkhorn import SINKHORN
 _AXES = (-1, -2)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Forms of the code of steps."""
+class _Form(NamedTuple):
+    """Forms of the code of steps, as functions of an array, the axis and eps."""
 
-    # Forms of the first step along an axis, of the logits, the axis and eps
-    first: tuple[Callable[[Any, int, float], Any], ...]
-    step: tuple[Callable[[Any, int, float], Any], ...]  # forms of the others
+    first: tuple[Callable[[Any, int, float], Any], ...]  # of the first step, of the logits
+    step: tuple[Callable[[Any, int, float], Any], ...]  # of the others
 
 
 def _by_exponentials(l: Any, axis: int, eps: float) -> Any:  # noqa: E741
@@ -77,26 +73,11 @@ _LOGARITHMS = _Form(
 )
 
 
-@functools.lru_cache(maxsize=256)
-def _templates(
-    ways: tuple[Callable[[Any, int, float], Any], ...], shape: Any, dtype: str, eps: float
-) -> list[tuple[int, Program]]:
-    """The programs of a step along each axis, with the axis."""
-    like = jax.ShapeDtypeStruct(shape, dtype)
-    return [
-        (axis, Program.of(jax.make_jaxpr(lambda x, way=way, axis=axis: way(x, axis, eps))(like)))
-        for way in ways
-        for axis in _AXES
-    ]
-
-
-@dataclass(frozen=True)
-class _Chain:
+class _Chain(NamedTuple):
     """Steps that follow each other."""
 
-    argument: Atom  # the argument of the first step
+    argument: Atom  # of the first step
     axes: tuple[int, ...]  # the axis of each, the first one first
-    eps: float  # the number that they add; 0 where steps are those of logarithms.
 
 
 def _propose(view: View, equation: Equation) -> Rewrite | None:
@@ -106,17 +87,14 @@ def _propose(view: View, equation: Equation) -> Rewrite | None:
     if not is_square or not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
     if equation.primitive.name == "exp":
-        found = _steps(view, equation.invars[0], _LOGARITHMS, 0.0)
+        eps, found = 0.0, _steps(view, equation.invars[0], _LOGARITHMS, 0.0)
     else:
         eps = _eps_of(view, output)
         found = None if eps is None else _steps(view, output, _DIVISIONS, eps)
-    if found is None or len(found.axes) < 2 or not _takes_turns(found.axes):
+    if eps is None or found is None or len(found.axes) < 2:
         return None
-    return _rewrite(equation, output, found)
-
-
-def _takes_turns(axes: tuple[int, ...]) -> bool:
-    return all(one != other for one, other in itertools.pairwise(axes))
+    takes_turns = all(one != other for one, other in itertools.pairwise(found.axes))
+    return _rewrite(equation, output, found, eps) if takes_turns else None
 
 
 def _steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
@@ -124,28 +102,20 @@ def _steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
     made = _only_steps(view, atom, form, eps)
     first = _step(view, made.argument, form.first, eps)
     if first is not None:
-        return _Chain(first[0], (first[1], *made.axes), eps)
+        return _Chain(first.argument, first.axes + made.axes)
     # In logarithms the first step may have the form of the others.
     return made if form is _LOGARITHMS and made.axes else None
 
 
 def _only_steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain:
     """All steps but the first that lead to an array."""
-    axes: list[int] = []
+    made = _Chain(atom, ())
     while True:
-        step = _step(view, atom, form.step, eps)
-        if step is not None:
-            inner, of_step = step[0], [step[1]]
-        else:
-            loop = _loop(view, atom, form, eps)
-            if loop is None:
-                break
-            inner, of_step = loop.argument, list(loop.axes)
-        if axes and not _is_passed_on(view, atom):
-            break
-        axes = of_step + axes
-        atom = inner
-    return _Chain(atom, tuple(axes), eps)
+        inner = _step(view, atom, form.step, eps) or _loop(view, atom, form, eps)
+        if inner is None or (made.axes and not _is_passed_on(view, atom)):
+            return made
+        atom = inner.argument
+        made = _Chain(atom, inner.axes + made.axes)
 
 
 def _is_passed_on(view: View, atom: Atom) -> bool:
@@ -153,50 +123,53 @@ def _is_passed_on(view: View, atom: Atom) -> bool:
     return len(view.users(atom)) <= 3 and not view.is_output(atom)
 
 
-def _step(view: View, atom: Atom, ways: Any, eps: float) -> tuple[Atom, int] | None:
-    shape, dtype = tuple(atom.aval.shape), str(atom.aval.dtype)
-    for axis, template in _templates(ways, shape, dtype, eps):
-        argument = argument_of(view, atom, template)
-        if argument is not None:
-            return argument, axis
+def _step(view: View, atom: Atom, forms: Any, eps: float) -> _Chain | None:
+    for axis in _AXES:
+        found = form_of(view, atom, forms, axis, eps)
+        if found is not None:
+            return _Chain(found[0], (axis,))
     return None
+
+
+def _body_of(scan: Equation, atom: Atom) -> tuple[Program, Atom, int] | None:
+    """The body of a loop whose result is an array that it carries, or None.
+
+    Returns also the result of the body, and the position of the operand.
+    """
+    carries, place = carries_of_scan(scan.params), scan.outvars.index(atom)
+    if place >= len(carries):
+        return None
+    inner = Program.of(scan.params["jaxpr"])
+    return inner, inner.outputs[place], carries[place]
 
 
 def _loop(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
     """The steps of a loop whose result is an array that it carries; or None."""
     equation = view.made_by(atom, "scan")
-    if equation is None or equation.effects:
+    body = None if equation is None or equation.effects else _body_of(equation, atom)
+    if equation is None or body is None:
         return None
-    carries = carries_of_scan(equation.params)
-    place = equation.outvars.index(atom)
-    if place >= len(carries):
+    inner, result, place = body
+    steps = _only_steps(View(inner, {}), result, form, eps)
+    if not steps.axes or steps.argument is not inner.inputs[place]:
         return None
-    inner = Program.of(equation.params["jaxpr"])
-    of_body = _only_steps(View(inner, {}), inner.outputs[place], form, eps)
-    if not of_body.axes or of_body.argument is not inner.inputs[carries[place]]:
-        return None
-    axes = of_body.axes * equation.params["length"]
-    return _Chain(equation.invars[carries[place]], axes, eps)
+    return _Chain(equation.invars[place], steps.axes * equation.params["length"])
 
 
 def _eps_of(view: View, atom: Atom) -> float | None:
     """The positive number that is added to a divisor, in the last division; or None."""
-    equation = view.producer(atom)
-    if equation is not None and equation.primitive.name == "scan":
-        carries = carries_of_scan(equation.params)
-        place = equation.outvars.index(atom)
-        inner = Program.of(equation.params["jaxpr"])
-        return _eps_of(View(inner, {}), inner.outputs[place]) if place < len(carries) else None
-    if equation is None or equation.primitive.name != "div":
+    equation = view.made_by(atom, "scan", "div")
+    if equation is None:
         return None
+    if equation.primitive.name == "scan":
+        body = _body_of(equation, atom)
+        return None if body is None else _eps_of(View(body[0], {}), body[1])
     divisor = equation.invars[1]
     while (outer := view.made_by(divisor, "broadcast_in_dim", "reshape")) is not None:
         divisor = outer.invars[0]
     added = view.made_by(divisor, "add")
-    number = None if added is None else added.invars[1]
-    if number is None or number.aval.shape != () or (value := view.value(number)) is None:
-        return None
-    return float(value) if 0 < float(value) < 1 else None
+    number = None if added is None or added.invars[1].aval.shape else view.number(added.invars[1])
+    return number if number is not None and 0 < number < 1 else None
 
 
 def iterations_of(divisions: int) -> tuple[int, bool]:
@@ -204,19 +177,19 @@ def iterations_of(divisions: int) -> tuple[int, bool]:
     return (divisions + 1) // 2, divisions % 2 == 0
 
 
-def _rewrite(equation: Equation, output: Atom, found: _Chain) -> Rewrite:
+def _rewrite(equation: Equation, output: Atom, found: _Chain, eps: float) -> Rewrite:
     first = found.axes[0]
     iterations, is_one_more = iterations_of(len(found.axes) - 1)
     last = "columns" if first == -1 else "rows"
-    options: dict[str, Any] = {"iterations": iterations, "eps": found.eps, "last": last}
+    options: dict[str, Any] = {"iterations": iterations, "eps": eps, "last": last}
     # float16 has no number far below those of masks.
     dtype = jnp.float32 if output.aval.dtype == jnp.float16 else output.aval.dtype
 
     def function(logits: Any) -> list[Any]:
-        safe = _without_infinities(logits.astype(dtype), first, both=found.eps == 0)
+        safe = _without_infinities(logits.astype(dtype), first, both=eps == 0)
         h = ops.sinkhorn(safe, **options)
         if is_one_more:
-            h = h / (h.sum(first, keepdims=True) + found.eps)
+            h = h / (h.sum(first, keepdims=True) + eps)
         return [h.astype(output.aval.dtype)]
 
     size = nbytes(output)

@@ -1,6 +1,4 @@
-"""The softmax over the edges of each segment, as written with segment functions.
-
-The maximum, the exponential, the sum and the quotient of segments become ``segment_softmax``.
+"""The maximum, the exponential, the sum and the quotient of segments become ``segment_softmax``.
 
 Sound where the ids are known, none is dropped, the shift is the maximum of the segment and the
 divisor the sum of the exponentials (``segment_softmax_of`` lists the other forms). A shift
@@ -13,8 +11,8 @@ divisor of NaN is replaced by one, and only that edge is NaN. Guarded logits are
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +26,9 @@ from jaxgnn.fusion.edges import (
     are_the_same,
     has_rows,
     is_filled_with,
-    known_columns,
     known_ids,
     known_rows,
+    reads_own_row,
     row_gather,
     segment_reduction,
 )
@@ -47,11 +45,9 @@ class SegmentSoftmax:
 
     logits: Atom  # one number for each edge, and any further axes
     size: int  # the number of segments
-    # The segment of each edge, -1 for edges that do not count or have the probability zero
-    rows: np.ndarray
+    rows: np.ndarray  # the segment of each edge, -1 if it is ignored or has the probability zero
     is_guarded: bool  # whether a segment of which all logits are -inf gives zeros, not NaN
-    # Conditions on the logits under which this is what the code computes
-    assumes: tuple[str, ...] = ()
+    assumes: tuple[str, ...] = ()  # conditions on the logits, for ``Rewrite.assumes``
 
     def probabilities(self, graph: CSRGraph, logits: Array) -> Array:
         """The softmax of logits that are given in the order of the slots of the graph."""
@@ -92,24 +88,20 @@ def segment_softmax_of(
     totals = _read_by_segment(view, divisors, rows)
     if exp is None or totals is None:
         return None
-    sums, guards_total = _without_guards(view, totals, rows, _guarded_total)
+    sums, guards_total = _without_guards(view, totals, rows, _GUARDED_TOTAL)
     sums, has_epsilon = _without_epsilon(view, sums)
     total = _segment_reduction_of(view, sums, "sum", rows)
-    if (
-        total is None
-        or total.updates is not exponentials
-        or not is_filled_with(view, total.base, 0)
-    ):
+    if total is None or total.updates is not exponentials:
         return None
     shifted = view.made_by(exp.invars[0], "sub")
-    if shifted is None:
+    if shifted is None or not is_filled_with(view, total.base, 0):
         return None
     logits, shifts = shifted.invars
     highest = _read_by_segment(view, _through_stops(view, shifts), rows)
     if highest is None:
         return None
     highest = _through_stops(view, highest)
-    highest, guards_shift = _without_guards(view, highest, rows, _guarded_shift)
+    highest, guards_shift = _without_guards(view, highest, rows, _GUARDED_SHIFT)
     maximum = _segment_reduction_of(view, _through_stops(view, highest), "max", rows)
     if maximum is None or not is_filled_with(view, maximum.base, -np.inf):
         return None
@@ -130,10 +122,9 @@ def _without_ones(view: View, atom: Atom) -> Atom:
     """The atom before quotients and products with one, such as a temperature that is not used."""
     while (equation := view.made_by(atom, "div", "mul")) is not None:
         first, second = equation.invars
-        if second.aval.ndim == 0 and first.aval.ndim and is_filled_with(view, second, 1):
-            atom = first
-        else:
+        if second.aval.ndim or not first.aval.ndim or not is_filled_with(view, second, 1):
             break
+        atom = first
     return atom
 
 
@@ -156,25 +147,28 @@ def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, n
     return cases[masked.index(False)], left
 
 
-def _without_guards(
-    view: View, table: Atom, rows: np.ndarray, guarded: Callable[[View, Equation], Atom | None]
-) -> tuple[Atom, bool]:
-    """A table of segments before ``where`` inserted other numbers to guard segments.
+class _Guard(NamedTuple):
+    """``where`` in a table of segments that inserts another number by a computed condition."""
 
-    Args:
-      view: the view of the program.
-      table: one row for each segment.
-      rows: the segment of each edge.
-      guarded: takes a ``select_n``; returns the array that it guards by a condition, or None.
+    comparison: str  # of the table with ``bound``
+    bound: float
+    otherwise: float  # the inserted number
+    kept: int  # the position of the table among the cases
 
-    Returns:
-      The table, and whether it was guarded by a computed condition.
-    """
+
+# ``where(sums > 0, sums, 1)``: a sum of zero has only exponentials of zero.
+_GUARDED_TOTAL = _Guard("gt", 0, 1, 1)
+# ``where(highest == -inf, 0, highest)``, whose exponentials are zero anyway.
+_GUARDED_SHIFT = _Guard("eq", -np.inf, 0, 0)
+
+
+def _without_guards(view: View, table: Atom, rows: np.ndarray, guard: _Guard) -> tuple[Atom, bool]:
+    """A table of segments before guards, and whether one had a computed condition."""
     is_guarded = False
     while (select := view.made_by(table, "select_n")) is not None and len(select.invars) == 3:
         inner = _case_of_segments(view, select, rows)
         if inner is None:
-            inner, is_guarded = guarded(view, select), True
+            inner, is_guarded = _guarded(view, select, guard), True
         if inner is None:
             return table, False
         table = inner
@@ -193,28 +187,17 @@ def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | 
     return cases[int(of_segments.flat[0])]
 
 
-def _guarded_total(view: View, select: Equation) -> Atom | None:
-    """``sums`` of ``where(sums > 0, sums, 1)``; a sum of zero has only exponentials of zero."""
+def _guarded(view: View, select: Equation, guard: _Guard) -> Atom | None:
+    """The table that a ``select_n`` guards, or None."""
     if len(select.invars) != 3:
         return None
-    test, otherwise, sums = select.invars
-    comparison = view.made_by(test, "gt")
-    if comparison is None or comparison.invars[0] is not sums:
+    test, *cases = select.invars
+    table, otherwise = cases[guard.kept], cases[1 - guard.kept]
+    made = view.made_by(test, guard.comparison)
+    if made is None or made.invars[0] is not table:
         return None
-    is_one = is_filled_with(view, otherwise, 1)
-    return sums if is_one and is_filled_with(view, comparison.invars[1], 0) else None
-
-
-def _guarded_shift(view: View, select: Equation) -> Atom | None:
-    """``highest`` of ``where(highest == -inf, 0, highest)``, whose exponentials are zero anyway."""
-    if len(select.invars) != 3:
-        return None
-    test, highest, otherwise = select.invars
-    comparison = view.made_by(test, "eq")
-    if comparison is None or comparison.invars[0] is not highest:
-        return None
-    is_zero = is_filled_with(view, otherwise, 0)
-    return highest if is_zero and is_filled_with(view, comparison.invars[1], -np.inf) else None
+    is_bound = is_filled_with(view, made.invars[1], guard.bound)
+    return table if is_bound and is_filled_with(view, otherwise, guard.otherwise) else None
 
 
 def _segment_reduction_of(
@@ -236,12 +219,9 @@ def _segment_reduction_of(
 def _read_by_segment(view: View, atom: Atom, rows: np.ndarray) -> Atom | None:
     """The table of segments from which each edge reads its own segment's row, or None."""
     gather = row_gather(view, atom)
-    if gather is None or gather.axis != 0:
+    if gather is None or gather.axis != 0 or not reads_own_row(view, gather, rows):
         return None
-    columns = known_columns(view, gather, rows)
-    if isinstance(columns, str):
-        return None
-    return gather.table if are_the_same(columns, rows, rows) else None
+    return gather.table
 
 
 def _through_stops(view: View, atom: Atom) -> Atom:
@@ -257,10 +237,10 @@ def _without_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
     if equation is None:
         return atom, False
     sums, added = equation.invars
-    value = view.value(added) if added.aval.size == 1 else None
-    half = float(jnp.finfo(atom.aval.dtype).eps) / 2
-    is_lost = value is not None and bool((value >= 0).all() and (value <= half).all())
-    return (sums, bool(value.all())) if is_lost and value is not None else (atom, False)
+    number, half = view.number(added), float(jnp.finfo(atom.aval.dtype).eps) / 2
+    if number is None or not 0 <= number <= half:
+        return atom, False
+    return sums, number > 0
 
 
 def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
@@ -272,7 +252,10 @@ def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
     if gather is None or gather.axis != 0:
         return None
     table = gather.table
-    while (select := view.made_by(table, "select_n")) and (sums := _guarded_total(view, select)):
+    while (select := view.made_by(table, "select_n")) is not None:
+        sums = _guarded(view, select, _GUARDED_TOTAL)
+        if sums is None:
+            break
         table = sums
     equation = view.producer(_without_epsilon(view, table)[0])
     reduction = None if equation is None else segment_reduction(equation)
@@ -281,21 +264,19 @@ def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
     return reduction if reduction.updates is exponentials else None
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose(view: View, equation: Equation) -> Rewrite | None:
     total = total_of(view, equation)
     output = equation.outvars[0]
     if total is None or not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
     rows = known_rows(view, total)
-    if isinstance(rows, str):
-        return Refusal(equation, rows)
     if (rows < 0).any():
-        return Refusal(equation, "an edge is dropped, of which the quotient is arbitrary")
+        raise Refusal("an edge is dropped, of which the quotient is arbitrary")
     found = segment_softmax_of(view, output, rows, may_drop=False)
     if found is None:
-        return Refusal(equation, "the shift is not the maximum of the segment")
+        raise Refusal("the shift is not the maximum of the segment")
     if rows.size == 0:
-        return Refusal(equation, "there are no edges")
+        raise Refusal("there are no edges")
 
     def function(logits):
         graph = graph_of_rows(rows, found.size)

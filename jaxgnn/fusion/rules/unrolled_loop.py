@@ -19,10 +19,9 @@ like, which are also conditions.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -52,26 +51,21 @@ _OF_EACH_ITS_OWN = ("random_", "rng_", "threefry", "while", "cond", "pallas_call
 _LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are joined
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """An array with the inputs of the members."""
 
-    atom: Atom | None  # the array, or None if their inputs are ``known``
-    # Takes the value of the array; returns the members along a new first axis.
-    batched: Callable[..., Any]
+    atom: Atom | None  # the array, or None if their inputs are known
+    batched: Callable[..., Any]  # takes its value; returns the members along a new first axis
 
 
 @dataclass
 class _Copies:
     """The equations of all members, side by side."""
 
-    view: View  # the view of the program
-    # The variables of all members that correspond to a variable of the first one
-    of_first: dict[Any, Members] = field(default_factory=dict)
-    # The sources of the members of a batch, by the variable of the first member
-    sources: dict[Any, _Source] = field(default_factory=dict)
-    # The equations that compute them, of all members
-    equations: dict[int, Equation] = field(default_factory=dict)
+    view: View
+    of_first: dict[Any, Members] = field(default_factory=dict)  # of all, by those of the first
+    sources: dict[Any, _Source] = field(default_factory=dict)  # by the variable of the first member
+    equations: dict[int, Equation] = field(default_factory=dict)  # of all members, by their ids
 
     def add(self, results: Members) -> str | None:
         """Adds the equations of the results; returns why the members differ, or None."""
@@ -95,9 +89,10 @@ class _Copies:
                 self.sources[first] = source
                 continue
             made = _producers(self.view, members)
-            reason = "the members read different arrays"
-            reason = reason if made is None else _why_not_one(made, members)
-            if made is None or reason is not None:
+            if made is None:
+                return "the members read different arrays"
+            reason = _why_not_one(made, members)
+            if reason is not None:
                 return reason
             self.equations.update({id(e): e for e in made})
             waiting += zip(*(e.invars for e in made), strict=True)
@@ -107,11 +102,9 @@ class _Copies:
     def are_read_by(self, stack: Equation) -> bool:
         """Whether only these equations and ``stack`` read their results."""
         made = [v for e in self.equations.values() for v in e.outvars]
-        return not any(
-            self.view.is_output(v)
-            or any(u is not stack and id(u) not in self.equations for u in self.view.users(v))
-            for v in made
-        )
+        users = [u for v in made for u in self.view.users(v)]
+        is_read = any(u is not stack and id(u) not in self.equations for u in users)
+        return not is_read and not any(map(self.view.is_output, made))
 
     def do_work(self) -> bool:
         """Whether batching pays for one of the equations."""
@@ -120,22 +113,15 @@ class _Copies:
     def of_one(self, result: Any) -> tuple[list[Any], list[Any], Any]:
         """The first member as a function of batched and of shared arrays, and these variables."""
         firsts = {v for v in self.of_first if v not in self.sources}
-        equations = tuple(
+        equations = [
             e
             for e in self.view.program.equations
             if id(e) in self.equations and e.outvars[0] in firsts
-        )
+        ]
         made = {v for e in equations for v in e.outvars}
         batched = list(self.sources)
         shared = [v for v in firsts if v not in made]
-        one = dataclasses.replace(
-            self.view.program,
-            inputs=(*batched, *shared),
-            outputs=(result,),
-            equations=equations,
-            constants={},
-        )
-        return batched, shared, jex.jaxpr_as_fun(one.closed())
+        return batched, shared, self.view.program.part([*batched, *shared], [result], equations)
 
 
 def _producers(view: View, members: Members) -> list[Equation] | None:
@@ -165,14 +151,11 @@ def _of_its_own(equation: Equation) -> str | None:
     name = equation.primitive.name
     if equation.effects or name.startswith(_OF_EACH_ITS_OWN):
         return name
-    for value in equation.params.values():
-        for body in value if isinstance(value, tuple) else (value,):
-            if isinstance(body, jex.Jaxpr | jex.ClosedJaxpr):
-                inner = getattr(body, "jaxpr", body).eqns
-                found = next((own for e in inner if (own := _of_its_own(e))), None)
-                if found is not None:
-                    return found
-    return None
+    values = equation.params.values()
+    bodies = [b for v in values for b in (v if isinstance(v, tuple) else (v,))]
+    jaxprs = [b for b in bodies if isinstance(b, jex.Jaxpr | jex.ClosedJaxpr)]
+    inner = (e for body in jaxprs for e in getattr(body, "jaxpr", body).eqns)
+    return next((own for e in inner if (own := _of_its_own(e))), None)
 
 
 def _source_of(view: View, members: Members) -> _Source | None:
@@ -228,19 +211,19 @@ def _span(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, 
     return tuple(begins), tuple(ends)
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+def _propose(view: View, equation: Equation) -> Rewrite | None:
     members, output = tuple(equation.invars), equation.outvars[0]
     axis = equation.params["axis" if equation.primitive.name == "stack" else "dimension"]
     if axis != 0 or len(members) < 2 or len({str(a.aval) for a in members}) > 1:
         return None
     copies = _Copies(view)
     reason = copies.add(members)
-    if reason is not None:
-        return Refusal(equation, reason) if copies.equations else None
-    if not copies.sources or not copies.do_work():
+    if reason is not None and copies.equations:
+        raise Refusal(reason)
+    if reason is not None or not copies.sources or not copies.do_work():
         return None
     if not copies.are_read_by(equation):
-        return Refusal(equation, "a member is read by something else, too")
+        raise Refusal("a member is read by something else, too")
     batched, shared, one = copies.of_one(members[0])
     sources = [copies.sources[v] for v in batched]
     arrays = [s.atom for s in sources if s.atom is not None]
