@@ -1661,8 +1661,8 @@ FUSION = (
     Fault(
         "fusion: values that are not those of the scores of GATv2",
         "jaxgnn/fusion/rules/attention.py",
-        "if pair is None or pair[1] is not table:",
-        "if pair is None:",
+        "need(of_columns is table and _have_type_of(table, [of_rows]))",
+        "need(_have_type_of(table, [of_rows]))",
         _tests("fusion/test_rules", _DOES_NOT),
     ),
     Fault(

@@ -30,9 +30,7 @@ _LARGE = 1 << 16
 class Opened:
     """A function of arrays, and the arrays that it closed over."""
 
-    # Takes a list of the constants and then the leaves of the arguments; returns the leaves of the
-    # results.
-    run: Callable[..., list[Any]]
+    run: Callable[..., list[Any]]  # takes a list of the constants, and the leaves of the arguments
     constants: list[jax.Array]  # the large arrays that it closed over, on the device, each once
     structure: Any  # the pytree of the results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxgnn.fusion.program import Atom, Equation, Program
 from jaxgnn.fusion.rewrite import nbytes
 
-_REPEATS = 5
 # Bytes of the array that is copied, and rows of the matrices that are multiplied: larger than the
 # caches of a CPU, and enough work for a GPU.
 _COPIED = {"cpu": 1 << 25, "gpu": 1 << 28}
@@ -66,12 +65,8 @@ def _measured(device: Any) -> Speeds:
 def _least_seconds(function: Callable[..., Any], *arrays: Any) -> float:
     compiled = jax.jit(function)
     jax.block_until_ready(compiled(*arrays))
-    least = math.inf
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*arrays))
-        least = min(least, time.perf_counter() - start)
-    return least
+    times = timeit.repeat(lambda: jax.block_until_ready(compiled(*arrays)), number=1, repeat=5)
+    return min(times)
 
 
 # Primitives that XLA fuses with the operations that read them: no launch, no reads of their own.

@@ -13,7 +13,7 @@ from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.graphs import StaticGraph, digest, static_graph
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import View, need, or_none, required
 
 Kind = Literal["sum", "max", "min"]
 REDUCTIONS: dict[str, Kind] = {"scatter-add": "sum", "scatter-max": "max", "scatter-min": "min"}
@@ -71,49 +71,42 @@ class SegmentReduction:
         return self.base.aval.shape[self.axis]
 
 
-def row_gather(view: View, atom: Atom) -> RowGather | None:
+@or_none
+def row_gather(view: View, atom: Atom) -> RowGather:
     """The gather of whole rows that computes an atom, or None."""
-    equation = view.made_by(atom, "gather")
-    if equation is None:
-        return None
+    equation = view.match(atom, "gather")
     table, places = equation.invars
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    if numbers.operand_batching_dims or numbers.start_indices_batching_dims:
-        return None
+    need(not numbers.operand_batching_dims and not numbers.start_indices_batching_dims)
     axes = numbers.collapsed_slice_dims, numbers.start_index_map, numbers.offset_dims
     axis = _axis_of_ids(table, places, *axes)
-    if axis is None or list(sizes) != _with_one_row(table, axis):
-        return None
+    need(list(sizes) == _with_one_row(table, axis))
     return RowGather(equation, table, places, axis, _mode(equation))
 
 
-def segment_reduction(equation: Equation) -> SegmentReduction | None:
+@or_none
+def segment_reduction(equation: Equation) -> SegmentReduction:
     """The reduction of segments that a scatter performs, or None."""
-    kind = REDUCTIONS.get(equation.primitive.name)
-    if kind is None:
-        return None
+    kind = required(REDUCTIONS.get(equation.primitive.name))
     base, places, updates = equation.invars
     numbers = equation.params["dimension_numbers"]
-    if numbers.operand_batching_dims or numbers.scatter_indices_batching_dims:
-        return None
+    need(not numbers.operand_batching_dims and not numbers.scatter_indices_batching_dims)
     window = numbers.update_window_dims
     axes = numbers.inserted_window_dims, numbers.scatter_dims_to_operand_dims, window
     axis = _axis_of_ids(base, places, *axes)
-    if axis is None or _with_one_row(updates, axis) != _with_one_row(base, axis):
-        return None
+    need(_with_one_row(updates, axis) == _with_one_row(base, axis))
     return SegmentReduction(equation, base, places, updates, axis, _mode(equation), kind)
 
 
 def _axis_of_ids(
     array: Atom, places: Atom, dropped: Sequence[int], indexed: Sequence[int], kept: Sequence[int]
-) -> int | None:
-    """The one axis of an array that ids index, if the other axes keep their places; or None."""
-    if len(dropped) != 1 or tuple(indexed) != tuple(dropped):
-        return None
-    if places.aval.ndim != 2 or places.aval.shape[1] != 1:
-        return None
+) -> int:
+    """The one axis of an array that ids index, if the other axes keep their places."""
+    need(len(dropped) == 1 and tuple(indexed) == tuple(dropped))
+    need(places.aval.ndim == 2 and places.aval.shape[1] == 1)
     axis = int(dropped[0])
-    return axis if tuple(kept) == tuple(d for d in range(array.aval.ndim) if d != axis) else None
+    need(tuple(kept) == tuple(d for d in range(array.aval.ndim) if d != axis))
+    return axis
 
 
 def _with_one_row(array: Atom, axis: int) -> list[int]:

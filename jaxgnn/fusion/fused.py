@@ -37,12 +37,10 @@ Verify = Literal["off", "warn", "strict"]
 class Options:
     """Options of a rewrite of a function."""
 
-    # The names of the arguments whose ids are known when they are concrete, or whether those of all
-    # arguments are
-    static_graph: bool | tuple[str, ...]
-    verify: Verify  # comparison of results with those of the original function
-    policy: Policy  # policy that selects sound rewrites
-    search: Search  # method to choose among rewrites that exclude each other
+    static_graph: bool | tuple[str, ...]  # arguments whose ids are known if they are concrete
+    verify: Verify
+    policy: Policy
+    search: Search
 
 
 @dataclass(frozen=True)
@@ -51,17 +49,13 @@ class _Call:
 
     structure: Any  # the pytree of the arguments
     static: tuple[tuple[int, Any], ...]  # the leaves that are no arrays, by position
-    # Keys that distinguish equal leaves, such as 1, 1.0 and True, or 0.0 and -0.0
-    kinds: tuple[Any, ...]
-    # Keys of the arrays in ``known``, by position among the arrays
-    digests: tuple[tuple[int, bytes], ...] = ()
-    # Ids that are known, by position among the arrays
-    known: dict[int, Any] = field(default_factory=dict, compare=False)
+    kinds: tuple[Any, ...]  # keys that distinguish equal leaves: 1, 1.0 and True, 0.0 and -0.0
+    digests: tuple[tuple[int, bytes], ...] = ()  # keys of the arrays in ``known``
+    known: dict[int, Any] = field(default_factory=dict, compare=False)  # by position of the array
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the function."""
-        leaves = dict(self.static)
-        rest = iter(arrays)
+        leaves, rest = dict(self.static), iter(arrays)
         size = len(self.static) + len(arrays)
         return jax.tree.unflatten(
             self.structure, [leaves[i] if i in leaves else next(rest) for i in range(size)]
@@ -73,11 +67,7 @@ class _LeftAsItIs(Exception):
 
 
 class Fused(Method):
-    """A function that is rewritten when it is called.
-
-    Attributes:
-      options: options of the rewrite.
-    """
+    """A function that is rewritten when it is called."""
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         super().__init__(fn)
@@ -100,16 +90,15 @@ class Fused(Method):
         return self._fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call, arrays = self._call(args, kwargs)
-        if call is None:
-            return self._left_as_it_is("an argument is no array and has no hash", args, kwargs)
-        is_traced = not is_concrete(*arrays)
         try:
+            call, arrays = self._call(args, kwargs)
+            is_traced = not is_concrete(*arrays)
             if self.options.verify != "off" and not self._is_trusted(call, arrays, is_traced):
                 return self._fn(*args, **kwargs)
             return (self._run if is_traced else self._runner(call, arrays))(call, *arrays)
         except _LeftAsItIs as reason:
-            return self._left_as_it_is(str(reason), args, kwargs)
+            self._warn(f"is left as it is: {reason}", stacklevel=3)
+            return self._fn(*args, **kwargs)
 
     def _runner(self, call: _Call, arrays: list[Any]) -> Callable[..., Any]:
         """Compiles the rewritten function, with large constants as arguments if there are any."""
@@ -123,11 +112,9 @@ class Fused(Method):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, measure: bool
     ) -> Explanation:
         """Explains the rewrites of a call with these arguments; with ``measure`` also times."""
-        call, arrays = self._call(args, kwargs)
         findings = Findings()
         try:
-            if call is None:
-                raise _LeftAsItIs("an argument is no array and has no hash")
+            call, arrays = self._call(args, kwargs)
             closed, _ = self._traced(call, arrays)
             program, findings = self._transformed(closed, call)
         except _LeftAsItIs as reason:
@@ -154,7 +141,7 @@ class Fused(Method):
 
     def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
         """Whether the rewritten function may run; compares it with the original function."""
-        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        key = _typed(call, arrays)
         if key in self._trusted:
             return self._trusted[key]
         if is_traced:
@@ -175,25 +162,20 @@ class Fused(Method):
         functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
         return difference(*functions, arrays, max(sizes, default=1))
 
-    def _left_as_it_is(self, reason: str, args: Any, kwargs: Any) -> Any:
-        self._warn(f"is left as it is: {reason}")
-        return self._fn(*args, **kwargs)
+    def _warn(self, what: str, stacklevel: int = 4) -> None:
+        warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=stacklevel)
 
-    def _warn(self, what: str) -> None:
-        warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=4)
-
-    def _call(self, args: Any, kwargs: Any) -> tuple[_Call | None, list[Any]]:
-        """The static part of a call and its arrays; no static part if it is not hashable."""
+    def _call(self, args: Any, kwargs: Any) -> tuple[_Call, list[Any]]:
+        """The static part of a call and its arrays; raises where it has no hash."""
         tree = ((self._fn if self._is_module else None, *args), kwargs)
         leaves, structure = jax.tree.flatten(tree)
-        is_array = [_is_array(leaf) for leaf in leaves]
-        arrays = [leaf for leaf, traced in zip(leaves, is_array, strict=True) if traced]
-        static = tuple((i, x) for i, x in enumerate(leaves) if not is_array[i])
+        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        static = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
         call = _Call(structure, static, tuple(_kind(x) for _, x in static))
         try:
             hash(call)
         except TypeError:
-            return None, arrays
+            raise _LeftAsItIs("an argument is no array and has no hash") from None
         return self._with_known_ids(call, arrays, args, kwargs), arrays
 
     def _with_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
@@ -206,14 +188,14 @@ class Fused(Method):
 
     def _indices(self, call: _Call, arrays: list[Any]) -> set[int]:
         """The positions of the arrays on which ids depend."""
-        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        key = _typed(call, arrays)
         if key not in self._index_inputs:
+            found = set()
             try:
                 found = index_inputs(Program.of(self._traced(call, arrays)[0]))
             except _LeftAsItIs:
-                found = set()  # the call reports the reason
+                pass  # the call reports the reason
             except Exception as error:
-                found = set()
                 self._warn(f"has no ids that are known: {type(error).__name__}: {error}")
             self._index_inputs[key] = found
         return self._index_inputs[key]
@@ -250,9 +232,8 @@ class Fused(Method):
     def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Applies the function as it is to the arguments as a pytree holds them.
 
-        Raises:
-          _LeftAsItIs: if it changes an argument, such as the averages of a module or a stream of
-            random numbers: the caller's objects would not see the change.
+        Raises where it changes an argument, such as the averages of a module or a stream of random
+        numbers: the caller's objects would not see the change.
         """
         module, *rest = args
         given = args, kwargs, captured_by(self._fn)
@@ -290,13 +271,16 @@ class Fused(Method):
 def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
     """The times of two closed jaxprs on the same arrays."""
     candidates = {}
-    for name, closed in (("before", before), ("after", after)):
+    for name, closed in (("before_ms", before), ("after_ms", after)):
         parts = opened(jax.jit(jex.jaxpr_as_fun(closed)).trace(*arrays))
         candidates[name] = Candidate(parts.run, [(parts.constants, *arrays)])
     made = measure_in_turns(candidates, budget_ms=1_000.0)
-    return Measured(
-        **{f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}
-    )
+    return Measured(**{name: None if t is None else t.median_ms for name, t in made.items()})
+
+
+def _typed(call: _Call, arrays: Sequence[Any]) -> Any:
+    """A key of a call and the types of its arrays."""
+    return call, tuple((a.shape, a.dtype) for a in arrays)
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
@@ -408,14 +392,12 @@ def explain(
     """
     fn, bound = unbound(fn)
     args = *bound, *args
-    fused = (
-        fn
-        if isinstance(fn, Fused)
-        else Fused(fn, _options(fn, static_graph, "off", Policy(), search))
-    )
-    if measure and any(
-        isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((args, kwargs))
-    ):
+    if isinstance(fn, Fused):
+        fused = fn
+    else:
+        fused = Fused(fn, _options(fn, static_graph, "off", Policy(), search))
+    leaves = jax.tree.leaves((args, kwargs))
+    if measure and any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
         raise bad_input("explain", "args", "arrays, which measure=True runs", "ShapeDtypeStruct")
     return fused.explanation(args, kwargs, measure=measure)
 
@@ -437,20 +419,15 @@ def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
     if isinstance(given, bool):
         return given
     names = (given,) if isinstance(given, str) else tuple(given)
-    known = _parameters(fn)
+    try:
+        known = tuple(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):  # Python has no names of some builtins
+        known = ()
     for name in names:
         if name not in known:
             expected = f"True, False or names among {', '.join(known) or 'none'}"
             raise bad_input("fuse", "static_graph", expected, repr(name))
     return names
-
-
-def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the arguments; none if Python has none, as for some builtins."""
-    try:
-        return tuple(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):
-        return ()
 
 
 fuse.explain = explain  # pyrefly: ignore

@@ -22,8 +22,6 @@ from jaxgnn._arrays.arrays import own, put_own
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
-_MOST_GRAPHS = 16
-
 
 @dataclass(frozen=True, eq=False)
 class StaticGraph:
@@ -57,10 +55,11 @@ class StaticGraph:
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """An array of the edge list in the order of the slots, along its axis of edges."""
-        if self.is_ordered:
-            return of_edges
-        order, inverse = self._places
-        return _moved(axis, order, inverse, of_edges)
+        return of_edges if self.is_ordered else _moved(axis, *self._places, of_edges)
+
+    def to_list(self, of_slots: Array, axis: int = 0) -> Array:
+        """An array of the slots in the order of the edge list, along its axis of edges."""
+        return of_slots if self.is_ordered else _moved(axis, *self._places[::-1], of_slots)
 
     def weights(self, of_edges: np.ndarray) -> Array:
         """Known numbers of edges in the order of the slots, an array that is built once."""
@@ -71,13 +70,6 @@ class StaticGraph:
             self._weights.clear()  # most programs have one normalisation of a graph
             self._weights[key] = made
         return self._weights[key]
-
-    def to_list(self, of_slots: Array, axis: int = 0) -> Array:
-        """An array of the slots in the order of the edge list, along its axis of edges."""
-        if self.is_ordered:
-            return of_slots
-        order, inverse = self._places
-        return _moved(axis, inverse, order, of_slots)
 
 
 class _Cache:
@@ -110,40 +102,30 @@ class _Cache:
             return self._made[key]
 
 
-_CACHE = _Cache(_MOST_GRAPHS)
+_CACHE = _Cache(16)
 
 
 def static_graph(
     rows: np.ndarray, columns: np.ndarray, num_rows: int, num_columns: int
 ) -> StaticGraph:
-    """The graph of an edge list; rows out of range mark ignored edges.
+    """The graph of an edge list, integers [edges]; rows out of range mark ignored edges.
 
-    Args:
-      rows: the row that each edge enters, integers [edges].
-      columns: the column that each edge leaves, integers [edges], in range where the row is.
-      num_rows: number of rows.
-      num_columns: number of columns.
+    Columns are in range where the row is.
     """
     key = (digest(rows), num_rows), digest(columns), num_columns
     return _CACHE.get(key, lambda: _make(rows, columns, num_rows, num_columns))
 
 
 def graph_of_rows(rows: np.ndarray, num_rows: int) -> StaticGraph:
-    """A graph whose edges enter these rows, for uses that do not depend on the senders.
+    """A graph whose edges enter these rows, integers [edges], -1 for ignored edges.
 
-    The order of its slots does not depend on the columns, so a graph that was built with columns is
-    reused.
-
-    Args:
-      rows: the row that each edge enters, integers [edges]; out of range if it is ignored.
-      num_rows: number of rows.
+    It is for uses that do not depend on the senders. The order of its slots does not depend on the
+    columns, so a graph that was built with columns is reused.
     """
     of_rows = digest(rows), num_rows
     made = _CACHE.with_rows(of_rows)
-    if made is not None:
-        return made
     key = of_rows, b"", 1
-    return _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
+    return made or _CACHE.get(key, lambda: _make(rows, np.zeros_like(rows), num_rows, 1))
 
 
 def digest_of_argument(ids: Any) -> bytes:
@@ -196,13 +178,9 @@ def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
     if not kept:
         rows, columns = np.where(is_live, rows, 0), np.where(is_live, columns, 0)
     with jax.ensure_compile_time_eval():
+        mask = None if kept else is_live
         graph, _ = CSRGraph.from_edges(
-            columns,
-            rows,
-            num_rows,
-            num_senders=num_columns,
-            edge_mask=None if kept else is_live,
-            edge_data=(),
+            columns, rows, num_rows, num_senders=num_columns, edge_mask=mask, edge_data=()
         )
         order = own(np.asarray(graph.edge_order).astype(np.int32, copy=False))
     is_read = np.zeros(num_columns, bool)
@@ -219,10 +197,8 @@ def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
 
 def _counts_up(order: np.ndarray) -> bool:
     """Whether an order is 0, 1, 2 and so on."""
-    start = order[:1024]
-    if (start != np.arange(start.size)).any():
-        return False
-    return bool((order == np.arange(order.size, dtype=order.dtype)).all())
+    parts = order[:1024], order  # most others differ early
+    return all((part == np.arange(part.size, dtype=part.dtype)).all() for part in parts)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))

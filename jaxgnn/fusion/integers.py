@@ -4,9 +4,6 @@ Ids go through a few such equations on their way from a list to a gather: a comp
 sum, a selection, a reshape. JAX would compile a program for each, which took most of the time of a
 first rewrite.
 
-
-Gathers and scatters in NumPy, by the parameters of their equations.
-
 Axes that batch a gather or a scatter are not supported.
 """
 
@@ -50,14 +47,8 @@ def _accumulated(ufunc: np.ufunc, params: Mapping[str, Any], x: np.ndarray) -> n
 def gather(params: Mapping[str, Any], x: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """The slices of an array that begin at ``starts``."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    entries = _entries(
-        x.shape,
-        sizes,
-        starts,
-        numbers.start_index_map,
-        numbers.collapsed_slice_dims,
-        params["mode"],
-    )
+    axes = numbers.start_index_map, numbers.collapsed_slice_dims
+    entries = _entries(x.shape, sizes, starts, *axes, params["mode"])
     taken = x[entries.of]
     if entries.exist is not None:
         fill = params["fill_value"]
@@ -113,13 +104,8 @@ def _entries(
 ) -> _Entries:
     """Finds the entries that a gather reads, or a scatter writes.
 
-    Args:
-      shape: shape of the array.
-      sizes: the size of a slice along each axis.
-      starts: [..., axes], where each slice starts along the axes ``started``.
-      started: the axes with starts; the others start at zero.
-      dropped: axes of one entry that are no axes of a slice.
-      mode: treatment of slices that are not inside.
+    Slices of these ``sizes`` start at ``starts``, [..., axes], along the axes ``started``, and at
+    zero along others. ``dropped`` are the axes of one entry that are no axes of a slice.
     """
     kept = [d for d in range(len(shape)) if d not in dropped]
     lasts = np.array([shape[d] - sizes[d] for d in started], np.int64)
@@ -190,16 +176,9 @@ _FUNCTIONS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 def evaluated(equation: Any, operands: Arrays) -> list[np.ndarray] | None:
-    """Evaluates one equation if all of its numbers are integers or booleans.
+    """Evaluates one equation if all of its numbers are integers or booleans, and it is listed.
 
-    Integers wrap around as in JAX.
-
-    Args:
-      equation: the equation.
-      operands: the values that it reads.
-
-    Returns:
-      Its results; None for other numbers, and for a primitive that is not listed.
+    Integers wrap around as in JAX. For other equations the result is None.
     """
     function = _FUNCTIONS.get(equation.primitive.name)
     kinds = {np.dtype(a.aval.dtype).kind for a in (*equation.invars, *equation.outvars)}

@@ -18,9 +18,10 @@ from jaxgnn.fusion.edges import RowGather, row_gather
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Values
 from jaxgnn.fusion.templates import session_precision
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import View, need, or_none
 
 _MOST_STEPS = 100  # powers of powers have more factors than anybody means
+SUMMED = 100  # the label of the first axis that a product of matrices sums over
 IN_RANGE = "products of weights that neither overflow nor underflow"  # for ``Rewrite.assumes``
 
 
@@ -253,6 +254,19 @@ def without_repeats(
     return atom, labels
 
 
+def span_of(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The begin and end of a slice, or of a part of a split array, in the array."""
+    params, shape = equation.params, equation.invars[0].aval.shape
+    if equation.primitive.name == "slice":
+        return tuple(params["start_indices"]), tuple(params["limit_indices"])
+    axis, place = params["axis"], equation.outvars.index(member)
+    sizes = [1] * shape[axis] if equation.primitive.name == "unstack" else params["sizes"]
+    start = int(sum(sizes[:place]))
+    begins = [start if d == axis else 0 for d in range(len(shape))]
+    ends = [start + int(sizes[place]) if d == axis else n for d, n in enumerate(shape)]
+    return tuple(begins), tuple(ends)
+
+
 def unless_one(labels: Labels, atom: Atom) -> Labels:
     """Returns the labels of the axes of an array, with None for those of size one."""
     sizes = zip(labels, atom.aval.shape, strict=True)
@@ -287,7 +301,8 @@ _FOLLOWED = {
 }
 
 
-def contraction_of(view: View, atom: Atom) -> tuple[Factor, Factor] | None:
+@or_none
+def contraction_of(view: View, atom: Atom) -> tuple[Factor, Factor]:
     """The two arrays whose products are summed over the axes that an array does not have, or None.
 
     It is a product of matrices or a sum of products. Labels of the factors are those of the axes of
@@ -296,51 +311,38 @@ def contraction_of(view: View, atom: Atom) -> tuple[Factor, Factor] | None:
     A product of matrices has the precision of the session, and its arrays have the type of the
     result.
     """
-    labels = tuple(range(atom.aval.ndim))
-    return _factors_of(view, *without_repeats(view, atom, labels, "transpose"))
-
-
-def _factors_of(view: View, atom: Atom, labels: Labels) -> tuple[Factor, Factor] | None:
-    equation = view.producer(atom)
-    if equation is None:
-        return None
+    labels: Labels = tuple(range(atom.aval.ndim))
+    atom, labels = without_repeats(view, atom, labels, "transpose")
+    equation = view.match(atom, "dot_general", "mul", "reduce_sum")
     if equation.primitive.name == "dot_general":
         return _of_dot(view, equation, labels)
     if equation.primitive.name == "mul":
         return _of_product(view, equation, labels)
-    if equation.primitive.name != "reduce_sum":
-        return None
-    product = view.made_by(equation.invars[0], "mul")
-    if product is None:
-        return None
+    product = view.match(equation.invars[0], "mul")
     axes, kept = equation.params["axes"], iter(labels)
-    rank = product.outvars[0].aval.ndim
-    inner = tuple(len(labels) + d if d in axes else next(kept) for d in range(rank))
+    shape = product.outvars[0].aval.shape
+    inner = tuple(len(labels) + d if d in axes else next(kept) for d in range(len(shape)))
     made = _of_product(view, product, inner)
     named = {label for factor in made for label in factor.labels}
-    shape = product.outvars[0].aval.shape
-    counts_repeats = any(shape[d] != 1 and inner[d] not in named for d in axes)
-    return None if counts_repeats else made  # a sum of repeats is a multiple
+    need(all(shape[d] == 1 or inner[d] in named for d in axes))  # a sum of repeats is a multiple
+    return made
 
 
-def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor] | None:
+def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor]:
     types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
-    if equation.params["precision"] != session_precision() or len(types) > 1:
-        return None
+    need(equation.params["precision"] == session_precision() and len(types) == 1)
     (of_left, of_right), (batch_left, batch_right) = equation.params["dimension_numbers"]
-    left, right = equation.invars
     names: list[dict[int, int | None]] = [{}, {}]
-    free = iter(labels)
+    free, summed = iter(labels), iter(range(SUMMED, 2 * SUMMED))
     for a, b in zip(batch_left, batch_right, strict=True):
         names[0][a] = names[1][b] = next(free)
-    summed = iter(range(100, 200))  # names that no axis of the result has
     for a, b in zip(of_left, of_right, strict=True):
         names[0][a] = names[1][b] = next(summed)
-    for known, atom in zip(names, (left, right), strict=True):
+    pairs = list(zip(names, equation.invars, strict=True))
+    for known, atom in pairs:
         known.update((d, next(free)) for d in range(atom.aval.ndim) if d not in known)
     first, second = (
-        _without_repeats(view, a, tuple(known[d] for d in range(a.aval.ndim)))
-        for known, a in zip(names, (left, right), strict=True)
+        _without_repeats(view, a, tuple(known[d] for d in range(a.aval.ndim))) for known, a in pairs
     )
     return first, second
 

@@ -1,7 +1,4 @@
-"""Reports of the rewrites of ``jaxgnn.fuse``, as text and as a page.
-
-Draws the original and the rewritten program side by side, as SVG.
-"""
+"""Reports of the rewrites of ``jaxgnn.fuse``, as text and as a page with both programs as SVG."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgnn.fusion.cost import Speeds
-from jaxgnn.fusion.program import Equation, Program, is_variable
+from jaxgnn.fusion.program import Equation, Program, closure, is_variable
 from jaxgnn.fusion.rewrite import Applied, Findings
 
 _STYLE = """
@@ -131,14 +128,13 @@ class Explanation:
         return f"what was replaced took {before:.3g} ms, and takes {after:.3g} ms"
 
     def _page(self) -> str:
+        texts = [f"untouched, because {reason}" for reason in self.findings.untouched]
+        texts += [] if self.speeds is None else [f"Predicted: {self._predicted()}."]
+        texts += [] if self.measured is None else [f"Measured: {self.measured}."]
         parts = [f"<h1>{html.escape(self.headline)}</h1>"]
-        parts += [f"<p>untouched, because {html.escape(r)}</p>" for r in self.findings.untouched]
-        if self.speeds is not None:
-            parts.append(f"<p>Predicted: {html.escape(self._predicted())}.</p>")
-        if self.measured is not None:
-            parts.append(f"<p>Measured: {html.escape(str(self.measured))}.</p>")
+        parts += [f"<p>{html.escape(text)}</p>" for text in texts]
         if self._programs is not None:
-            picture = svg_of(*self._programs, self.findings.applied)
+            picture = _svg_of(*self._programs, self.findings.applied)
             parts.append(f'<div class="scroll">{picture}</div>')
         parts += ["<h2>Rewritten</h2>", self._table_of_rewrites()]
         parts += ["<h2>Not rewritten</h2>", self._table_of_refusals()]
@@ -152,18 +148,14 @@ class Explanation:
         rows = []
         for number, one in enumerate(self.findings.applied):
             times = " -> ".join(f"{ms:.3g} ms" for ms in self.predicted_ms(one))
-            mark = f'<span class="mark" style="background: {colour_of(number)}"></span>'
-            assumed = "; ".join(one.assumes)
-            cells = [one.rule, one.note, one.where, self._sizes(one), times, assumed]
+            mark = f'<span class="mark" style="background: {_colour_of(number)}"></span>'
+            cells = [one.rule, one.note, one.where, self._sizes(one), times, "; ".join(one.assumes)]
             rows.append([mark, *map(html.escape, cells)])
         return _table(["", "rule", "what", "where", "bytes", "predicted", "assumes"], rows)
 
     def _table_of_refusals(self) -> str:
-        rows = [
-            [html.escape(text) for text in (one.rule, one.reason, one.where)]
-            for one in self.findings.refused
-        ]
-        return _table(["rule", "why not", "where"], rows)
+        refused = [(one.rule, one.reason, one.where) for one in self.findings.refused]
+        return _table(["rule", "why not", "where"], [list(map(html.escape, r)) for r in refused])
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -200,12 +192,12 @@ class _Group:
     label: str  # the op
 
 
-def colour_of(number: int) -> str:
+def _colour_of(number: int) -> str:
     """The colour of a rewrite, by its number among the applied rewrites."""
     return _COLOURS[number % len(_COLOURS)]
 
 
-def svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
+def _svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
     """Both programs, an equation in a line, in the order in which they run.
 
     The replaced equations have the colour of the rewrite on the left, and the new ones on the
@@ -217,17 +209,17 @@ def svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
     height = _TOP + _ROW * (max(len(old), len(new), 1) + 1)
     right = _SIDE + _WIDTH + _GAP
     total = right + _WIDTH + _SIDE
-    fills = {i: colour_of(g) for g, one in groups.items() for i in one.before}
-    made = {v for e in after.equations for v in e.outvars}
-    gone = [i for i, e in enumerate(old) if not any(v in made for v in e.outvars)]
-    of_old = {i: _DROPPED for i in gone} | fills
-    of_new = {one.after: colour_of(g) for g, one in groups.items() if one.after is not None}
-    labels = {one.after: one.label for one in groups.values() if one.after is not None}
+    fills = {i: _colour_of(g) for g, one in groups.items() for i in one.before}
+    of_old = {i: _DROPPED for i in _without(before, after) if i < _MOST} | fills
+    called = {one.after: g for g, one in groups.items() if one.after is not None}
+    of_new = {i: _colour_of(g) for i, g in called.items()}
+    labels = {i: groups[g].label for i, g in called.items()}
+    title = '<text x="{}" y="24" font-size="13" font-weight="bold">{}</text>'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
         f'width="{total}" height="{height}" font-family="monospace" font-size="11">',
-        *_title(_SIDE, f"as it is: {len(before.equations)} equations"),
-        *_title(right, f"rewritten: {len(after.equations)} equations"),
+        title.format(_SIDE, f"as it is: {len(before.equations)} equations"),
+        title.format(right, f"rewritten: {len(after.equations)} equations"),
         *_bands(groups, right),
         *_arcs(old, _SIDE, -1),
         *_arcs(new, right + _WIDTH, 1),
@@ -238,21 +230,25 @@ def svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
     return "\n".join(parts)
 
 
+def _without(program: Program, other: Program) -> set[int]:
+    """The positions of the equations none of whose results another program has."""
+    made = {v for e in other.equations for v in e.outvars}
+    return {i for i, e in enumerate(program.equations) if made.isdisjoint(e.outvars)}
+
+
 def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict[int, _Group]:
     """The equations that each rewrite has replaced, by its number, except those in bodies."""
-    made = {v for e in after.equations for v in e.outvars}
-    known = {v for e in before.equations for v in e.outvars}
-    gone = {i for i, e in enumerate(before.equations) if not any(v in made for v in e.outvars)}
-    new = [i for i, e in enumerate(after.equations) if not any(v in known for v in e.outvars)]
+    gone, new = _without(before, after), sorted(_without(after, before))
     positions = {v: i for i, e in enumerate(before.equations) for v in e.outvars}
     claimed: set[int] = set()
     groups = {}
     for number, one in enumerate(applied):
-        roots = [i for i in sorted(gone - claimed) if _text(before.equations[i]) == one.where]
-        if not roots:
+        left = gone - claimed
+        roots = (i for i in sorted(left) if _text(before.equations[i]) == one.where)
+        root = next(roots, None)
+        if root is None:
             continue
-        root = roots[0]
-        region = _region(before, positions, root, gone - claimed)
+        region = _region(before, positions, root, left)
         claimed |= region
         call = next((i for i in new if _is_call_like(after.equations[i], before, root)), None)
         if call is not None:
@@ -263,24 +259,18 @@ def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict
 
 def _region(before: Program, positions: Mapping[Any, int], root: int, gone: set[int]) -> set[int]:
     """The removed equations that computed a result, including its own equation."""
-    found: set[int] = set()
-    waiting = [root]
-    while waiting:
-        this = waiting.pop()
-        if this in found or this not in gone:
-            continue
-        found.add(this)
-        reads = before.equations[this].invars
-        waiting.extend(positions[a] for a in reads if is_variable(a) and a in positions)
-    return found
+
+    def reads(i: int) -> list[int]:
+        atoms = before.equations[i].invars
+        return [p for a in atoms if is_variable(a) and (p := positions.get(a)) in gone]
+
+    return closure(root, reads)
 
 
 def _is_call_like(equation: Equation, before: Program, root: int) -> bool:
     """Whether an equation is a call with the results of a removed equation."""
-    wanted = before.equations[root].outvars
-    return equation.primitive.name in ("jit", "pjit") and [_type(v) for v in wanted] == [
-        _type(v) for v in equation.outvars
-    ]
+    types = [[_type(v) for v in e.outvars] for e in (equation, before.equations[root])]
+    return equation.primitive.name in ("jit", "pjit") and types[0] == types[1]
 
 
 def _type(variable: Any) -> str:
@@ -291,10 +281,6 @@ def _text(equation: Equation, name: str = "") -> str:
     """An equation in the format of the places of findings."""
     results = ", ".join(map(_type, equation.outvars))
     return f"{name or equation.primitive.name} -> {results}"
-
-
-def _title(x: int, text: str) -> list[str]:
-    return [f'<text x="{x}" y="24" font-size="13" font-weight="bold">{text}</text>']
 
 
 def _middle(row: int) -> float:
@@ -347,6 +333,6 @@ def _bands(groups: Mapping[int, _Group], right: int) -> list[str]:
             parts.append(
                 f'<path d="M{start} {_middle(i)} C{middle} {_middle(i)} {middle} '
                 f'{_middle(one.after)} {right} {_middle(one.after)}" fill="none" '
-                f'stroke="{colour_of(number)}" stroke-width="2"/>'
+                f'stroke="{_colour_of(number)}" stroke-width="2"/>'
             )
     return parts

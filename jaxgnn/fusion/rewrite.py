@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxgnn.fusion.program import Atom, Equation, Program, traced
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import NoMatch, View
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Rule:
 
     name: str  # its name in ``explain``
     primitives: frozenset[str]  # the primitives of the equations that it checks
-    # Gets the view of a program and one of these equations; returns None if the equation is not
-    # related to the rule, and raises ``Refusal``.
+    # Gets the view of a program and one of these equations; returns None or raises ``NoMatch`` if
+    # the equation is not related to the rule, and raises ``Refusal``.
     propose: Callable[[View, Equation], Rewrite | None]
     is_outermost_first: bool = False  # whether later equations are checked before earlier ones
 
@@ -114,6 +114,8 @@ class Rules:
             return None
         try:
             made = rule.propose(view, equation)
+        except NoMatch:
+            return None
         except Refusal as refusal:
             return str(refusal)
         except Exception as error:

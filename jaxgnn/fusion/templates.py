@@ -19,7 +19,7 @@ from jaxgnn import ops
 from jaxgnn.fusion.graphs import digest
 from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, key_of_param, reads_the_same
 from jaxgnn.fusion.rewrite import Values
-from jaxgnn.fusion.view import View, is_plain
+from jaxgnn.fusion.view import NoMatch, View, is_plain, need, or_none, required
 from jaxgnn.graph import is_concrete
 
 
@@ -123,17 +123,15 @@ def _same_body(one: Any, other: Any) -> bool:
         return [str(v.aval) for v in left] == [str(v.aval) for v in right]
 
     def read(left: Any, right: Any) -> bool:
-        if is_variable(left):
-            return found[left] is right
-        return reads_the_same(left, right)
+        return found[left] is right if is_variable(left) else reads_the_same(left, right)
+
+    def same(left: Equation, right: Equation) -> bool:
+        is_same = not left.effects and len(left.invars) == len(right.invars)
+        is_same = is_same and all(map(read, left.invars, right.invars))
+        return is_same and calls_the_same(left, right) and defined(left.outvars, right.outvars)
 
     is_same = defined(first.invars, second.invars) and defined(first.constvars, second.constvars)
-    for left, right in zip(first.eqns, second.eqns, strict=True):
-        is_same = is_same and not left.effects and len(left.invars) == len(right.invars)
-        is_same = is_same and all(map(read, left.invars, right.invars))
-        is_same = is_same and calls_the_same(left, right) and defined(left.outvars, right.outvars)
-        if not is_same:
-            return False
+    is_same = is_same and all(map(same, first.eqns, second.eqns))
     return is_same and all(map(read, first.outvars, second.outvars))
 
 
@@ -229,19 +227,45 @@ def _linear_of(view: View, atom: Atom) -> Linear | None:
     return None
 
 
-def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
-    equation = view.made_by(atom, "dot_general")
-    if equation is None:
-        return None
+@or_none
+def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear:
+    equation = view.match(atom, "dot_general")
     x, kernel = equation.invars
-    (of_x, of_kernel), batch = equation.params["dimension_numbers"]
-    if kernel.aval.ndim != 2 or any(batch) or tuple(of_x) != (x.aval.ndim - 1,):
-        return None
-    if not x.aval.dtype == kernel.aval.dtype == atom.aval.dtype:
-        return None
-    if equation.params["precision"] != session_precision():  # ops use it
-        return None
-    return Linear(x, kernel, bias, is_transposed=tuple(of_kernel) == (1,))
+    need(is_matrix_product(equation) and x.aval.dtype == kernel.aval.dtype == atom.aval.dtype)
+    need(equation.params["precision"] == session_precision())  # ops use it
+    return Linear(x, kernel, bias, is_transposed=is_transposed(equation))
+
+
+def is_matrix_product(dot: Equation) -> bool:
+    """Whether a ``dot_general`` is a product along the last axis of an array with a matrix."""
+    x, kernel = dot.invars
+    (of_x, _), batch = dot.params["dimension_numbers"]
+    return kernel.aval.ndim == 2 and not any(batch) and tuple(of_x) == (x.aval.ndim - 1,)
+
+
+def is_transposed(dot: Equation) -> bool:
+    """Whether the matrix of a product is [out, in]."""
+    return tuple(dot.params["dimension_numbers"][0][1]) == (1,)
+
+
+def chain_of(
+    view: View, atom: Atom, *, is_private: bool = False
+) -> tuple[list[Linear], ops.Activation | None]:
+    """The layers that compute an atom, the first one first, and the activation between all.
+
+    If they are to be private, nothing else reads the values between them.
+    """
+    layers: list[Linear] = []
+    activation = None
+    while (layer := linear_of(view, atom)) is not None:
+        layers.insert(0, layer)
+        inner = activation_of(view, layer.x)
+        if inner is None or activation not in (None, inner[1]):
+            break
+        if linear_of(view, inner[0]) is None or (is_private and not view.is_read_once(layer.x)):
+            break
+        atom, activation = inner
+    return layers, activation
 
 
 def session_precision() -> Any:
@@ -256,23 +280,17 @@ def _precision_under(default: Any) -> Any:
     return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]
 
 
-def row_of(view: View, atom: Atom, like: Any) -> Atom | None:
+@or_none
+def row_of(view: View, atom: Atom, like: Any) -> Atom:
     """The row that an array repeats along all axes but the last, or None."""
-    if like.ndim == 0:
-        return None
+    need(like.ndim > 0)
     width = like.shape[-1]
-    while is_variable(atom):
-        shape = atom.aval.shape
-        if atom.aval.size == width and shape[-1:] == (width,):
-            return atom
-        equation = view.made_by(atom, "broadcast_in_dim")
-        if equation is None:
-            return None
+    while atom.aval.size != width or atom.aval.shape[-1:] != (width,):
+        equation, last = view.match(atom, "broadcast_in_dim"), atom.aval.ndim - 1
         atom = equation.invars[0]
         dims = zip(equation.params["broadcast_dimensions"], atom.aval.shape, strict=True)
-        if [d for d, n in dims if n != 1] != [len(shape) - 1]:
-            return None
-    return None
+        need([d for d, n in dims if n != 1] == [last])
+    return atom
 
 
 def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
@@ -280,18 +298,16 @@ def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
     return view.remembered("activation", atom, lambda: _activation_of(view, atom))
 
 
-def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
-    if not jnp.issubdtype(atom.aval.dtype, jnp.floating):
-        return None
-    equation = view.producer(atom)
-    if equation is None:
-        return None
+@or_none
+def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation]:
+    need(jnp.issubdtype(atom.aval.dtype, jnp.floating))
+    equation = required(view.producer(atom))
     for name, function in _WRITTEN:
         if _last_primitive(function) is equation.primitive:
             found = form_of(view, atom, [function])
             if found is not None:
                 return found[0], name
-    return None
+    raise NoMatch
 
 
 @functools.cache

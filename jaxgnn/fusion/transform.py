@@ -1,13 +1,9 @@
-"""The rewriting of a whole program, with the bodies of its loops and branches.
-
-Rewriting inside of loops, branches, checkpoints and functions with their own derivatives.
-"""
+"""The rewriting of a whole program, with the bodies of its loops, branches and other functions."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +23,9 @@ Known = dict[Any, np.ndarray | None]
 def transformed(
     closed: Any, rules: Rules, known: Mapping[int, np.ndarray], search: Search = "matcher"
 ) -> tuple[Program, Findings]:
-    """Rewrites the program of a closed jaxpr; returns it with the findings.
+    """Rewrites the program of a closed jaxpr without side effects; returns it with the findings.
 
-    Args:
-      closed: the jaxpr. One with side effects is not rewritten.
-      rules: the rules, and the policy that selects their rewrites.
-      known: values of inputs that are known, by their position.
-      search: method to choose among rewrites that exclude each other.
+    ``known`` are the values of inputs that are known, by their position.
     """
     findings = Findings()
     program = Program.of(closed)
@@ -49,9 +41,9 @@ def transformed(
 class _Rewriting:
     """Rewrites a program and the bodies in it."""
 
-    rules: Rules  # the rules, and the policy that selects their rewrites
-    search: Search  # method to choose among rewrites that exclude each other
-    findings: Findings  # list to which results are added
+    rules: Rules
+    search: Search
+    findings: Findings  # to which results are added
 
     def of(self, program: Program, known: Known, where: str) -> Program:
         """A program, rewritten with the bodies of its loops and branches."""
@@ -81,29 +73,23 @@ class _Rewriting:
             before = len(findings.applied)
             inner = self.of(inner, _fixed_values(view, inner, body), place)
             if len(findings.applied) > before:
-                made, added = body.with_program(made, inner)
+                made, added = body.replaced(made, inner)
                 constants.update(added)
         return made, constants
 
 
 def _fixed_values(view: View, inner: Program, body: Body) -> Known:
     """The known values in a body of arguments that are the same in every run."""
-    known: Known = {}
-    for variable, atom in zip(inner.inputs, body.fixed, strict=False):
-        value = None if atom is None else view.value(atom)
-        if value is not None:
-            known[variable] = value
-    return known
+    pairs = zip(inner.inputs, body.fixed, strict=False)
+    values = ((v, view.value(atom)) for v, atom in pairs if atom is not None)
+    return {variable: value for variable, value in values if value is not None}
 
 
 def index_inputs(program: Program) -> set[int]:
     """The positions of the inputs that the ids of gathers of rows and of segments depend on."""
     view = View(program, {})
     positions = {v: i for i, v in enumerate(program.inputs)}
-    found: set[int] = set()
-    for atom in _places(view, program):
-        found |= {positions[v] for v in view.roots(atom)}
-    return found
+    return {positions[v] for atom in _places(view, program) for v in view.roots(atom)}
 
 
 def _places(view: View, program: Program) -> list[Atom]:
@@ -139,12 +125,23 @@ _LIBRARY = str(Path(__file__).parents[1])
 class Body:
     """A function that an equation calls."""
 
-    name: str  # purpose of the body, for ``explain``
-    closed: Any  # its jaxpr
+    name: str  # its purpose, for ``explain``
     fixed: Sequence[Atom | None]  # the operands that are its first arguments in every call
-    # Takes the equation and a new program; returns the equation that calls it, and constants that
-    # it reads.
-    with_program: Callable[[Equation, Program], tuple[Equation, dict[Any, Any]]]
+    key: str  # the parameter of the equation
+    closed: Any  # its jaxpr
+    index: int = 0  # among several jaxprs of the parameter
+
+    def replaced(self, equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
+        """The equation with another program, and constants that it then reads."""
+        reads, constants, old = equation.invars, {}, equation.params[self.key]
+        if isinstance(old, tuple):
+            new: Any = (*old[: self.index], program.closed(), *old[self.index + 1 :])
+        elif old is self.closed:
+            new = program.closed()
+        else:  # a jaxpr without constants, which become operands
+            constants = {jex.gensym()(v.aval): value for v, value in program.constants.items()}
+            reads, new = [*constants, *reads], program.opened()
+        return equation.replace(invars=reads, params={**equation.params, self.key: new}), constants
 
 
 def bodies_of(equation: Equation) -> Iterator[Body]:
@@ -156,47 +153,25 @@ def bodies_of(equation: Equation) -> Iterator[Body]:
     """
     name, params, reads = equation.primitive.name, equation.params, list(equation.invars)
     if name == "scan":
-        fixed = reads[: _constants_of_scan(params)]
-        yield _body(name, params, "jaxpr", fixed)
+        yield Body(name, reads[: _constants_of_scan(params)], "jaxpr", params["jaxpr"])
     elif name == "while":
         first, second = params["cond_nconsts"], params["body_nconsts"]
-        yield _body(f"{name} condition", params, "cond_jaxpr", reads[:first])
-        yield _body(f"{name} body", params, "body_jaxpr", reads[first : first + second])
+        yield Body(f"{name} condition", reads[:first], "cond_jaxpr", params["cond_jaxpr"])
+        fixed = reads[first : first + second]
+        yield Body(f"{name} body", fixed, "body_jaxpr", params["body_jaxpr"])
     elif name == "cond":
         for i, branch in enumerate(params["branches"]):
-            yield Body(f"{name} branch {i}", branch, reads[1:], functools.partial(_with_branch, i))
+            yield Body(f"{name} branch {i}", reads[1:], "branches", branch, i)
     elif name in ("remat", "remat2", "checkpoint"):
-        yield Body(name, jex.ClosedJaxpr(params["jaxpr"], []), reads, _with_operands)
+        yield Body(name, reads, "jaxpr", jex.ClosedJaxpr(params["jaxpr"], []))
     elif name in ("custom_jvp_call", "custom_vjp_call") and not _is_ours(params["call_jaxpr"]):
-        yield _body(name.removesuffix("_call"), params, "call_jaxpr", reads)
+        yield Body(name.removesuffix("_call"), reads, "call_jaxpr", params["call_jaxpr"])
 
 
 def _is_ours(closed: Any) -> bool:
     """Whether a function is defined in this library, or in an unknown place."""
     source = getattr(getattr(closed.jaxpr, "debug_info", None), "func_src_info", None)
     return source is None or _LIBRARY in source
-
-
-def _body(name: str, params: Any, key: str, fixed: Sequence[Atom]) -> Body:
-    def with_program(equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
-        return equation.replace(params={**equation.params, key: program.closed()}), {}
-
-    return Body(name, params[key], fixed, with_program)
-
-
-def _with_branch(
-    index: int, equation: Equation, program: Program
-) -> tuple[Equation, dict[Any, Any]]:
-    branches = list(equation.params["branches"])
-    branches[index] = program.closed()
-    return equation.replace(params={**equation.params, "branches": tuple(branches)}), {}
-
-
-def _with_operands(equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
-    """Returns a checkpoint of a program whose constants become operands, as it has no constants."""
-    constants = {jex.gensym()(v.aval): value for v, value in program.constants.items()}
-    params = {**equation.params, "jaxpr": program.opened()}
-    return equation.replace(invars=[*constants, *equation.invars], params=params), constants
 
 
 def _constants_of_scan(params: Any) -> int:

@@ -123,13 +123,7 @@ _EXACT = frozenset((
 def spread(
     function: Callable[..., Sequence[Any]], arrays: Sequence[Any], results: Sequence[Any]
 ) -> list[np.ndarray]:
-    """Largest changes of results by errors of the size of rounding, float64.
-
-    Args:
-      function: takes the arrays, returns a list of arrays.
-      arrays: the arguments.
-      results: the results without errors.
-    """
+    """Largest changes of the results of a function by errors of the size of rounding, float64."""
     noisy = Jitted(_with_errors(Program.of(jax.make_jaxpr(function)(*arrays))))
     exact = [np.asarray(r).astype(np.float64) for r in results]
     largest = [np.zeros(r.shape) for r in exact]

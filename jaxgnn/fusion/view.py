@@ -8,6 +8,7 @@ themselves at the leaves.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import weakref
@@ -36,6 +37,36 @@ _EVALUATED = frozenset((
 ))
 # fmt: on
 _LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated in advance
+
+
+class NoMatch(Exception):
+    """Code that does not have the form that is looked for."""
+
+
+def need(condition: Any) -> None:
+    """Raises ``NoMatch`` unless a condition of a form holds."""
+    if not condition:
+        raise NoMatch
+
+
+def required[T](part: T | None) -> T:
+    """A part of a form; raises ``NoMatch`` if it is None."""
+    if part is None:
+        raise NoMatch
+    return part
+
+
+def or_none[**P, T](function: Callable[P, T]) -> Callable[P, T | None]:
+    """The function, which returns None where it raises ``NoMatch``."""
+
+    @functools.wraps(function)
+    def made(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return function(*args, **kwargs)
+        except NoMatch:
+            return None
+
+    return made
 
 
 class View:
@@ -132,6 +163,10 @@ class View:
         """The equation that computes a variable if it has one of these primitives, or None."""
         equation = self.producer(atom)
         return equation if equation is not None and equation.primitive.name in names else None
+
+    def match(self, atom: Atom, *names: str) -> Equation:
+        """The equation of one of these primitives that computes a variable, or ``NoMatch``."""
+        return required(self.made_by(atom, *names))
 
     def users(self, variable: Any) -> list[Equation]:
         """The equations that read a variable."""

@@ -18,17 +18,16 @@ from jaxgnn.fusion.edges import RowGather, known_ids, row_gather
 from jaxgnn.fusion.graphs import StaticGraph
 from jaxgnn.fusion.products import (
     IN_RANGE,
+    SUMMED,
     Factor,
-    Labels,
     Product,
+    contraction_of,
     product_of,
-    unless_one,
     values_of,
 )
 from jaxgnn.fusion.program import Atom
 from jaxgnn.fusion.rewrite import Values
-from jaxgnn.fusion.templates import session_precision
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Sum:
     assumes: tuple[str, ...] = ()  # conditions on numbers, for ``Rewrite.assumes``
 
 
-def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum | None:
+@or_none
+def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum:
     """``ops.gat_attention`` if scores are ``leaky_relu(a[receivers] + c[senders] + b)``, or None.
 
     Args:
@@ -51,10 +51,7 @@ def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum | N
       table: the values, [columns, heads, features] or [columns, features].
       graph: the graph over whose edges the softmax is taken.
     """
-    found = leaky_relu_of(view, logits)
-    if found is None:
-        return None
-    inner, slope = found
+    inner, slope = required(leaky_relu_of(view, logits))
     rows, columns, rest = [], [], []
     for term in terms_of(view, inner, 3):
         gather = row_gather(view, term)
@@ -64,8 +61,7 @@ def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum | N
             rows.append(gather.table)
         else:
             rest.append(term)
-    if len(rows) != 1 or len(columns) != 1 or len(rest) > 1:
-        return None
+    need(len(rows) == len(columns) == 1 and len(rest) <= 1)
 
     def apply(table, values):
         a, c = (values[atom].reshape(values[atom].shape[0], -1) for atom in (*rows, *columns))
@@ -88,45 +84,39 @@ def end_of(
 ) -> bool:
     """Whether each edge that is not ignored reads the table by its row, or by its column."""
     ids = known_ids(view, gather.places) if gather.axis == 0 else None
-    if ids is None or ids.size != graph.order.size:
-        return False
     size = graph.graph.num_rows if end == "row" else graph.graph.num_cols
-    if gather.size != size:
+    if ids is None or ids.size != graph.order.size or gather.size != size:
         return False
-    question = "end", gather.places, graph, end
-    return view.derived(question, lambda: _is_end(ids, graph, end))
+
+    def answer() -> bool:
+        own = graph.live_rows if end == "row" else graph.live_columns
+        for count in (1024, graph.num_live):  # most lists that differ do so early
+            if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():
+                return False
+        return True
+
+    return view.derived(("end", gather.places, graph, end), answer)
 
 
-def _is_end(ids: np.ndarray, graph: StaticGraph, end: Literal["row", "column"]) -> bool:
-    own = graph.live_rows if end == "row" else graph.live_columns
-    for count in (1024, graph.num_live):  # most lists that differ do so early
-        if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():
-            return False
-    return True
-
-
-def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
+@or_none
+def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float]:
     """The argument and the slope of the leaky ReLU that computes an atom, or None.
 
     It is ``where(x >= 0, x, slope * x)``, which has the slope one at zero, as the ops have. With
     ``x > 0`` the gradient there is another one. The slope is a positive number: the ops keep a
     score of -inf, which another slope would turn into NaN or inf.
     """
-    select = view.made_by(atom, "select_n")
-    if select is None or len(select.invars) != 3:
-        return None
+    select = view.match(atom, "select_n")
+    need(len(select.invars) == 3)
     test, negative, positive = select.invars
-    comparison = view.made_by(test, "ge")
-    scaled = view.made_by(negative, "mul")
-    if comparison is None or scaled is None or comparison.invars[0] is not positive:
-        return None
-    if (bound := view.value(comparison.invars[1])) is None or bound.any():
-        return None
+    compared, bound = view.match(test, "ge").invars
+    scaled = view.match(negative, "mul")
+    need(compared is positive and not required(view.value(bound)).any())
     for slope, of in (scaled.invars, reversed(scaled.invars)):
         number = view.number(slope)
         if of is positive and number is not None and 0 < number < np.inf:
             return positive, number
-    return None
+    raise NoMatch
 
 
 def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
@@ -151,87 +141,53 @@ def inner_products_of(view: View, logits: Atom, table: Atom, graph: StaticGraph)
     """
     terms = terms_of(view, logits, 1)
     for term, *others in (terms, terms[::-1]):
-        made = _inner_product_of(view, term)
-        if made is None or made.product.scalars:
+        product = _inner_product_of(view, term)
+        if product is None or product.scalars:
             continue
-        found = _dot_of(view, made, others, table, graph)
-        found = found or _gatv2_of(view, made, others, table, graph)
+        found = _dot_of(view, product, others, table, graph)
+        found = found or _gatv2_of(view, product, others, table, graph)
         if found is not None:
             return found
     return None
 
 
-@dataclass(frozen=True)
-class _InnerProduct:
-    """A product of features of edges that is summed along them, and then scaled."""
-
-    product: Product
-    scales: list[Factor]  # of one number each
-    sign: int
-
-
-def _inner_product_of(view: View, term: Atom) -> _InnerProduct | None:
+@or_none
+def _inner_product_of(view: View, term: Atom) -> Product:
+    """A product of features of edges that is summed along them, and then scaled by constants."""
     scaled = product_of(view, term, 0)
-    if scaled.tables or scaled.scalars or len(scaled.others) != 1 or scaled.others[0].is_inverse:
-        return None
+    need(not scaled.tables and not scaled.scalars and len(scaled.others) == 1)
     summed = scaled.others[0]
-    if summed.axes != {d for d, n in enumerate(scaled.shape) if n != 1}:  # a sum that is repeated
-        return None
+    is_repeated = summed.axes != {d for d, n in enumerate(scaled.shape) if n != 1}
+    need(not summed.is_inverse and not is_repeated)
     rounded = view.made_by(summed.atom, "convert_element_type")  # jnp.sum adds in float32
     product = _summed_product_of(view, rounded.invars[0] if rounded else summed.atom)
-    if product is None:
-        return None
-    scales = [*scaled.constants, *product.constants]
-    return _InnerProduct(product, scales, scaled.sign * product.sign)
+    product.constants[:0] = scaled.constants
+    product.sign *= scaled.sign
+    return product
 
 
-def _summed_product_of(view: View, atom: Atom) -> Product | None:
+def _summed_product_of(view: View, atom: Atom) -> Product:
     """The product of features, [edges, heads, dim] or [edges, dim], whose sum an atom is."""
     summed = view.made_by(atom, "reduce_sum")
     if summed is not None:
         last = summed.invars[0].aval.ndim - 1
-        is_of_features = last >= 1 and tuple(summed.params["axes"]) == (last,)
-        return product_of(view, summed.invars[0], 0) if is_of_features else None
-    moved = view.made_by(atom, "transpose")  # a product by heads has heads first
-    if moved is not None and tuple(moved.params["permutation"]) == (1, 0):
-        atom = moved.invars[0]
-    dot = view.made_by(atom, "dot_general")
-    if dot is None or dot.params["precision"] != session_precision():
-        return None
-    left, right = dot.invars
-    if not left.aval.dtype == right.aval.dtype == atom.aval.dtype:
-        return None
-    numbers = tuple(tuple(map(tuple, of)) for of in dot.params["dimension_numbers"])
-    dims = left.aval.ndim
-    if moved is None and numbers == _PAIRS.get(dims) and left.aval.shape == right.aval.shape:
-        return _together(product_of(view, left, 0), product_of(view, right, 0))
-    swapped = numbers[0][::-1], numbers[1][::-1]
-    for one, other, of_dot in ((left, right, numbers), (right, left, swapped)):
-        labels = _labels_of_vector(one, other, of_dot, is_moved=moved is not None)
-        if labels is not None:
-            product = product_of(view, one, 0)
-            product.others.append(Factor(other, labels))
+        need(last >= 1 and tuple(summed.params["axes"]) == (last,))
+        return product_of(view, summed.invars[0], 0)
+    factors = required(contraction_of(view, atom))
+    for one, other in (factors, factors[::-1]):
+        if one.labels not in ((0, SUMMED), (0, 1, SUMMED)):
+            continue
+        if other.labels == one.labels:
+            return _together(product_of(view, one.atom, 0), product_of(view, other.atom, 0))
+        places = {label: d for d, label in enumerate(one.labels) if d > 0}
+        sizes = zip(other.labels, other.atom.aval.shape, strict=True)
+        labels = tuple(None if n == 1 else places.get(label, 0) for label, n in sizes)
+        axes = [d for d in labels if d is not None]
+        if 0 not in axes and axes == sorted(axes):  # the same for all edges
+            product = product_of(view, one.atom, 0)
+            product.others.append(Factor(other.atom, labels))
             return product
-    return None
-
-
-# Products of features of edges with others of the same edges, by the number of their axes.
-_PAIRS = {
-    2: (((1,), (1,)), ((0,), (0,))),
-    3: (((2,), (2,)), ((0, 1), (0, 1))),
-}
-
-
-def _labels_of_vector(edges: Atom, vector: Atom, numbers: Any, *, is_moved: bool) -> Labels | None:
-    """The axes of features of edges that those of a vector are, with which they are multiplied."""
-    (contracted, of_vector), (batch, batch_of_vector) = numbers
-    if edges.aval.ndim == 2 and contracted == (1,) and of_vector == (0,) and not batch:
-        is_one = vector.aval.size == edges.aval.shape[1]
-        return unless_one((1, *[None] * (vector.aval.ndim - 1)), vector) if is_one else None
-    if edges.aval.ndim == 3 and contracted == (2,) and batch == (1,) and is_moved:
-        is_by_head = of_vector == (1,) and batch_of_vector == (0,) and vector.aval.ndim == 2
-        return unless_one((1, 2), vector) if is_by_head else None
-    return None
+    raise NoMatch
 
 
 def _together(left: Product, right: Product) -> Product:
@@ -247,58 +203,48 @@ def _together(left: Product, right: Product) -> Product:
     )
 
 
-def _dot_of(
-    view: View, made: _InnerProduct, bias: list[Atom], table: Atom, graph: StaticGraph
-) -> Sum | None:
+@or_none
+def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: StaticGraph) -> Sum:
     """``scale * sum(q[receivers] * k[senders], -1) + b``, whose scale is a product."""
-    product, scales = made.product, made.scales
-    if len(product.tables) != 2 or product.others:
-        return None
-    pair = _ends_of(view, [t.gather for t in product.tables if t.gather is not None], graph)
-    if pair is None or not _have_type_of(table, pair):
-        return None
-    queries, keys = pair
+    scales, gathers = product.constants, [required(t.gather) for t in product.tables]
+    need(len(gathers) == 2 and not product.others)
+    queries, keys = required(_ends_of(view, gathers, graph))
+    need(_have_type_of(table, [queries, keys]))
 
     def apply(table, values):
         q, k = _with_heads(values[queries]), _with_heads(values[keys])
         scale = values_of(scales, values, 0)
         q = q if scale is None else q * scale.astype(q.dtype)
-        q, heads = q if made.sign > 0 else -q, q.shape[1]
+        q, heads = q if product.sign > 0 else -q, q.shape[1]
         of_edges = _bias(graph, bias, values, heads, table.dtype)
         v = table.reshape(table.shape[0], heads, -1)
         return ops.dot_attention(graph.graph, q, k, v, scale=1.0, edge_logits=of_edges)
 
-    inputs = [*pair, *(s.atom for s in scales), *bias]
+    inputs = [queries, keys, *(s.atom for s in scales), *bias]
     assumes = ("queries times the scale that neither overflow nor underflow",) * bool(scales)
     return Sum("dot_attention", table, inputs, apply, assumes)
 
 
+@or_none
 def _gatv2_of(
-    view: View, made: _InnerProduct, bias: list[Atom], table: Atom, graph: StaticGraph
-) -> Sum | None:
+    view: View, product: Product, bias: list[Atom], table: Atom, graph: StaticGraph
+) -> Sum:
     """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values."""
-    product = made.product
     shared = [f for f in product.others if 0 not in f.axes and not f.is_inverse]
     of_edges = [f for f in product.others if f not in shared]
-    if product.tables or len(of_edges) != 1 or of_edges[0].is_inverse or not shared:
-        return None
-    found = leaky_relu_of(view, of_edges[0].atom)
-    if found is None or of_edges[0].atom.aval.shape != product.shape or product.edges == 1:
-        return None
-    inner, slope = found
-    gathers = [row_gather(view, term) for term in terms_of(view, inner, 1)]
-    whole = [g for g in gathers if g is not None]
-    pair = _ends_of(view, whole, graph) if len(whole) == len(gathers) == 2 else None
-    if pair is None or pair[1] is not table:
-        return None
-    of_rows, factors = pair[0], [*shared, *made.scales]
-    if not _have_type_of(table, [of_rows]):
-        return None
+    need(not product.tables and len(of_edges) == 1 and shared and product.edges != 1)
+    need(not of_edges[0].is_inverse and of_edges[0].atom.aval.shape == product.shape)
+    inner, slope = required(leaky_relu_of(view, of_edges[0].atom))
+    gathers = [required(row_gather(view, term)) for term in terms_of(view, inner, 1)]
+    need(len(gathers) == 2)
+    of_rows, of_columns = required(_ends_of(view, gathers, graph))
+    need(of_columns is table and _have_type_of(table, [of_rows]))
+    factors = [*shared, *product.constants]
 
     def apply(table, values):
         x, z = _with_heads(values[of_rows]), _with_heads(table)
         shape = 1, *product.shape[1:]
-        vectors = made.sign * values_of(factors, values, len(shape))
+        vectors = product.sign * values_of(factors, values, len(shape))
         vectors = jnp.broadcast_to(vectors, shape).reshape(x.shape[1:]).astype(table.dtype)
         numbers = _bias(graph, bias, values, x.shape[1], table.dtype)
         options = {"negative_slope": slope, "edge_logits": numbers}

@@ -29,7 +29,7 @@ from jaxgnn.fusion.edges import RowGather, row_gather, rows_that_are_read, where
 from jaxgnn.fusion.products import IN_RANGE, multiplied, product_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import View, need, required
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,16 @@ class _Part:
     is_read: np.ndarray | None = None  # mask of the rows of the table
 
 
-def _propose_projection(view: View, equation: Equation) -> Rewrite | None:
+def _propose_projection(view: View, equation: Equation) -> Rewrite:
     left, right = equation.invars
     output = equation.outvars[0]
     (contracted, of_right), batch = equation.params["dimension_numbers"]
     last = left.aval.ndim - 1
-    if last < 1 or tuple(contracted) != (last,) or len(of_right) != 1 or any(batch):
-        return None
-    if not jnp.issubdtype(output.aval.dtype, jnp.floating) or right.aval.ndim > 2:
-        return None
+    need(last >= 1 and tuple(contracted) == (last,) and len(of_right) == 1 and not any(batch))
+    need(jnp.issubdtype(output.aval.dtype, jnp.floating) and right.aval.ndim <= 2)
     parts = _parts(view, left)
     gathers = [p.gather for p in parts if p.gather is not None]
-    if not gathers or any(g.axis == last for g in gathers):
-        return None
+    need(gathers and all(g.axis != last for g in gathers))
     rows_of_edges = sum(g.equation.outvars[0].aval.size for g in gathers)
     rows_of_nodes = sum(g.table.aval.size for g in gathers)
     _check_sizes(rows_of_nodes, rows_of_edges)
@@ -107,18 +104,15 @@ def columns_of(view: View, atom: Atom) -> list[Atom]:
     return [part for piece in equation.invars for part in columns_of(view, piece)]
 
 
-def _propose_sum(view: View, equation: Equation) -> Rewrite | None:
+def _propose_sum(view: View, equation: Equation) -> Rewrite:
     (summed,) = equation.invars
     output, axes = equation.outvars[0], tuple(equation.params["axes"])
-    if not axes or min(axes) == 0 or not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
+    need(axes and min(axes) > 0 and jnp.issubdtype(output.aval.dtype, jnp.floating))
     product = product_of(view, summed, axis=0)
-    if len(product.tables) != 1:
-        return None
+    need(len(product.tables) == 1)
     factors = [*product.scalars, *product.constants, *product.others]
-    gather = product.tables[0].gather
-    if gather is None or any(0 in factor.axes for factor in factors):
-        return None
+    gather = required(product.tables[0].gather)
+    need(not any(0 in factor.axes for factor in factors))
     is_read = rows_that_are_read(view, gather)
     _check_sizes(gather.size, product.edges)
 

@@ -18,7 +18,6 @@ code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -27,21 +26,18 @@ import jax.numpy as jnp
 from jaxgnn import ops
 from jaxgnn.fusion.program import Atom, Equation, is_variable
 from jaxgnn.fusion.rewrite import Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import Linear, activation_of, linear_of
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.templates import Linear, activation_of, chain_of, linear_of
+from jaxgnn.fusion.view import View, need, required
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from jaxgnn.ops._dense.fused_mlp import FUSED_MLP
 
 
-def _propose_mlp(view: View, equation: Equation) -> Rewrite | None:
+def _propose_mlp(view: View, equation: Equation) -> Rewrite:
     (output,) = equation.outvars
-    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
-    joint = _joint_of(view, output)
-    if joint is None or _goes_on(view, output, joint.activation):
-        return None
-    layers, activation = _chain_of(view, output), joint.activation
+    need(jnp.issubdtype(output.aval.dtype, jnp.floating))
+    layers, activation = chain_of(view, output, is_private=True)
+    need(activation is not None and not _goes_on(view, output, activation))
     x, types = layers[0].x, [_types(layer) for layer in layers]
 
     def function(*arrays):
@@ -60,13 +56,10 @@ def _propose_mlp(view: View, equation: Equation) -> Rewrite | None:
     return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
 
 
-def _propose_linear(view: View, equation: Equation) -> Rewrite | None:
+def _propose_linear(view: View, equation: Equation) -> Rewrite:
     output = equation.outvars[0]
-    found = activation_of(view, output)
-    layer = None if found is None else linear_of(view, found[0])
-    if found is None or layer is None:
-        return None
-    argument, activation = found
+    argument, activation = required(activation_of(view, output))
+    layer = required(linear_of(view, argument))
 
     def function(*arrays):
         values = Values(inputs, arrays)
@@ -82,46 +75,13 @@ def _propose_linear(view: View, equation: Equation) -> Rewrite | None:
     return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
 
 
-@dataclass(frozen=True)
-class _Joint:
-    """Two layers with an activation between them that nothing else reads."""
-
-    layer: Linear  # the second layer
-    before: Atom  # the result of the first layer, before the activation
-    activation: ops.Activation  # the activation
-
-
-def _joint_of(view: View, atom: Atom) -> _Joint | None:
-    """The last two layers that compute an atom, or None if there are fewer."""
-    layer = linear_of(view, atom)
-    inner = None if layer is None else activation_of(view, layer.x)
-    if layer is None or inner is None or not view.is_read_once(layer.x):
-        return None
-    before, activation = inner
-    return None if linear_of(view, before) is None else _Joint(layer, before, activation)
-
-
-def _chain_of(view: View, atom: Atom) -> list[Linear]:
-    """The layers that compute an atom, the first one first, with one activation between all."""
-    layers: list[Linear] = []
-    activation = None
-    while (joint := _joint_of(view, atom)) and activation in (None, joint.activation):
-        layers.append(joint.layer)
-        atom, activation = joint.before, joint.activation
-    first = linear_of(view, atom)
-    assert first is not None  # the input of a joint's activation is the result of a layer
-    return [first, *reversed(layers)]
-
-
 def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
     """Whether a longer chain contains this one: with the bias, or with the next layer."""
-    users = view.users(output)
-    if any(e.primitive.name == "add" and _joint_of(view, e.outvars[0]) for e in users):
+    sums = [e for e in view.users(output) if e.primitive.name == "add"]
+    if any(chain_of(view, e.outvars[0], is_private=True)[1] for e in sums):
         return True
-    return any(
-        (joint := _joint_of(view, dot.outvars[0])) is not None and joint.activation == activation
-        for dot in _products_after(view).get(output, ())
-    )
+    products = _products_after(view).get(output, ())
+    return any(chain_of(view, dot.outvars[0], is_private=True)[1] == activation for dot in products)
 
 
 def _products_after(view: View) -> Mapping[Any, list[Equation]]:

@@ -47,8 +47,8 @@ from jaxgnn.fusion.products import IN_RANGE, Product, product_of, values_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.by_nodes import columns_of
-from jaxgnn.fusion.templates import Linear, activation_of, linear_of
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.templates import Linear, chain_of
+from jaxgnn.fusion.view import View, need, required
 
 _ASSUMES = "finite numbers, and sums over edges that do not overflow before the last layer"
 
@@ -84,48 +84,26 @@ class _Ends:
         return rows, columns, None if edges is None else self.graph.to_slots(edges, axis)
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | None:
-    reduction = segment_reduction(equation)
-    if reduction is None or reduction.kind != "sum" or reduction.updates.aval.ndim < 2:
-        return None
-    axis = reduction.axis
-    if axis != reduction.updates.aval.ndim - 2:
-        return None
-    product = product_of(view, reduction.updates, axis)
-    if product.tables or len(product.others) != 1 or product.others[0].is_inverse:
-        return None
-    if product.others[0].atom.aval.shape != reduction.updates.aval.shape:
-        return None
-    layers, activation = _chain(view, product.others[0].atom)
-    if not layers:
-        return None
+def _propose(view: View, equation: Equation) -> Rewrite:
+    reduction = required(segment_reduction(equation))
+    axis, updates = reduction.axis, reduction.updates
+    need(reduction.kind == "sum" and 0 <= axis == updates.aval.ndim - 2)
+    product = product_of(view, updates, axis)
+    need(not product.tables and len(product.others) == 1 and not product.others[0].is_inverse)
+    messages = product.others[0].atom, updates
+    need(messages[0].aval.shape == updates.aval.shape)
+    layers, activation = chain_of(view, messages[0])
+    need(layers)
     first = layers[0].x
-    if not any(row_gather(view, part) for part in columns_of(view, first)):
-        return None
+    need(any(row_gather(view, part) for part in columns_of(view, first)))
     if any(s.axes - {axis} for s in product.scalars):
         raise Refusal("a weight differs between features")
-    messages = product.others[0].atom, reduction.updates
     if not all(_is_only_summed(view, a) for a in messages):
         raise Refusal("the messages are needed for something else, too")
     ends = _ends(view, reduction, first)
     are_read_once = all(map(view.is_read_once, messages))
     case = "" if are_read_once else "edge_mlp at both ends"
     return _rewrite(view, reduction, product, layers, activation, ends, case)
-
-
-def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]:
-    """The layers of an MLP, the first one first, and the activation between them."""
-    layers: list[Linear] = []
-    activation = None
-    while (layer := linear_of(view, atom)) is not None:
-        layers.insert(0, layer)
-        inner = activation_of(view, layer.x)
-        if inner is None or activation not in (None, inner[1]):
-            break
-        if linear_of(view, inner[0]) is None:
-            break
-        atom, activation = inner
-    return layers, activation
 
 
 def _is_only_summed(view: View, messages: Atom) -> bool:

@@ -41,7 +41,8 @@ from jaxgnn.fusion.products import Factor, Product, multiplied, product_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values
 from jaxgnn.fusion.rules.maxk import maxk_of
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.templates import is_matrix_product
+from jaxgnn.fusion.view import View, need, or_none, required
 
 # Operations that take as long as a byte of memory; an upper estimate for current CPUs and GPUs.
 _OPERATIONS_PER_BYTE = 16
@@ -85,32 +86,23 @@ class _Sum:
         return rows_that_are_read(view, self.gather)
 
 
-def _sum_of(view: View, equation: Equation) -> _Sum | None:
+@or_none
+def _sum_of(view: View, equation: Equation) -> _Sum:
     """The sum of rows of one table that a scatter computes, or None."""
-    reduction = segment_reduction(equation)
-    output = equation.outvars[0]
-    if reduction is None or reduction.kind != "sum" or reduction.axis != output.aval.ndim - 2:
-        return None
-    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
+    reduction, output = required(segment_reduction(equation)), equation.outvars[0]
+    need(reduction.kind == "sum" and reduction.axis == output.aval.ndim - 2)
+    need(jnp.issubdtype(output.aval.dtype, jnp.floating))
     product = product_of(view, reduction.updates, reduction.axis)
-    if len(product.tables) != 1 or product.others or product.has_heads:
-        return None
-    gather = product.tables[0].gather
-    if gather is None or not is_filled_with(view, reduction.base, 0):
-        return None
-    return _Sum(reduction, product, gather)
+    need(len(product.tables) == 1 and not product.others and not product.has_heads)
+    need(is_filled_with(view, reduction.base, 0))
+    return _Sum(reduction, product, required(product.tables[0].gather))
 
 
-def _is_product(equation: Equation | None) -> bool:
-    """Whether an equation is a product of the last axis of an array with a matrix."""
-    if equation is None or equation.primitive.name != "dot_general":
-        return False
-    x, kernel = equation.invars
-    (of_x, of_kernel), batch = equation.params["dimension_numbers"]
-    is_last = tuple(of_x) == (x.aval.ndim - 1,) and len(of_kernel) == 1
-    one_type = x.aval.dtype == kernel.aval.dtype == equation.outvars[0].aval.dtype
-    return is_last and kernel.aval.ndim == 2 and not any(batch) and one_type
+def _is_product(equation: Equation) -> bool:
+    """Whether an equation is a product of the last axis of an array with a matrix of its type."""
+    types = {a.aval.dtype for a in (*equation.invars, *equation.outvars)}
+    is_dot = equation.primitive.name == "dot_general"
+    return is_dot and len(types) == 1 and is_matrix_product(equation)
 
 
 def _cost(found: _Sum, width: int, rows: int, operations: int) -> float:
@@ -123,32 +115,26 @@ def _cost(found: _Sum, width: int, rows: int, operations: int) -> float:
     return 2 * edges + rows * operations / _OPERATIONS_PER_BYTE
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | None:
+def _propose(view: View, equation: Equation) -> Rewrite:
     is_product = equation.primitive.name == "dot_general"
     return (_propose_product_first if is_product else _propose_sum_first)(view, equation)
 
 
-def _propose_product_first(view: View, equation: Equation) -> Rewrite | None:
+def _propose_product_first(view: View, equation: Equation) -> Rewrite:
     """Moves a product that makes rows narrower before the sum."""
-    if not _is_product(equation):
-        return None
     left, kernel = equation.invars
+    need(_is_product(equation) and left.aval.ndim > 1)
     wide, narrow = left.aval.shape[-1], equation.outvars[0].aval.shape[-1]
-    scaled = product_of(view, left, left.aval.ndim - 2) if left.aval.ndim > 1 else None
-    if scaled is None or scaled.tables or len(scaled.others) != 1:
-        return None
-    if narrow == 0 or 2 * narrow > wide:
-        return None
+    scaled = product_of(view, left, left.aval.ndim - 2)
+    need(not scaled.tables and len(scaled.others) == 1 and 0 < 2 * narrow <= wide)
     of_sums = scaled.others[0]
-    scatter = view.producer(of_sums.atom)
-    found = None if scatter is None or of_sums.is_inverse else _sum_of(view, scatter)
-    if found is None or not view.is_read_once(left) or not view.is_read_once(of_sums.atom):
-        return None
+    found = required(_sum_of(view, required(view.producer(of_sums.atom))))
+    need(not of_sums.is_inverse)
+    need(view.is_read_once(left) and view.is_read_once(of_sums.atom))
     is_read = found.rows_that_are_read(view)
     table = found.gather.table
     is_repeated = of_sums.atom.aval.shape != left.aval.shape
-    if scaled.has_heads or is_repeated or maxk_of(view, table) is not None:
-        return None
+    need(not scaled.has_heads and not is_repeated and maxk_of(view, table) is None)
     operations = 2 * wide * narrow
     before = _cost(found, wide, left.aval.size // wide, operations)
     after = _cost(found, narrow, table.aval.size // wide, operations)
@@ -169,20 +155,16 @@ def _propose_product_first(view: View, equation: Equation) -> Rewrite | None:
     return Rewrite(equation, inputs, function, note, *sizes, is_open=True, assumes=_ASSUMES)
 
 
-def _propose_sum_first(view: View, equation: Equation) -> Rewrite | None:
+def _propose_sum_first(view: View, equation: Equation) -> Rewrite:
     """Moves a product that widens rows after the sum."""
-    found = _sum_of(view, equation)
-    dot = None if found is None else view.producer(found.gather.table)
-    if found is None or dot is None or not _is_product(dot):
-        return None
+    found = required(_sum_of(view, equation))
+    dot = required(view.producer(found.gather.table))
+    need(_is_product(dot))
     x, kernel = dot.invars
     narrow, wide = x.aval.shape[-1], dot.outvars[0].aval.shape[-1]
     output = equation.outvars[0]
-    is_same_type = x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim
-    if narrow == 0 or 2 * narrow > wide or not is_same_type:
-        return None
-    if not view.is_read_once(dot.outvars[0]) or not _is_movable(view, found):
-        return None
+    need(x.aval.dtype == output.aval.dtype and x.aval.ndim == output.aval.ndim)
+    need(0 < 2 * narrow <= wide and view.is_read_once(dot.outvars[0]) and _is_movable(view, found))
     operations = 2 * wide * narrow
     before = _cost(found, wide, x.aval.size // narrow, operations)
     after = _cost(found, narrow, output.aval.size // wide, operations)

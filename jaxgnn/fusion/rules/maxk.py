@@ -25,7 +25,7 @@ from jaxgnn import ops
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
 from jaxgnn.fusion.templates import form_of
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import View, need, or_none, required
 
 _DEPTH = 12  # equations between `top_k` and the result, in the longest way to write it
 
@@ -87,15 +87,14 @@ class Kept:
     assumes: tuple[str, ...] = ()  # conditions on the matrix, for ``Rewrite.assumes``
 
 
-def maxk_of(view: View, atom: Atom) -> Kept | None:
+@or_none
+def maxk_of(view: View, atom: Atom) -> Kept:
     """The ``maxk`` that makes an atom, or None."""
-    if view.made_by(atom, "scatter", "mul", "select_n") is None or atom.aval.ndim != 2:
-        return None
-    k = _kept(view, atom)
-    found = None if k is None else form_of(view, atom, _WRITTEN, k)
-    if k is None or found is None:
-        return None
-    x, written = found[0], _WRITTEN[found[1]]
+    view.match(atom, "scatter", "mul", "select_n")
+    need(atom.aval.ndim == 2)
+    k = required(_kept(view, atom))
+    x, form = required(form_of(view, atom, _WRITTEN, k))
+    written = _WRITTEN[form]
     return Kept(x, k, _FINITE if written in _MASKS else ())
 
 
@@ -112,11 +111,9 @@ def _kept(view: View, atom: Atom) -> int | None:
     return None
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | None:
+def _propose(view: View, equation: Equation) -> Rewrite:
     output = equation.outvars[0]
-    found = maxk_of(view, output)
-    if found is None:
-        return None
+    found = required(maxk_of(view, output))
 
     def function(x):
         return [ops.todense(ops.maxk(x, found.k))]

@@ -37,11 +37,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn import ops
-from jaxgnn.fusion.products import Factor, contraction_of, unless_one, without_repeats
+from jaxgnn.fusion.products import Factor, contraction_of, span_of, unless_one, without_repeats
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
-from jaxgnn.fusion.templates import row_of, session_precision
-from jaxgnn.fusion.view import SHORT_FLOATS, UnroundedView, View, unrounded
+from jaxgnn.fusion.templates import is_matrix_product, is_transposed, row_of, session_precision
+from jaxgnn.fusion.view import (
+    SHORT_FLOATS,
+    NoMatch,
+    UnroundedView,
+    View,
+    need,
+    or_none,
+    required,
+    unrounded,
+)
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._mhc.mhc_post import MHC_POST
 from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, MHCConstants, MHCParams
@@ -123,9 +132,9 @@ def _along(view: View, factor: Atom) -> tuple[Atom, list[int]]:
     return bare, [label for label in unless_one(labels, bare) if label is not None]
 
 
-def _maker(view: View, atom: Atom, *names: str) -> Equation | None:
-    """The equation of one of these primitives behind axes of size one and repeats, or None."""
-    return view.made_by(_along(view, atom)[0], *names)
+def _maker(view: View, atom: Atom, *names: str) -> Equation:
+    """The equation of one of these primitives behind axes of size one and repeats."""
+    return view.match(_along(view, atom)[0], *names)
 
 
 def _part_of(view: UnroundedView, atom: Atom) -> _Part | None:
@@ -141,83 +150,61 @@ def _part_of(view: UnroundedView, atom: Atom) -> _Part | None:
     return None
 
 
-def _unbiased(view: UnroundedView, atom: Atom) -> _Part | None:
+@or_none
+def _unbiased(view: UnroundedView, atom: Atom) -> _Part:
     reading, start, stop = _Reading(view), 0, atom.aval.shape[-1] if atom.aval.ndim else 0
     atom = reading.through(atom, 1)
     while (cut := view.made_by(atom, "split", "slice")) is not None:
         first = _first_column(cut, atom)
-        if first is None:
-            return None
         start, stop = start + first, stop + first
         atom = reading.through(cut.invars[0], 1)
-    dot = view.made_by(atom, "dot_general")
-    if dot is None or reading.gammas:
-        return None
+    dot = view.match(atom, "dot_general")
     left, kernel = dot.invars
-    (of_left, of_kernel), batch = dot.params["dimension_numbers"]
-    is_plain = tuple(of_left) == (left.aval.ndim - 1,) and len(of_kernel) == 1 and not any(batch)
-    if not is_plain or kernel.aval.ndim != 2 or dot.params["precision"] != session_precision():
-        return None
+    need(is_matrix_product(dot) and dot.params["precision"] == session_precision())
+    need(not reading.gammas)
     streams = reading.through(left, 1)
     if (flat := view.made_by(streams, "reshape")) is not None:
         streams = reading.through(flat.invars[0], 2)
     streams = view.source(streams)
     eps = _norm_eps(view, reading.norms, streams)
-    tokens = left.aval.shape[:-1]
-    if eps is None or len(reading.gammas) > 1 or streams.aval.shape[:-2] != tokens:
-        return None
+    need(len(reading.gammas) <= 1 and streams.aval.shape[:-2] == left.aval.shape[:-1])
     gamma = reading.gammas[0] if reading.gammas else None
-    is_transposed = tuple(of_kernel) == (1,)
-    columns = range(start, stop)
-    return _Part(streams, kernel, is_transposed, columns, tuple(reading.gains), gamma, eps)
+    columns, gains = range(start, stop), tuple(reading.gains)
+    return _Part(streams, kernel, is_transposed(dot), columns, gains, gamma, eps)
 
 
-def _first_column(cut: Equation, part: Any) -> int | None:
-    """The column at which a part of an array begins that has all of its rows, or None."""
-    array = cut.invars[0].aval
-    if cut.primitive.name == "split":
-        if cut.params["axis"] != array.ndim - 1:
-            return None
-        return int(sum(cut.params["sizes"][: cut.outvars.index(part)]))
-    begins, ends = cut.params["start_indices"], cut.params["limit_indices"]
-    has_rows = not any(begins[:-1]) and tuple(ends[:-1]) == tuple(array.shape[:-1])
-    return int(begins[-1]) if has_rows and cut.params["strides"] is None else None
+def _first_column(cut: Equation, part: Any) -> int:
+    """The column at which a part of an array begins that has all of its rows."""
+    begins, ends = span_of(cut, part)
+    need(not any(begins[:-1]) and ends[:-1] == tuple(cut.invars[0].aval.shape[:-1]))
+    need(cut.params.get("strides") is None)
+    return int(begins[-1])
 
 
-def _norm_eps(view: UnroundedView, norms: list[tuple[Atom, bool]], streams: Atom) -> float | None:
-    """The number that the norm adds to the mean square of the streams, or None."""
-    if len(norms) != 1:
-        return None
+def _norm_eps(view: UnroundedView, norms: list[tuple[Atom, bool]], streams: Atom) -> float:
+    """The number that the norm adds to the mean square of the streams."""
+    need(len(norms) == 1 and streams.aval.ndim >= 2)
     norm, is_inverse = norms[0]
-    root = view.made_by(norm, "sqrt" if is_inverse else "rsqrt")
-    added = None if root is None else _maker(view, root.invars[0], "add")
-    if added is None:
-        return None
-    mean, eps = added.invars
-    number, quotient = view.number(eps), _maker(view, mean, "div")
-    if number is None or quotient is None or streams.aval.ndim < 2:
-        return None
-    total, count = quotient.invars
+    root = view.match(norm, "sqrt" if is_inverse else "rsqrt")
+    mean, eps = _maker(view, root.invars[0], "add").invars
+    total, count = _maker(view, mean, "div").invars
     size = streams.aval.shape[-2] * streams.aval.shape[-1]
     summed = _maker(view, total, "reduce_sum")
-    if summed is None or view.number(count) != size:
-        return None
     (squares,), (sums,) = summed.invars, summed.outvars
-    is_last = tuple(summed.params["axes"]) == tuple(range(sums.aval.ndim, squares.aval.ndim))
+    need(tuple(summed.params["axes"]) == tuple(range(sums.aval.ndim, squares.aval.ndim)))
+    need(view.number(count) == size and sums.aval.size * size == streams.aval.size)
     squared = _base_of_square(view, squares)
-    if squared is None or not is_last or sums.aval.size * size != streams.aval.size:
-        return None
     flat = view.made_by(squared, "reshape")
     bases = [squared, *([] if flat is None else flat.invars)]
-    return number if any(view.source(base) is streams for base in bases) else None
+    need(any(view.source(base) is streams for base in bases))
+    return required(view.number(eps))
 
 
-def _base_of_square(view: View, atom: Atom) -> Atom | None:
-    equation = view.made_by(atom, "square", "integer_pow", "mul")
-    if equation is None or equation.params.get("y", 2) != 2:
-        return None
+def _base_of_square(view: View, atom: Atom) -> Atom:
+    equation = view.match(atom, "square", "integer_pow", "mul")
     base = equation.invars[0]
-    return base if all(factor is base for factor in equation.invars) else None
+    need(equation.params.get("y", 2) == 2 and all(factor is base for factor in equation.invars))
+    return base
 
 
 @dataclass(frozen=True)
@@ -242,8 +229,6 @@ def _rounded_result(view: View, result: Atom) -> Atom:
 def _propose_pre(rounded: View, equation: Equation) -> Rewrite | None:
     view = unrounded(rounded)
     found = _weighted_sum(view, equation)
-    if found is None:
-        return None
     streams, n = found.part.streams, found.part.streams.aval.shape[-2]
     posts, rests = [], []
     for other in view.program.equations:
@@ -305,12 +290,11 @@ def _summed(factor: Factor, rank: int) -> list[int | None]:
     return [label for label in factor.labels if label not in range(rank)]
 
 
-def _weighted_sum(view: UnroundedView, equation: Equation) -> _Found | None:
+def _weighted_sum(view: UnroundedView, equation: Equation) -> _Found:
     """The sum of streams, weighted by the sigmoid of their part of the coefficients."""
     output = equation.outvars[0]
-    factors, rank = contraction_of(view, output), output.aval.ndim
-    if factors is None or not rank or output.aval.dtype.name not in SHORT_FLOATS:
-        return None
+    factors, rank = required(contraction_of(view, output)), output.aval.ndim
+    need(rank > 0 and output.aval.dtype.name in SHORT_FLOATS)
     *tokens, last = range(rank)
     for weights, streams in (factors, factors[::-1]):
         summed = _summed(weights, rank)
@@ -321,10 +305,9 @@ def _weighted_sum(view: UnroundedView, equation: Equation) -> _Found | None:
         sigmoid, eps = _sigmoid_of(view, weights.atom, "add")
         part = None if sigmoid is None else _part_of(view, sigmoid.invars[0])
         if part is not None and part.streams is view.source(streams.atom):
-            n = streams.atom.aval.shape[-2]
-            result = _rounded_result(view, output)
-            return _Found(result, part, eps) if part.columns == range(n) else None
-    return None
+            need(part.columns == range(streams.atom.aval.shape[-2]))
+            return _Found(_rounded_result(view, output), part, eps)
+    raise NoMatch
 
 
 def _sigmoid_of(view: View, atom: Atom, name: str) -> tuple[Equation | None, float]:
@@ -380,8 +363,7 @@ def _is_beside(part: _Part, first: _Part, columns: range) -> bool:
 
 def _propose_post(rounded: View, equation: Equation) -> Rewrite | None:
     view, output = unrounded(rounded), equation.outvars[0]
-    if output.aval.ndim < 2 or output.aval.dtype.name not in SHORT_FLOATS:
-        return None
+    need(output.aval.ndim >= 2 and output.aval.dtype.name in SHORT_FLOATS)
     for mixed, added in (equation.invars, equation.invars[::-1]):
         of_mixed, of_added = contraction_of(view, mixed), contraction_of(view, added)
         if of_mixed is None or of_added is None:
@@ -403,9 +385,9 @@ def _mixing_of(
             continue
         if tuple(streams.atom.aval.shape) != tuple(shape):
             continue
-        for axes, is_transposed in (((stream, summed[0]), False), ((summed[0], stream), True)):
+        for axes, transposed in (((stream, summed[0]), False), ((summed[0], stream), True)):
             if matrix.labels in ((*tokens, *axes), axes):
-                return streams, matrix, is_transposed
+                return streams, matrix, transposed
     return None
 
 
@@ -424,11 +406,10 @@ def _post(
     equation: Equation,
     mixing: tuple[Factor, Factor, bool],
     outer: tuple[Factor, Factor],
-) -> Rewrite | None:
+) -> Rewrite:
     streams, matrix, transposed = mixing
     inputs = [view.source(one.atom) for one in (streams, *outer, matrix)]
-    if any(a.aval.dtype.name not in SHORT_FLOATS for a in inputs):
-        return None
+    need(all(a.aval.dtype.name in SHORT_FLOATS for a in inputs))
     result = _rounded_result(view, equation.outvars[0])
     dtype = _dtype_of_op(result, *inputs[:2])
     dtypes = dtype, dtype, jnp.float32, jnp.float32

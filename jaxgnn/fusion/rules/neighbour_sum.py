@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,13 +61,12 @@ from jaxgnn.fusion.products import (
     product_of,
     values_of,
 )
-from jaxgnn.fusion.program import Atom, Equation, is_variable
+from jaxgnn.fusion.program import Equation, is_variable
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.attention import Sum, gat_of, inner_products_of
 from jaxgnn.fusion.rules.maxk import maxk_of
 from jaxgnn.fusion.rules.softmax import SegmentSoftmax, segment_softmax_of
-from jaxgnn.fusion.view import View
-from jaxgnn.graph import CSRGraph
+from jaxgnn.fusion.view import View, need, required
 
 
 @dataclass(frozen=True)
@@ -92,16 +90,13 @@ class _Parts:
         return bool(self.scalars or self.of_weights) or self.known is not None
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | None:
-    reduction = segment_reduction(equation)
-    if reduction is None or reduction.kind != "sum":
-        return None
-    if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
-        return None
+def _propose(view: View, equation: Equation) -> Rewrite:
+    reduction = required(segment_reduction(equation))
+    need(reduction.kind == "sum")
+    need(jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating))
     updates = before_merge(view, reduction.updates, reduction.axis)
     product = product_of(view, updates, reduction.axis)
-    if not product.tables:
-        return None
+    need(product.tables)
     if product.others:
         raise Refusal("a factor is neither read by row nor a number for each edge")
     rows = known_rows(view, reduction)
@@ -111,8 +106,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | None:
         tables.append(of_rows.pop())
     if len(tables) != 1:
         raise Refusal("rows of two tables are multiplied, which no op does")
-    gather = tables[0].gather
-    assert gather is not None
+    gather = required(tables[0].gather)
     softmax = _softmax_among(view, product, rows)
     graph = graph_of(view, reduction, gather, rows if softmax is None else softmax[1].rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
@@ -260,31 +254,10 @@ def _case(op: str, parts: _Parts) -> str:
     return "neighbour_sum"
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows that are summed, and the op that sums them."""
-
-    op: str
-    table: Atom  # the rows, or the array whose largest entries they are
-    sum: Callable[[CSRGraph, Any, Callable[[Any], Any]], Any]  # of a graph, table and scaling
-    assumes: tuple[str, ...] = ()  # conditions on the table under which these are the rows
-
-
-def _rows_of(view: View, table: Atom, product: Product) -> _Rows:
-    found = maxk_of(view, table) if product.axis == 0 else None
-    if found is None or product.has_heads:
-        return _Rows("spmm", table, lambda graph, x, scaled: ops.spmm(graph, scaled(x)))
-
-    def sum_largest(graph, x, scaled):
-        kept = ops.maxk(x, found.k)
-        return ops.maxk_spmm(graph, dataclasses.replace(kept, values=scaled(kept.values)))
-
-    return _Rows("maxk_spmm", found.x, sum_largest, found.assumes)
-
-
 def _weighted_sum(view: View, graph: StaticGraph, parts: _Parts) -> Sum:
     """The sum by an op for sparse matrices."""
-    product, rows = parts.product, _rows_of(view, parts.gather.table, parts.product)
+    product, table = parts.product, parts.gather.table
+    kept = maxk_of(view, table) if product.axis == 0 and not product.has_heads else None
     axis, edges = product.axis, product.edges
     softmax = None if parts.softmax is None else parts.softmax[1]
     factors = [*parts.scalars, *parts.of_weights, *parts.first]
@@ -308,12 +281,18 @@ def _weighted_sum(view: View, graph: StaticGraph, parts: _Parts) -> Sum:
         if heads is not None:
             return ops.spmm(weighted, table)
         table = table.reshape(*table.shape[: axis + 1], -1)
-        return rows.sum(weighted, table, lambda x: multiplied(x, parts.first, values, 0))
+        if kept is None:
+            return ops.spmm(weighted, multiplied(table, parts.first, values, 0))
+        largest = ops.maxk(table, kept.k)
+        scaled = multiplied(largest.values, parts.first, values, 0)
+        return ops.maxk_spmm(weighted, dataclasses.replace(largest, values=scaled))
 
     of_softmax = [] if softmax is None else [softmax.logits]
-    name = rows.op if softmax is None else f"segment_softmax and {rows.op}"
     inputs = [*of_softmax, *(f.atom for f in factors)]
-    return Sum(name, rows.table, inputs, apply, rows.assumes)
+    name = "segment_softmax and " * (softmax is not None)
+    if kept is None:
+        return Sum(f"{name}spmm", table, inputs, apply)
+    return Sum(f"{name}maxk_spmm", kept.x, inputs, apply, kept.assumes)
 
 
 def _by_head(values: Any, heads: int | None, edges: int) -> Any:

@@ -39,21 +39,17 @@ from jaxgnn.fusion.graphs import StaticGraph, graph_of_rows
 from jaxgnn.fusion.products import product_of
 from jaxgnn.fusion.program import Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | None:
-    reduction = segment_reduction(equation)
-    output = equation.outvars[0]
-    if reduction is None:
-        return None
-    if reduction.kind == "sum" and (made := _counted(view, reduction)) is not None:
+def _propose(view: View, equation: Equation) -> Rewrite:
+    reduction, output = required(segment_reduction(equation)), equation.outvars[0]
+    counted = _counted(view, reduction) if reduction.kind == "sum" else None
+    made = counted or _known(view, reduction)
+    if made is not None:
         return made
-    if (known := _known(view, reduction)) is not None:
-        return known
-    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
+    need(jnp.issubdtype(output.aval.dtype, jnp.floating))
     rows = known_rows(view, reduction)
     if rows.size == 0:
         raise Refusal("there are no edges")
@@ -115,12 +111,13 @@ _BY_ENTRY = frozenset(
 )
 
 
-def _known(view: View, reduction: SegmentReduction) -> Rewrite | None:
+@or_none
+def _known(view: View, reduction: SegmentReduction) -> Rewrite:
     """The reduction of one number for each edge, if all are known, as a constant."""
     output, updates = reduction.equation.outvars[0], reduction.updates
     edges = updates.aval.shape[reduction.axis]
-    if updates.aval.size != edges or (value := view.value(output)) is None:
-        return None
+    need(updates.aval.size == edges)
+    value = required(view.value(output))
     note = f"{reduction.kind} of {edges} known numbers -> a constant"
     before, after = nbytes(updates, output), nbytes(output)
 
@@ -134,26 +131,24 @@ def _with_features(x):
     return x if x.ndim > 1 else x[:, None]
 
 
-def _counted(view: View, reduction: SegmentReduction) -> Rewrite | None:
+@or_none
+def _counted(view: View, reduction: SegmentReduction) -> Rewrite:
     """The sum of one constant row, as the number of edges of each segment times that row."""
     output, updates = reduction.equation.outvars[0], reduction.updates
     product = product_of(view, updates, reduction.axis)
-    if product.tables or product.scalars or product.others or len(product.constants) != 1:
-        return None
-    if product.constants[0].is_inverse or not is_filled_with(view, reduction.base, 0):
-        return None
+    need(not (product.tables or product.scalars or product.others))
+    need(len(product.constants) == 1 and not product.constants[0].is_inverse)
+    need(is_filled_with(view, reduction.base, 0))
     try:
         rows = known_rows(view, reduction)
     except Refusal:
-        return None
-    if rows.size == 0:
-        return None
+        raise NoMatch from None
+    need(rows.size > 0)
     places = reduction.places
     question = f"counts {reduction.size} {reduction.mode}", places
     counts = view.derived(question, lambda: _counts(rows, reduction.size), of=[places])
     dtype, axis = output.aval.dtype, reduction.axis
-    if not (counts <= _largest_exact(dtype)).all():
-        return None
+    need((counts <= _largest_exact(dtype)).all())
 
     def function(row):
         shape = (1,) * axis + (-1,) + (1,) * (output.aval.ndim - axis - 1)
@@ -184,14 +179,10 @@ def _largest_exact(dtype) -> int:
 _STARTS = {"max": -np.inf, "min": np.inf}
 
 
-def _propose_extreme(view: View, equation: Equation) -> Rewrite | None:
-    reduction = segment_reduction(equation)
-    output = equation.outvars[0]
-    if reduction is None or not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
-    gather = row_gather(view, reduction.updates)
-    if gather is None or gather.axis != reduction.axis:
-        return None
+def _propose_extreme(view: View, equation: Equation) -> Rewrite:
+    reduction, output = required(segment_reduction(equation)), equation.outvars[0]
+    gather = required(row_gather(view, reduction.updates))
+    need(gather.axis == reduction.axis and jnp.issubdtype(output.aval.dtype, jnp.floating))
     start = _STARTS[reduction.kind]
     if not is_filled_with(view, reduction.base, start):
         raise Refusal(f"the reduction does not start at {start}")

@@ -40,7 +40,7 @@ from jaxgnn.fusion.program import Atom, Equation, Program
 from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
 from jaxgnn.fusion.templates import form_of
 from jaxgnn.fusion.transform import carries_of_scan
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import View, need, or_none, required
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN
 
@@ -80,31 +80,29 @@ class _Chain(NamedTuple):
     axes: tuple[int, ...]  # the axis of each, the first one first
 
 
-def _propose(view: View, equation: Equation) -> Rewrite | None:
+def _propose(view: View, equation: Equation) -> Rewrite:
     (*_, output) = equation.outvars
     shape = output.aval.shape
-    is_square = len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1
-    if not is_square or not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
+    need(len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] > 1)
+    need(jnp.issubdtype(output.aval.dtype, jnp.floating))
     if equation.primitive.name == "exp":
         eps, found = 0.0, _steps(view, equation.invars[0], _LOGARITHMS, 0.0)
     else:
         eps = _eps_of(view, output)
-        found = None if eps is None else _steps(view, output, _DIVISIONS, eps)
-    if eps is None or found is None or len(found.axes) < 2:
-        return None
-    takes_turns = all(one != other for one, other in itertools.pairwise(found.axes))
-    return _rewrite(equation, output, found, eps) if takes_turns else None
+        found = _steps(view, output, _DIVISIONS, eps)
+    need(len(found.axes) >= 2)
+    need(all(one != other for one, other in itertools.pairwise(found.axes)))
+    return _rewrite(equation, output, found, eps)
 
 
-def _steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
-    """The steps from the logits to an array, the first one among them; or None."""
+def _steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain:
+    """The steps from the logits to an array, the first one among them."""
     made = _only_steps(view, atom, form, eps)
     first = _step(view, made.argument, form.first, eps)
     if first is not None:
         return _Chain(first.argument, first.axes + made.axes)
-    # In logarithms the first step may have the form of the others.
-    return made if form is _LOGARITHMS and made.axes else None
+    need(form is _LOGARITHMS and made.axes)  # there the first step may have the form of the others
+    return made
 
 
 def _only_steps(view: View, atom: Atom, form: _Form, eps: float) -> _Chain:
@@ -131,45 +129,41 @@ def _step(view: View, atom: Atom, forms: Any, eps: float) -> _Chain | None:
     return None
 
 
-def _body_of(scan: Equation, atom: Atom) -> tuple[Program, Atom, int] | None:
-    """The body of a loop whose result is an array that it carries, or None.
+def _body_of(scan: Equation, atom: Atom) -> tuple[Program, Atom, int]:
+    """The body of a loop whose result is an array that it carries.
 
     Returns also the result of the body, and the position of the operand.
     """
     carries, place = carries_of_scan(scan.params), scan.outvars.index(atom)
-    if place >= len(carries):
-        return None
+    need(place < len(carries))
     inner = Program.of(scan.params["jaxpr"])
     return inner, inner.outputs[place], carries[place]
 
 
-def _loop(view: View, atom: Atom, form: _Form, eps: float) -> _Chain | None:
+@or_none
+def _loop(view: View, atom: Atom, form: _Form, eps: float) -> _Chain:
     """The steps of a loop whose result is an array that it carries; or None."""
-    equation = view.made_by(atom, "scan")
-    body = None if equation is None or equation.effects else _body_of(equation, atom)
-    if equation is None or body is None:
-        return None
-    inner, result, place = body
+    equation = view.match(atom, "scan")
+    need(not equation.effects)
+    inner, result, place = _body_of(equation, atom)
     steps = _only_steps(View(inner, {}), result, form, eps)
-    if not steps.axes or steps.argument is not inner.inputs[place]:
-        return None
+    need(steps.axes and steps.argument is inner.inputs[place])
     return _Chain(equation.invars[place], steps.axes * equation.params["length"])
 
 
-def _eps_of(view: View, atom: Atom) -> float | None:
-    """The positive number that is added to a divisor, in the last division; or None."""
-    equation = view.made_by(atom, "scan", "div")
-    if equation is None:
-        return None
+def _eps_of(view: View, atom: Atom) -> float:
+    """The positive number that is added to a divisor, in the last division."""
+    equation = view.match(atom, "scan", "div")
     if equation.primitive.name == "scan":
-        body = _body_of(equation, atom)
-        return None if body is None else _eps_of(View(body[0], {}), body[1])
+        inner, result, _ = _body_of(equation, atom)
+        return _eps_of(View(inner, {}), result)
     divisor = equation.invars[1]
     while (outer := view.made_by(divisor, "broadcast_in_dim", "reshape")) is not None:
         divisor = outer.invars[0]
-    added = view.made_by(divisor, "add")
-    number = None if added is None or added.invars[1].aval.shape else view.number(added.invars[1])
-    return number if number is not None and 0 < number < 1 else None
+    _, added = view.match(divisor, "add").invars
+    number = required(view.number(added))
+    need(added.aval.shape == () and 0 < number < 1)
+    return number
 
 
 def iterations_of(divisions: int) -> tuple[int, bool]:

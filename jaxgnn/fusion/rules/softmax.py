@@ -35,7 +35,7 @@ from jaxgnn.fusion.edges import (
 from jaxgnn.fusion.graphs import graph_of_rows
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import View
+from jaxgnn.fusion.view import View, need, or_none, required
 from jaxgnn.graph import CSRGraph
 
 
@@ -59,9 +59,10 @@ class SegmentSoftmax:
         return jnp.where(is_masked, 0, made)
 
 
+@or_none
 def segment_softmax_of(
     view: View, atom: Atom, rows: np.ndarray, *, may_drop: bool
-) -> SegmentSoftmax | None:
+) -> SegmentSoftmax:
     """The softmax over known segments that computes an atom, or None.
 
     It equals the op if the shift is the maximum of the segment, the divisor is the sum of the
@@ -80,35 +81,21 @@ def segment_softmax_of(
       rows: the segment of each edge, -1 for ignored edges.
       may_drop: whether edges of probability zero may be dropped, so that their logits may differ.
     """
-    quotient = view.made_by(atom, "div")
-    if quotient is None:
-        return None
-    exponentials, divisors = quotient.invars
-    exp = view.made_by(exponentials, "exp")
+    exponentials, divisors = view.match(atom, "div").invars
+    exp = view.match(exponentials, "exp")
     totals = _read_by_segment(view, divisors, rows)
-    if exp is None or totals is None:
-        return None
     sums, guards_total = _without_guards(view, totals, rows, _GUARDED_TOTAL)
     sums, has_epsilon = _without_epsilon(view, sums)
     total = _segment_reduction_of(view, sums, "sum", rows)
-    if total is None or total.updates is not exponentials:
-        return None
-    shifted = view.made_by(exp.invars[0], "sub")
-    if shifted is None or not is_filled_with(view, total.base, 0):
-        return None
-    logits, shifts = shifted.invars
+    need(total.updates is exponentials and is_filled_with(view, total.base, 0))
+    logits, shifts = view.match(exp.invars[0], "sub").invars
     highest = _read_by_segment(view, _through_stops(view, shifts), rows)
-    if highest is None:
-        return None
     highest = _through_stops(view, highest)
     highest, guards_shift = _without_guards(view, highest, rows, _GUARDED_SHIFT)
     maximum = _segment_reduction_of(view, _through_stops(view, highest), "max", rows)
-    if maximum is None or not is_filled_with(view, maximum.base, -np.inf):
-        return None
-    if _through_stops(view, maximum.updates) is not _through_stops(view, logits):
-        return None
-    if maximum.size != total.size or logits.aval.ndim == 0:
-        return None
+    need(is_filled_with(view, maximum.base, -np.inf))
+    need(_through_stops(view, maximum.updates) is _through_stops(view, logits))
+    need(maximum.size == total.size and logits.aval.ndim > 0)
     logits = _without_ones(view, logits)
     if may_drop:
         logits, rows = _without_masked(view, logits, rows)
@@ -175,52 +162,43 @@ def _without_guards(view: View, table: Atom, rows: np.ndarray, guard: _Guard) ->
     return table, is_guarded
 
 
-def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | None:
+@or_none
+def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom:
     """The case that a test known in advance selects for all segments with edges, or None."""
     test, *cases = select.invars
-    value = view.value(test) if test.aval.ndim else None
-    if value is None:
-        return None
-    of_segments = value[np.flatnonzero(has_rows(rows))]
-    if of_segments.size == 0 or (of_segments != of_segments.flat[0]).any():
-        return None
+    need(test.aval.ndim)
+    of_segments = required(view.value(test))[np.flatnonzero(has_rows(rows))]
+    need(of_segments.size > 0 and (of_segments == of_segments.flat[0]).all())
     return cases[int(of_segments.flat[0])]
 
 
-def _guarded(view: View, select: Equation, guard: _Guard) -> Atom | None:
+@or_none
+def _guarded(view: View, select: Equation, guard: _Guard) -> Atom:
     """The table that a ``select_n`` guards, or None."""
-    if len(select.invars) != 3:
-        return None
+    need(len(select.invars) == 3)
     test, *cases = select.invars
     table, otherwise = cases[guard.kept], cases[1 - guard.kept]
-    made = view.made_by(test, guard.comparison)
-    if made is None or made.invars[0] is not table:
-        return None
-    is_bound = is_filled_with(view, made.invars[1], guard.bound)
-    return table if is_bound and is_filled_with(view, otherwise, guard.otherwise) else None
+    first, bound = view.match(test, guard.comparison).invars
+    need(first is table and is_filled_with(view, bound, guard.bound))
+    need(is_filled_with(view, otherwise, guard.otherwise))
+    return table
 
 
-def _segment_reduction_of(
-    view: View, atom: Atom, kind: Kind, rows: np.ndarray
-) -> SegmentReduction | None:
-    """The reduction of this kind, over these known segments, that computes an atom, or None."""
-    equation = view.producer(atom)
-    reduction = None if equation is None else segment_reduction(equation)
-    if reduction is None or reduction.kind != kind or reduction.axis != 0:
-        return None
-    ids = known_ids(view, reduction.places)
-    if ids is None or reduction.mode != "fill" or not are_the_same(ids, rows, rows):
-        return None
+def _segment_reduction_of(view: View, atom: Atom, kind: Kind, rows: np.ndarray) -> SegmentReduction:
+    """The reduction of this kind, over these known segments, that computes an atom."""
+    reduction = required(segment_reduction(required(view.producer(atom))))
+    need(reduction.kind == kind and reduction.axis == 0 and reduction.mode == "fill")
+    ids = required(known_ids(view, reduction.places))
+    need(are_the_same(ids, rows, rows))
     of_dropped = ids[rows < 0]
-    are_dropped = ((of_dropped < 0) | (of_dropped >= reduction.size)).all()
-    return reduction if are_dropped else None
+    need(((of_dropped < 0) | (of_dropped >= reduction.size)).all())
+    return reduction
 
 
-def _read_by_segment(view: View, atom: Atom, rows: np.ndarray) -> Atom | None:
-    """The table of segments from which each edge reads its own segment's row, or None."""
-    gather = row_gather(view, atom)
-    if gather is None or gather.axis != 0 or not reads_own_row(view, gather, rows):
-        return None
+def _read_by_segment(view: View, atom: Atom, rows: np.ndarray) -> Atom:
+    """The table of segments from which each edge reads its own segment's row."""
+    gather = required(row_gather(view, atom))
+    need(gather.axis == 0 and reads_own_row(view, gather, rows))
     return gather.table
 
 
@@ -243,50 +221,44 @@ def _without_epsilon(view: View, atom: Atom) -> tuple[Atom, bool]:
     return sums, number > 0
 
 
-def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
+def total_of(view: View, quotient: Equation) -> SegmentReduction:
     """The sum of exponentials by whose rows a quotient of the same exponentials is divided."""
     exponentials, divisors = quotient.invars
-    if view.made_by(exponentials, "exp") is None:
-        return None
-    gather = row_gather(view, divisors)
-    if gather is None or gather.axis != 0:
-        return None
-    table = gather.table
-    while (select := view.made_by(table, "select_n")) is not None:
+    view.match(exponentials, "exp")
+    gather = required(row_gather(view, divisors))
+    table, is_guarded = gather.table, True
+    while is_guarded and (select := view.made_by(table, "select_n")) is not None:
         sums = _guarded(view, select, _GUARDED_TOTAL)
-        if sums is None:
-            break
-        table = sums
-    equation = view.producer(_without_epsilon(view, table)[0])
-    reduction = None if equation is None else segment_reduction(equation)
-    if reduction is None or reduction.kind != "sum" or reduction.axis != 0:
-        return None
-    return reduction if reduction.updates is exponentials else None
+        table, is_guarded = (table, False) if sums is None else (sums, True)
+    table, _ = _without_epsilon(view, table)
+    reduction = required(segment_reduction(required(view.producer(table))))
+    need(gather.axis == reduction.axis == 0 and reduction.kind == "sum")
+    need(reduction.updates is exponentials)
+    return reduction
 
 
 def _propose(view: View, equation: Equation) -> Rewrite | None:
     total = total_of(view, equation)
     output = equation.outvars[0]
-    if total is None or not jnp.issubdtype(output.aval.dtype, jnp.floating):
-        return None
+    need(jnp.issubdtype(output.aval.dtype, jnp.floating))
     rows = known_rows(view, total)
     if (rows < 0).any():
         raise Refusal("an edge is dropped, of which the quotient is arbitrary")
-    found = segment_softmax_of(view, output, rows, may_drop=False)
-    if found is None:
+    softmax = segment_softmax_of(view, output, rows, may_drop=False)
+    if softmax is None:
         raise Refusal("the shift is not the maximum of the segment")
     if rows.size == 0:
         raise Refusal("there are no edges")
 
     def function(logits):
-        graph = graph_of_rows(rows, found.size)
-        made = found.probabilities(graph.graph, graph.to_slots(logits))
+        graph = graph_of_rows(rows, softmax.size)
+        made = softmax.probabilities(graph.graph, graph.to_slots(logits))
         return [graph.to_list(made).astype(output.aval.dtype)]
 
     size = nbytes(output)
     note = f"softmax of {output.aval.str_short()} -> segment_softmax"
     sizes = 10 * size, 4 * size
-    return Rewrite(equation, [found.logits], function, note, *sizes, assumes=found.assumes)
+    return Rewrite(equation, [softmax.logits], function, note, *sizes, assumes=softmax.assumes)
 
 
 RULE = Rule("segment_softmax", frozenset(("div",)), _propose)

@@ -29,8 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxgnn.fusion.products import span_of
 from jaxgnn.fusion.program import Atom, Equation, is_variable, reads_the_same
-from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.templates import calls_the_same
 from jaxgnn.fusion.view import View
 
@@ -52,10 +53,10 @@ _LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are joined
 
 
 class _Source(NamedTuple):
-    """An array with the inputs of the members."""
+    """The inputs of the members."""
 
-    atom: Atom | None  # the array, or None if their inputs are known
-    batched: Callable[..., Any]  # takes its value; returns the members along a new first axis
+    inputs: list[Atom]  # the array of which they are members; none if they are known
+    batched: Callable[[Values], Any]  # returns the members along a new first axis
 
 
 @dataclass
@@ -67,19 +68,19 @@ class _Copies:
     sources: dict[Any, _Source] = field(default_factory=dict)  # by the variable of the first member
     equations: dict[int, Equation] = field(default_factory=dict)  # of all members, by their ids
 
-    def add(self, results: Members) -> str | None:
-        """Adds the equations of the results; returns why the members differ, or None."""
+    def add(self, results: Members) -> None:
+        """Adds the equations of the results; raises ``Refusal`` where the members differ."""
         waiting = [results]
         while waiting:
             members = waiting.pop()
             first = members[0]
             if not is_variable(first):
                 if not all(reads_the_same(first, other) for other in members):
-                    return "the members differ in a number"
+                    raise Refusal("the members differ in a number")
                 continue
             if first in self.of_first:
                 if any(a is not b for a, b in zip(self.of_first[first], members, strict=True)):
-                    return "the members read different arrays"
+                    raise Refusal("the members read different arrays")
                 continue
             self.of_first[first] = members
             if all(other is first for other in members):
@@ -88,16 +89,10 @@ class _Copies:
             if source is not None:
                 self.sources[first] = source
                 continue
-            made = _producers(self.view, members)
-            if made is None:
-                return "the members read different arrays"
-            reason = _why_not_one(made, members)
-            if reason is not None:
-                return reason
+            made = _batched_equations(self.view, members)
             self.equations.update({id(e): e for e in made})
             waiting += zip(*(e.invars for e in made), strict=True)
             waiting += zip(*(e.outvars for e in made), strict=True)
-        return None
 
     def are_read_by(self, stack: Equation) -> bool:
         """Whether only these equations and ``stack`` read their results."""
@@ -113,14 +108,10 @@ class _Copies:
     def of_one(self, result: Any) -> tuple[list[Any], list[Any], Any]:
         """The first member as a function of batched and of shared arrays, and these variables."""
         firsts = {v for v in self.of_first if v not in self.sources}
-        equations = [
-            e
-            for e in self.view.program.equations
-            if id(e) in self.equations and e.outvars[0] in firsts
-        ]
+        own = (e for e in self.view.program.equations if id(e) in self.equations)
+        equations = [e for e in own if e.outvars[0] in firsts]
         made = {v for e in equations for v in e.outvars}
-        batched = list(self.sources)
-        shared = [v for v in firsts if v not in made]
+        batched, shared = list(self.sources), [v for v in firsts if v not in made]
         return batched, shared, self.view.program.part([*batched, *shared], [result], equations)
 
 
@@ -130,20 +121,22 @@ def _producers(view: View, members: Members) -> list[Equation] | None:
     return made if len(made) == len(members) else None
 
 
-def _why_not_one(made: list[Equation], members: Members) -> str | None:
-    """The reason why equations can not be batched, or None."""
-    first = made[0]
+def _batched_equations(view: View, members: Members) -> list[Equation]:
+    """The equations of the members; raises ``Refusal`` if they can not be batched."""
+    made = _producers(view, members)
+    if made is None:
+        raise Refusal("the members read different arrays")
     if len({id(e) for e in made}) < len(made):
-        return "the members read results of one equation"
+        raise Refusal("the members read results of one equation")
+    first = made[0]
     place = first.outvars.index(members[0])
-    is_same = all(
-        calls_the_same(first, e) and e.outvars[place] is a
-        for e, a in zip(made, members, strict=True)
-    )
-    if not is_same:
-        return "the members are made by different equations"
+    pairs = zip(made, members, strict=True)
+    if not all(calls_the_same(first, e) and e.outvars[place] is a for e, a in pairs):
+        raise Refusal("the members are made by different equations")
     own = _of_its_own(first)
-    return None if own is None else f"{own} of a batch may be another one"
+    if own is not None:
+        raise Refusal(f"{own} of a batch may be another one")
+    return made
 
 
 def _of_its_own(equation: Equation) -> str | None:
@@ -160,21 +153,19 @@ def _of_its_own(equation: Equation) -> str | None:
 
 def _source_of(view: View, members: Members) -> _Source | None:
     """The array of which these are the members, along its first axis, or None."""
-    types = {(tuple(a.aval.shape), str(a.aval.dtype)) for a in members}
-    if len(types) > 1:
+    if len({(tuple(a.aval.shape), str(a.aval.dtype)) for a in members}) > 1:
         return None
-    values = _known_numbers(view, members)
-    if values is not None:
-        return _Source(None, lambda: jnp.asarray(values))
+    known = _known_numbers(view, members)
+    if known is not None:
+        return _Source([], lambda _: jnp.asarray(known))
     made = _producers(view, members)
     if made is None or any(e.primitive.name not in ("slice", "unstack", "split") for e in made):
         return None
-    if any(e.invars[0] is not made[0].invars[0] for e in made):
-        return None
-    if any(e.params.get("strides") is not None for e in made):
+    is_of_one = all(e.invars[0] is made[0].invars[0] for e in made)
+    if not is_of_one or any(e.params.get("strides") is not None for e in made):
         return None
     array, count, shape = made[0].invars[0], len(members), members[0].aval.shape
-    spans = [_span(e, a) for e, a in zip(made, members, strict=True)]
+    spans = [span_of(e, a) for e, a in zip(made, members, strict=True)]
     (start, *begins), (stop, *ends) = spans[0]
     rows = stop - start
     whole = [((start + i * rows, *begins), (start + (i + 1) * rows, *ends)) for i in range(count)]
@@ -183,10 +174,11 @@ def _source_of(view: View, members: Members) -> _Source | None:
     first, last = spans[0][0], spans[-1][1]
     is_whole = not any(first) and last == tuple(array.aval.shape)
 
-    def batched(x):
-        return (x if is_whole else lax.slice(x, first, last)).reshape(count, *shape)
+    def batched(values):
+        part = values[array] if is_whole else lax.slice(values[array], first, last)
+        return part.reshape(count, *shape)
 
-    return _Source(array, batched)
+    return _Source([array], batched)
 
 
 def _known_numbers(view: View, members: Members) -> np.ndarray | None:
@@ -198,46 +190,35 @@ def _known_numbers(view: View, members: Members) -> np.ndarray | None:
     return np.stack(values) if len(values) == len(members) else None
 
 
-def _span(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The begin and end of a slice, or of a part of a split array, in the array."""
-    params, shape = equation.params, equation.invars[0].aval.shape
-    if equation.primitive.name == "slice":
-        return tuple(params["start_indices"]), tuple(params["limit_indices"])
-    axis, place = params["axis"], equation.outvars.index(member)
-    sizes = [1] * shape[axis] if equation.primitive.name == "unstack" else params["sizes"]
-    start = int(sum(sizes[:place]))
-    begins = [start if d == axis else 0 for d in range(len(shape))]
-    ends = [start + int(sizes[place]) if d == axis else n for d, n in enumerate(shape)]
-    return tuple(begins), tuple(ends)
-
-
 def _propose(view: View, equation: Equation) -> Rewrite | None:
     members, output = tuple(equation.invars), equation.outvars[0]
     axis = equation.params["axis" if equation.primitive.name == "stack" else "dimension"]
     if axis != 0 or len(members) < 2 or len({str(a.aval) for a in members}) > 1:
         return None
     copies = _Copies(view)
-    reason = copies.add(members)
-    if reason is not None and copies.equations:
-        raise Refusal(reason)
-    if reason is not None or not copies.sources or not copies.do_work():
+    try:
+        copies.add(members)
+    except Refusal:
+        if copies.equations:
+            raise
+        return None
+    if not copies.sources or not copies.do_work():
         return None
     if not copies.are_read_by(equation):
         raise Refusal("a member is read by something else, too")
     batched, shared, one = copies.of_one(members[0])
     sources = [copies.sources[v] for v in batched]
-    arrays = [s.atom for s in sources if s.atom is not None]
 
-    def function(*values):
-        rest = iter(values)
-        inputs = [s.batched() if s.atom is None else s.batched(next(rest)) for s in sources]
-        axes = [0] * len(inputs) + [None] * len(shared)
-        made = jax.vmap(lambda *a: one(*a)[0], in_axes=axes, out_axes=0)(*inputs, *rest)
+    def function(*arrays):
+        values = Values(inputs, arrays)
+        of_members, of_all = [s.batched(values) for s in sources], [values[v] for v in shared]
+        axes = [0] * len(of_members) + [None] * len(of_all)
+        made = jax.vmap(lambda *a: one(*a)[0], in_axes=axes, out_axes=0)(*of_members, *of_all)
         return [made.reshape(output.aval.shape)]
 
     size = nbytes(*(v for e in copies.equations.values() for v in e.outvars))
     note = f"{len(members)} copies of {len(copies.equations) // len(members)} equations -> vmap"
-    inputs = [*arrays, *shared]
+    inputs = [*(a for s in sources for a in s.inputs), *shared]
     return Rewrite(equation, inputs, function, note, 2 * size, 2 * size, is_open=True)
 
 
