@@ -770,8 +770,9 @@ GRADIENTS = (
     Fault(
         "gradient of mhc_post: the matrix is transposed",
         "jaxgnn/ops/_mhc/mhc_post.py",
-        "return BACKWARD(request, *inputs, dy, transposed=transposed)",
-        "return BACKWARD(request, *inputs, dy, transposed=not transposed)",
+        "_mhc_post = with_backward(MHC_POST, BACKWARD)",
+        "_mhc_post = with_backward(\n"
+        "    MHC_POST, lambda *a, transposed: BACKWARD(*a, transposed=not transposed)\n)",
         _tests("ops/mhc/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
     ),
     Fault(
