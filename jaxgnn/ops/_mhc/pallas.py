@@ -21,13 +21,7 @@ from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 
 
 def _by_token(x: Array, run: Callable[..., Any], *arrays: Any) -> Any:
-    """Runs a kernel on arrays of tokens, and gives its results the leading axes of ``x``.
-
-    Args:
-      x: streams or matrices, with two axes behind the leading ones.
-      run: a function of arrays of tokens, whose results are arrays of tokens.
-      *arrays: pytrees of arrays that have the leading axes of ``x``.
-    """
+    """Runs a kernel on arrays of tokens, and gives its results the leading axes of ``x``."""
     batch = x.shape[:-2]
     made = run(*flat_tokens(len(batch), arrays))
     return jax.tree.map(lambda a: vary_like(x, a.reshape(*batch, *a.shape[1:])), made)

@@ -38,17 +38,7 @@ def mhc_layer_pre_backward(
     """Gradients of a layer to ``x`` and to ``params``.
 
     The gradient to ``x`` is that of ``mhc_pre`` plus ``Σ_o h_res[o, i] dy_o`` of ``mhc_post``,
-    rounded once.
-
-    Args:
-      x: the streams, which both ``mhc_pre`` and ``mhc_post`` read.
-      params: parameters of ``mhc_pre``.
-      saved: values that the forward pass of ``mhc_pre`` kept.
-      cotangents: gradients of the results of ``mhc_pre``.
-      of_post: ``h_post`` and ``h_res`` of ``mhc_post``; only the latter is read here.
-      dy: gradient of the result of ``mhc_post``.
-      transposed: whether the matrices ``h_res`` are transposed.
-      constants: constants of ``mhc_pre``.
+    whose coefficients are ``of_post``; it is rounded once.
     """
     _, h_res = of_post
     accumulator = saved.h_mix.dtype
