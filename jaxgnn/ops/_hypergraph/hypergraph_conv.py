@@ -158,8 +158,11 @@ def hypergraph_conv(
     _check_convention(convention, path)
     _check_dropout(dropout, attention)
     width = _width(arrays, concat)
-    _check_bias(bias, width)
-    _check_finish(activation, residual, (*x.shape[:-1], width), x.dtype)
+    if bias is not None:
+        _check_shape("bias", bias, (width,), "one for each feature of the result")
+    if residual is not None:
+        shape = *x.shape[:-1], width
+        _check_shape("residual", residual, shape, "that of the result", x.dtype)
     request = dispatch.resolve(_OP, implementation)
     if incidence.num_hyperedges == 0:
         arrays = _with_an_empty_hyperedge(arrays)
@@ -328,26 +331,16 @@ def _check_arrays(arrays: Arrays) -> None:
         raise bad_input(_OP, "attention", expected, f"shape {arrays.attention.shape}")
 
 
-def _check_finish(activation: Any, residual: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raises ValueError unless the activation is known and the residual has the result's shape."""
-    check_choice(_OP, "activation", activation, *ACTIVATIONS)
-    if residual is None:
-        return
-    check_float(_OP, "residual", residual, 2)
-    if residual.shape != shape or residual.dtype != dtype:
-        expected = f"{dtype} of shape {shape}, that of the result"
-        got = f"{residual.dtype} of shape {residual.shape}"
-        raise bad_input(_OP, "residual", expected, got)
-
-
-def _check_bias(bias: Any, width: int) -> None:
-    """Raises ValueError unless there is one entry for each feature of the result."""
-    if bias is None:
-        return
-    check_float(_OP, "bias", bias, 1)
-    if bias.shape != (width,):
-        expected = f"of shape ({width},), one for each feature of the result"
-        raise bad_input(_OP, "bias", expected, f"shape {bias.shape}")
+def _check_shape(
+    argument: str, array: Any, shape: tuple[int, ...], what: str, dtype: Any = None
+) -> None:
+    """Raises ValueError unless ``array`` is floating, and of this shape and dtype."""
+    check_float(_OP, argument, array, min(2, len(shape)), may_be_empty=argument == "weight")
+    if array.shape != shape or dtype not in (None, array.dtype):
+        expected, got = f"of shape {shape}, {what}", f"shape {array.shape}"
+        if dtype is not None:
+            expected, got = f"{dtype} {expected}", f"{array.dtype} of {got}"
+        raise bad_input(_OP, argument, expected, got)
 
 
 def _check_rows_of(argument: str, array: Any, rows: int, what: str) -> None:
@@ -360,10 +353,7 @@ def _check_rows_of(argument: str, array: Any, rows: int, what: str) -> None:
 
 def _check_weight(weight: Any, num_hyperedges: int) -> None:
     """Raises ValueError unless each hyperedge has one number, finite if it is concrete."""
-    check_float(_OP, "weight", weight, 1, may_be_empty=True)
-    if weight.shape != (num_hyperedges,):
-        expected = f"of shape ({num_hyperedges},), one for each hyperedge"
-        raise bad_input(_OP, "weight", expected, f"shape {weight.shape}")
+    _check_shape("weight", weight, (num_hyperedges,), "one for each hyperedge")
     if is_concrete(weight):
         strange = np.flatnonzero(~np.isfinite(np.asarray(weight).astype(np.float64)))
         if strange.size:
@@ -380,6 +370,7 @@ def _check_convention(convention: Convention, path: Any) -> None:
     check_choice(_OP, "concat", convention.concat, True, False)
     check_choice(_OP, "path", path, "auto", "sums", "mixing")
     check_choice(_OP, "precision", convention.precision, *PRECISIONS)
+    check_choice(_OP, "activation", convention.activation, *ACTIVATIONS)
     slope = convention.negative_slope
     if isinstance(slope, bool) or not isinstance(slope, int | float):
         raise bad_input(_OP, "negative_slope", "a number", repr(slope))

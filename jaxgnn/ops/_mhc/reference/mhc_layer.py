@@ -9,19 +9,9 @@ from jaxgnn.ops._mhc.reference.mhc_pre import Saved, mhc_pre_backward
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 
-def mhc_layer_post_backward(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    dy: Float[Array, "*batch n dim"],
-    *,
-    transposed: bool,
-) -> tuple[Array, Array, Array]:
+def mhc_layer_post_backward(*inputs_and_dy: Array, transposed: bool) -> tuple[Array, ...]:
     """Gradients of ``mhc_post`` to all arguments but ``x``, whose gradient comes later."""
-    _, *gradients = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
-    df, dh_post, dh_res = gradients
-    return df, dh_post, dh_res
+    return mhc_post_backward(*inputs_and_dy, transposed=transposed)[1:]
 
 
 def mhc_layer_pre_backward(
