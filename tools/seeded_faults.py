@@ -245,7 +245,7 @@ ATTENTION = (
     ),
     Fault(
         "second derivatives of attention in pieces: products read the other end",
-        "jaxgnn/ops/_graph/sums_in_pieces.py",
+        "jaxgnn/ops/_graph/pieces.py",
         "to_weights = products(targets, sources, dy, values)",
         "to_weights = products(sources, targets, dy, values)",
         _attention(
@@ -731,7 +731,7 @@ REFERENCES = (
     ),
     Fault(
         "reference of edge_mlp_aggregate: rows without edges are not masked",
-        "jaxgnn/ops/_edge_mlp/reference/edge_weights.py",
+        "jaxgnn/ops/_edge_mlp/reference/edge_mlp_aggregate.py",
         "dz = jnp.where(real[:, None], dz, 0)",
         "dz = jnp.where(real[:, None], dz, dz)",
         _tests(
@@ -770,8 +770,9 @@ GRADIENTS = (
     Fault(
         "gradient of mhc_post: the matrix is transposed",
         "jaxgnn/ops/_mhc/mhc_post.py",
-        "return BACKWARD(request, *inputs, dy, transposed=transposed)",
-        "return BACKWARD(request, *inputs, dy, transposed=not transposed)",
+        "_mhc_post = with_backward(MHC_POST, BACKWARD)",
+        "_mhc_post = with_backward(\n"
+        "    MHC_POST, lambda *a, transposed: BACKWARD(*a, transposed=not transposed)\n)",
         _tests("ops/mhc/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
     ),
     Fault(

@@ -1,10 +1,10 @@
 """Functional ops: each with a reference in plain JAX and faster implementations beside it."""
 
 from jaxgnn._suggestions import suggest_names as _suggest_names
+from jaxgnn.ops._aggregate.aggregate import Aggregation as Aggregation
+from jaxgnn.ops._aggregate.aggregate import Ties as Ties
 from jaxgnn.ops._aggregate.aggregate import aggregate as aggregate
 from jaxgnn.ops._aggregate.aggregate import neighbour_reduce as neighbour_reduce
-from jaxgnn.ops._aggregate.call import Aggregation as Aggregation
-from jaxgnn.ops._aggregate.call import Ties as Ties
 from jaxgnn.ops._aggregate.segments import segment_logsumexp as segment_logsumexp
 from jaxgnn.ops._aggregate.segments import segment_max as segment_max
 from jaxgnn.ops._aggregate.segments import segment_max_or_constant as segment_max_or_constant

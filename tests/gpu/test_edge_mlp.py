@@ -11,8 +11,8 @@ import pytest
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import BACKWARD, FORWARD
-from jaxgnn.ops._edge_mlp.reference import edge_reduce as reference
-from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
+from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]

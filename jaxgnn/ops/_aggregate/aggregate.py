@@ -2,59 +2,65 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import offset_dtype
+from jaxgnn._errors import bad_input
 from jaxgnn._ffi import aggregate as ffi
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.ops._aggregate import pallas
-from jaxgnn.ops._aggregate.call import WEIGHTED, Aggregation, Call, Options, Ties
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
-from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.spmm import spmm
-from pallas_kernels.aggregate.arguments import Form
+from pallas_kernels.aggregate.arguments import Form, Statistics
+
+Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
+"""Ways to reduce the numbers of a column over the edges of a row."""
+WEIGHTED: tuple[Aggregation, ...] = ("sum", "mean")
+"""The reductions of ``neighbour_reduce`` that apply the weights and scales of a graph."""
+Ties = Literal["share", "first"]
+"""The gradient of several equal maxima or minima: to all in equal shares, or to the first."""
+
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SOFT = ("softmax", "logsumexp")
 
 
-def _forward(name: str) -> dispatch.Kernel:
-    return dispatch.Kernel(
-        name,
-        {
-            "xla": dispatch.xla(reference.forward),
-            "pallas": dispatch.pallas(pallas.forward, dtypes=_DTYPES),
-            "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.forward),
-        },
-    )
-
-
-FORWARD = _forward("aggregate")
-FORWARD_OF_NEIGHBOURS = _forward("neighbour_reduce")
-BACKWARD = dispatch.Kernel(
-    "aggregate.backward",
-    {
-        "xla": dispatch.xla(reference.grad_edges, scatters=False),
-        # Each edge has its own gradient: XLA fuses it to one kernel, which reads everything once.
-        "pallas": dispatch.pallas(reference.grad_edges, dtypes=_DTYPES),
-        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_edges),
-    },
+FORWARD, FORWARD_OF_NEIGHBOURS = (
+    table(name, _DTYPES, reference.forward, pallas.forward, ffi.forward)
+    for name in ("aggregate", "neighbour_reduce")
 )
-BACKWARD_OF_NEIGHBOURS = dispatch.Kernel(
+# Each edge has its own gradient: XLA fuses it to one kernel, which reads everything once.
+BACKWARD = table(
+    "aggregate.backward",
+    _DTYPES,
+    reference.grad_edges,
+    reference.grad_edges,
+    ffi.grad_edges,
+    scatters=False,
+)
+BACKWARD_OF_NEIGHBOURS = table(
     "neighbour_reduce.backward",
-    {
-        "xla": dispatch.xla(reference.grad_columns),
-        "pallas": dispatch.pallas(pallas.grad_columns, dtypes=_DTYPES),
-        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_columns),
-    },
+    _DTYPES,
+    reference.grad_columns,
+    pallas.grad_columns,
+    ffi.grad_columns,
 )
 
 
@@ -118,8 +124,8 @@ def aggregate(
       >>> ops.aggregate(graph, messages, ("max", "mean")).tolist()
       [[0.0, 0.0], [5.0, 5.0], [2.0, 1.5]]
     """
-    options = Options(reduce, axis, temperature, ties, implementation)
-    return _reduced(Call.of("aggregate", graph, messages, options))
+    options = reduce, axis, temperature, ties, implementation
+    return _reduced(_Call.of("aggregate", graph, messages, options))
 
 
 def neighbour_reduce(
@@ -150,17 +156,14 @@ def neighbour_reduce(
       x: features of the senders along ``axis``.
       reduce: a reduction, or several.
       axis: the axis of the senders. Axes before it share the graph; axes after it are features.
-      temperature: T of ``softmax`` and ``logsumexp``, positive. If other reductions are requested
-        too and T is not 1, these two take a second pass.
-      ties: gradient of ``max`` and ``min`` if several edges have the extreme:
-        ``"share"`` divides it equally, ``"first"`` gives it to the first in the graph's order.
+      temperature: T of ``softmax`` and ``logsumexp``, as in ``aggregate``.
+      ties: gradient of ``max`` and ``min``, as in ``aggregate``.
       implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for the one measured to
         be fastest.
 
     Returns:
-      The dtype and shape of ``x``, with rows instead of senders. With several
-      reductions the last axis is as many times as long: all columns of the first reduction, then
-      all of the second, and so on.
+      The dtype and shape of ``x``, with rows instead of senders; several reductions are side by
+      side in the last axis, as in ``aggregate``.
 
     Raises:
       ValueError: if ``x`` does not have one row for each column of the graph along ``axis``, a
@@ -178,11 +181,112 @@ def neighbour_reduce(
       >>> ops.neighbour_reduce(graph, x, ("min", "std")).tolist()
       [[0.0, 0.0], [1.0, 0.0], [2.0, 1.0]]
     """
-    options = Options(reduce, axis, temperature, ties, implementation)
-    return _reduced(Call.of("neighbour_reduce", graph, x, options))
+    options = reduce, axis, temperature, ties, implementation
+    return _reduced(_Call.of("neighbour_reduce", graph, x, options))
 
 
-def _reduced(call: Call) -> Array:
+@dataclass(frozen=True)
+class _Call:
+    """The checked arguments of one call."""
+
+    graph: CSRGraph
+    x: Float[Array, "*batch numbers dim"]  # all features in one axis
+    by_edge: bool
+    features: tuple[int, ...]  # the axes of the features, as given
+    reductions: tuple[Aggregation, ...]
+    temperature: Any  # None for 1
+    ties: Ties
+    request: dispatch.Request
+
+    @classmethod
+    def of(cls, op: str, graph: Any, x: Any, options: tuple[Any, ...]) -> _Call:
+        """Checks the arguments of ``"aggregate"`` or ``"neighbour_reduce"``."""
+        reduce, axis, temperature, ties, implementation = options
+        by_edge = op == "aggregate"
+        if by_edge:
+            (graph,), (x,) = graph_and_senders(op, graph), from_numpy(x)
+            argument, size, what = "messages", graph.num_edges, "edge slot"
+        else:
+            graph, x = graph_and_senders(op, graph, x, axes=(axis,))
+            argument, size, what = "x", graph.num_cols, "column"
+        check_float(op, argument, x, 1, may_be_empty=True)
+        if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+            raise bad_input(op, "axis", f"an axis of {argument}, of shape {x.shape}", repr(axis))
+        at = axis % x.ndim
+        if x.shape[at] != size:
+            expected = f"of {size} entries along axis {axis}, one for each {what} of the graph"
+            raise bad_input(op, argument, expected, f"shape {x.shape}")
+        features = tuple(x.shape[at + 1 :])
+        if 0 in features:
+            raise bad_input(op, argument, "of at least one feature", f"shape {x.shape}")
+        reductions = _reductions(op, reduce, features)
+        if by_edge:
+            refuse_weights(op, "graph", graph, "multiply the messages by them")
+        elif not set(reductions) <= set(WEIGHTED):
+            instead = "reduce x[graph.senders] times the weights with ops.aggregate"
+            refuse_weights(op, "graph", graph, instead)
+        return cls(
+            graph=graph,
+            x=x.reshape(*x.shape[: at + 1], math.prod(features)),
+            by_edge=by_edge,
+            features=features,
+            reductions=reductions,
+            temperature=_temperature(op, temperature),
+            ties=_ties(op, ties, graph),
+            request=dispatch.resolve(op, implementation),
+        )
+
+    def shaped(self, parts: list[Array], each: int) -> Array:
+        """The result, from parts [*batch, rows, each * dim] of ``each`` reductions side by side."""
+        *batch, rows = parts[0].shape[:-1]
+        if not self.features:
+            return parts[0].reshape(*batch, rows)
+        *outer, last = self.features
+        parts = [part.reshape(*batch, rows, each, *outer, last) for part in parts]
+        y = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=len(batch) + 1)
+        count = each * len(parts)
+        if outer and count > 1:
+            y = jnp.moveaxis(y, len(batch) + 1, -2)
+        return y.reshape(*batch, rows, *outer, count * last)
+
+
+def _reductions(op: str, reduce: Any, features: tuple[int, ...]) -> tuple[Aggregation, ...]:
+    names = (reduce,) if isinstance(reduce, str) else reduce
+    known = ", ".join(get_args(Aggregation))
+    if not isinstance(names, Sequence) or not names:
+        raise bad_input(op, "reduce", f"one of {known}, or a sequence of them", repr(reduce))
+    for name in names:
+        if not isinstance(name, str) or name not in get_args(Aggregation):
+            raise bad_input(op, "reduce", f"among {known}", repr(name))
+    if len(set(names)) != len(names):
+        raise bad_input(op, "reduce", "of different reductions", repr(reduce))
+    if len(names) > 1 and not features:
+        expected = "one reduction for an array without an axis of features"
+        raise bad_input(op, "reduce", expected, repr(reduce))
+    return cast(tuple[Aggregation, ...], tuple(names))
+
+
+def _ties(op: str, ties: Any, graph: CSRGraph) -> Ties:
+    check_choice(op, "ties", ties, *get_args(Ties))
+    if ties == "first" and offset_dtype(graph.num_edges) is np.int64:
+        expected = "'share' for a graph of more than 2^31 - 1 edge slots"
+        raise bad_input(op, "ties", expected, repr(ties))
+    return ties
+
+
+def _temperature(op: str, temperature: Any) -> Any:
+    if isinstance(temperature, bool) or not hasattr(temperature, "dtype"):
+        is_real = isinstance(temperature, numbers.Real) and not isinstance(temperature, bool)
+        if not is_real or not 0 < float(temperature) < math.inf:
+            raise bad_input(op, "temperature", "positive and finite", repr(temperature))
+        return None if temperature == 1 else float(temperature)
+    if temperature.shape != () or not jnp.issubdtype(temperature.dtype, jnp.floating):
+        got = f"{temperature.dtype}{list(temperature.shape)}"
+        raise bad_input(op, "temperature", "a positive number or a scalar array", got)
+    return temperature
+
+
+def _reduced(call: _Call) -> Array:
     """The results of all reductions, in the shape of the op's result."""
     made: dict[Aggregation, Array] = {}
     rest = list(call.reductions)
@@ -200,7 +304,7 @@ def _reduced(call: Call) -> Array:
     return call.shaped([made[name] for name in call.reductions], 1)
 
 
-def _sums_by_themselves(call: Call, names: Sequence[Aggregation]) -> bool:
+def _sums_by_themselves(call: _Call, names: Sequence[Aggregation]) -> bool:
     """Whether sums are those of ``spmm``: they have factors, or only one is requested.
 
     ``spmm`` has no kernels for float16.
@@ -211,7 +315,7 @@ def _sums_by_themselves(call: Call, names: Sequence[Aggregation]) -> bool:
     return has_factors or (is_alone and call.x.dtype != jnp.float16)
 
 
-def _linear(call: Call, name: str) -> Array:
+def _linear(call: _Call, name: str) -> Array:
     """The sum or the mean of weighted neighbours."""
     graph = call.graph
     if name == "mean":
@@ -222,7 +326,7 @@ def _linear(call: Call, name: str) -> Array:
     return spmm(graph, call.x, implementation=call.request.name)
 
 
-def _soft(call: Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
+def _soft(call: _Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
     """Reductions of ``x / T``, times T."""
     wide = accumulation_dtype(call.x.dtype)
     temperature = jnp.asarray(call.temperature, wide)
@@ -230,7 +334,7 @@ def _soft(call: Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
     return {name: (y * temperature).astype(call.x.dtype) for name, y in made.items()}
 
 
-def _apart(call: Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
+def _apart(call: _Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
     """Each of these reductions, computed in one pass."""
     if not names:
         return {}
@@ -238,7 +342,7 @@ def _apart(call: Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregati
     return dict(zip(names, jnp.split(y, len(names), axis=-1), strict=True))
 
 
-def _in_one_pass(call: Call, x: Array, names: Sequence[Aggregation]) -> Array:
+def _in_one_pass(call: _Call, x: Array, names: Sequence[Aggregation]) -> Array:
     """All these reductions, side by side."""
     structure, x = dispatch.match_varying(call.graph, x)
     form = Form(tuple(names), call.by_edge, call.ties)
@@ -246,7 +350,7 @@ def _in_one_pass(call: Call, x: Array, names: Sequence[Aggregation]) -> Array:
     def run(x):
         if call.request.name == "xla":
             return _run(call.request, form, structure, x, keep=False)[0]
-        return _aggregate(call.request, form, structure, x)
+        return _aggregate(call.request, form, False, structure, x)[0]
 
     return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
 
@@ -259,44 +363,27 @@ def _run(request, form, structure, x, *, keep):
     return kernel(request, structure, x, form=form, keep=keep)
 
 
-@partial(custom_vjp, nondiff_argnums=(0, 1))
-def _aggregate(request, form, structure, x):
-    return _run(request, form, structure, x, keep=False)[0]
+@partial(custom_vjp, nondiff_argnums=(0, 1, 2))
+def _aggregate(request, form, keep, structure, x):
+    """The result, and with ``keep`` the statistics for its gradient, which have no gradient."""
+    return _run(request, form, structure, x, keep=keep)
 
 
-def _aggregate_forward(request, form, structure, x):
-    y, statistics = _kept(request, form, structure, x)
-    return y, (structure, x, y, statistics)
+def _aggregate_forward(request, form, keep, structure, x):
+    y, statistics = _aggregate(request, form, True, structure, x)
+    return (y, statistics if keep else Statistics()), (structure, x, y, statistics)
 
 
-def _aggregate_backward(request, form, residuals, dy):
-    return None, _gradient(request, form, *residuals, dy)
+def _aggregate_backward(request, form, keep, residuals, gradients):
+    return None, _gradient(request, form, *residuals, gradients[0])
 
 
 _aggregate.defvjp(_aggregate_forward, _aggregate_backward)
 
 
 @partial(custom_vjp, nondiff_argnums=(0, 1))
-def _kept(request, form, structure, x):
-    """The result, and the statistics for its gradient, through which no gradient flows."""
-    return _run(request, form, structure, x, keep=True)
-
-
-def _kept_forward(request, form, structure, x):
-    y, statistics = _kept(request, form, structure, x)
-    return (y, statistics), (structure, x, y, statistics)
-
-
-def _kept_backward(request, form, residuals, gradients):
-    return None, _gradient(request, form, *residuals, gradients[0])
-
-
-_kept.defvjp(_kept_forward, _kept_backward)
-
-
-@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _gradient(request, form, structure, x, y, statistics, dy):
-    terms = terms_of(form, structure, y, statistics, dy)
+    terms = reference.terms_of(form, structure, y, statistics, dy)
     kernel = BACKWARD if form.by_edge else BACKWARD_OF_NEIGHBOURS
     return kernel(request, structure, x, terms).astype(x.dtype)
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_graph, check_rows, from_numpy
+from jaxgnn.ops._core.checks import check_rows, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops._graph.calls import graph_and_senders
 
 End = Literal["receivers", "senders"]
 """An end of an edge."""
@@ -26,34 +26,26 @@ def at_ends(
     *,
     implementation: dispatch.Name | None = None,
 ) -> Float[Array, "*batch edges dim"]:
-    """The features of the node at one end of each edge slot.
+    """The features of the node at one end of each edge slot; ``x`` has a row for each such node.
 
     Padding slots have those of the last edge, so that a function of all slots is as finite in them
     as it is for the edges; without any edge they have zeros. The gradient to a padding slot must be
     zero, as ``aggregate`` returns it.
 
-    The gradient of a node is the sum over its edges, by ``aggregate``: for receivers along the rows
-    of the graph, for senders along those of its transpose. It can be differentiated again.
-
-    Args:
-      end: ``"receivers"``, the rows of the graph, or ``"senders"``, its columns.
-      graph: the graph, whose weights and scales are ignored.
-      x: features of the nodes at that end. Axes before it share the graph.
-      implementation: implementation of the sums of the gradient; ``"xla"`` for plain JAX, which
-        also has forward-mode derivatives.
+    The gradient of a node is the sum over its edges, by ``aggregate`` with ``implementation``: for
+    receivers along the rows of the graph, for senders along those of its transpose. It can be
+    differentiated again. ``"xla"`` also has forward-mode derivatives.
 
     Raises:
       ValueError: if ``x`` does not have one row for each node of that end.
     """
     op = "aggregate"
-    (x,) = from_numpy(x)
     if end == "senders":
-        graph, x = with_senders(graph, x)
+        graph, x = graph_and_senders(op, graph, x)
+        check_rows(op, "x", x, graph.num_cols, "column")
     else:
-        (graph,) = with_senders(graph)
-    graph = check_graph(op, graph)
-    count, what = (graph.num_rows, "row") if end == "receivers" else (graph.num_cols, "column")
-    check_rows(op, "x", x, count, what)
+        (graph,), (x,) = graph_and_senders(op, graph), from_numpy(x)
+        check_rows(op, "x", x, graph.num_rows, "row")
     request = dispatch.resolve(op, implementation)
     edges, x = dispatch.match_varying(graph.without_weights(), x)
     if request.name == "xla":

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,9 @@ from jaxgnn._arrays.eager import is_read_in_place, least_and_most
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import is_concrete
-from jaxgnn.ops._aggregate import segment_parts as parts
+from jaxgnn.ops._aggregate.segment_parts import KINDS, Segments
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._core.eager import run_compiled
-from jaxgnn.ops._core.rounding import exponential, quotient
 
 _MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
 
@@ -256,32 +254,6 @@ def segment_normalize(
     return _reduced("segment_normalize", *arguments, option=eps)
 
 
-class _Entries(NamedTuple):
-    """The checked arguments of one call.
-
-    Attributes:
-      data: the entries, [entries, ...].
-      ids: segment of each, int32 [entries].
-      count: number of segments.
-      is_sorted: whether ids ascend.
-    """
-
-    data: Array
-    ids: Array
-    count: int
-    is_sorted: bool
-
-    @property
-    def has_floats(self) -> bool:
-        """Whether the data are floats."""
-        return jnp.issubdtype(self.data.dtype, jnp.floating)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to reduce."""
-        return self.data.size == 0 or self.count == 0
-
-
 def _reduced(
     op: str,
     data: Any,
@@ -292,32 +264,41 @@ def _reduced(
     *,
     option: Any = None,
 ) -> Array:
-    """The result of a function of this module, as described in ``_KINDS``.
+    """The result of the function ``op`` of this module, as described in ``KINDS``.
 
-    Args:
-      op: name of the function.
-      data: its ``data`` or ``logits``.
-      ids: its ``segment_ids``.
-      count: its ``num_segments``.
-      is_sorted: its ``indices_are_sorted``.
-      mode: its ``mode``, if it has one.
-      option: its ``constant`` or ``eps``, if it has one.
+    ``option`` is its ``constant`` or ``eps``, if it has one.
     """
-    kind = _KINDS[op]
-    entries = _checked(op, data, ids, count, is_sorted, mode)
+    kind = KINDS[op]
+    data, ids, count = _checked(op, data, ids, count, mode)
+    has_floats, is_empty = jnp.issubdtype(data.dtype, jnp.floating), 0 in (data.size, count)
     options = () if option is None else (float(option),)
-    if kind.of_jax is None:
-        if not entries.has_floats:
-            entries = entries._replace(data=_as_floats(op, entries.data))
-    elif entries.is_empty or not entries.has_floats:
-        how = entries.count, entries.is_sorted
-        made = kind.of_jax(entries.data, entries.ids, *how)
-        return made if option is None else _filled(entries, made, option)
-    return _of_floats(op, kind, entries, options)
+    if kind.of_jax is not None and (is_empty or not has_floats):
+        made = kind.of_jax(data, ids, count, bool(is_sorted))
+        if option is None:
+            return made
+        members = jax.ops.segment_sum(jnp.ones(ids.shape, jnp.int32), ids, count, bool(is_sorted))
+        has_some = members.reshape(-1, *[1] * (made.ndim - 1)) > 0
+        return jnp.where(has_some, made, jnp.asarray(option, made.dtype))
+    if not has_floats:
+        if not any(jnp.issubdtype(data.dtype, numbers) for numbers in (jnp.integer, jnp.bool_)):
+            raise bad_input(op, "the data", "of real numbers", data.dtype)
+        data = data.astype(jnp.zeros((), float).dtype)
+    features = data.shape[1:]
+    shape = data.shape if kind.by_entry else (count, *features)
+    if is_empty:
+        return jnp.full(shape, kind.empty, data.dtype)
+    segments = Segments(dispatch.resolve(op, None), count, bool(is_sorted))
+    arrays = dispatch.match_varying(ids, data.reshape(data.shape[0], math.prod(features)))
+    return run_compiled(_apply, (kind.function, segments, options), arrays).reshape(shape)
 
 
-def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any) -> _Entries:
-    """The arguments as arrays.
+def _apply(static, arrays):
+    function, segments, options = static
+    return function(segments, *arrays, *options)
+
+
+def _checked(op: str, data: Any, ids: Any, count: Any, mode: Any) -> tuple[Array, Array, int]:
+    """The data and ids as arrays, and the number of segments.
 
     Raises:
       ValueError: if they do not fit each other, or one of them is invalid.
@@ -341,7 +322,7 @@ def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any
     ids = _as_int32(ids, count)
     if name == "clip":
         ids = jnp.clip(ids, 0, count - 1)
-    return _Entries(data, ids, count, bool(is_sorted))
+    return data, ids, count
 
 
 def _as_array(ids: Any) -> Any:
@@ -379,7 +360,6 @@ def _checked_count(op: str, ids: Any, count: Any, are_negative_fine: bool) -> in
 
 
 def _as_int(op: str, count: Any) -> int:
-    """The number of segments that the caller gave; ValueError unless it is a known integer."""
     try:
         if is_concrete(count):
             return operator.index(count)
@@ -417,40 +397,6 @@ def dropping_negative_ids[**P](function: Callable[P, Array]) -> Callable[P, Arra
     return dropping
 
 
-def _as_floats(op: str, data: Array) -> Array:
-    """Integers as floats.
-
-    Raises:
-      ValueError: if they are complex numbers, or no numbers.
-    """
-    if not any(jnp.issubdtype(data.dtype, kind) for kind in (jnp.integer, jnp.bool_)):
-        raise bad_input(op, "the data", "of real numbers", data.dtype)
-    return data.astype(jnp.zeros((), float).dtype)
-
-
-def _filled(entries: _Entries, made: Array, constant: Any) -> Array:
-    """The result of ``jax.ops`` with a constant for segments without entries."""
-    ones = jnp.ones(entries.ids.shape, jnp.int32)
-    members = jax.ops.segment_sum(ones, entries.ids, entries.count, entries.is_sorted)
-    has_some = members.reshape(-1, *[1] * (made.ndim - 1)) > 0
-    return jnp.where(has_some, made, jnp.asarray(constant, made.dtype))
-
-
-def _of_floats(op: str, kind: _Kind, entries: _Entries, options: tuple[float, ...]) -> Array:
-    """The function of ``kind`` on the data as a matrix, in the shape of the result."""
-    data, count = entries.data, entries.count
-    features = data.shape[1:]
-    shape = data.shape if kind.by_entry else (count, *features)
-    if entries.is_empty:
-        return jnp.full(shape, kind.empty, data.dtype)
-    request = dispatch.resolve(op, None)
-    segments = parts.Segments(request, count, entries.is_sorted)
-    x = data.reshape(data.shape[0], math.prod(features))
-    arrays = dispatch.match_varying(entries.ids, x)
-    made = run_compiled(_apply, (kind.function, segments, options), arrays)
-    return made.reshape(shape)
-
-
 def _as_int32(ids: Any, count: int) -> Array:
     """The ids, with those beyond the range of int32 out of range."""
     xp: Any = np if isinstance(ids, np.ndarray) else jnp  # numpy always has int64
@@ -460,136 +406,3 @@ def _as_int32(ids: Any, count: int) -> Array:
         if jnp.issubdtype(ids.dtype, jnp.signedinteger):
             ids = xp.maximum(ids, xp.asarray(-1, ids.dtype))
     return jnp.asarray(ids.astype(np.int32))
-
-
-def _apply(static, arrays):
-    function, segments, options = static
-    return function(segments, *arrays, *options)
-
-
-def _sum(segments, ids, x):
-    return parts.total(segments, ids, x)[0]
-
-
-def _mean_of_jax(data, ids, count, is_sorted):
-    """The mean of integers or complex numbers.
-
-    Sums of integers are not rounded, but float sums are used where these would overflow.
-    """
-    sums = functools.partial(
-        jax.ops.segment_sum, segment_ids=ids, num_segments=count, indices_are_sorted=is_sorted
-    )
-    is_whole = not jnp.issubdtype(data.dtype, jnp.inexact)
-    total = sums(data.astype(jnp.int32) if is_whole and data.dtype.itemsize < 4 else data)
-    members = sums(jnp.ones(ids.shape, jnp.int32))
-    divisors = jnp.maximum(members, 1).reshape(-1, *[1] * (total.ndim - 1))
-    mean = total / divisors.astype(total.dtype)
-    if not is_whole:
-        return mean
-    rounded = sums(data.astype(mean.dtype))
-    is_held = jnp.abs(rounded) < jnp.iinfo(total.dtype).max / 2  # far from both ends
-    return jnp.where(is_held, mean, rounded / divisors.astype(mean.dtype))
-
-
-def _mean(segments, ids, x):
-    total, members = parts.total(segments, ids, x.astype(accumulation_dtype(x.dtype)))
-    return quotient(total, _at_least_one(members, total)).astype(x.dtype)
-
-
-def _at_least_one(members, like):
-    """The numbers of entries as divisors, in the shape and dtype of ``like``."""
-    return jnp.broadcast_to(jnp.maximum(members, 1)[:, None], like.shape).astype(like.dtype)
-
-
-def _max(segments, ids, x, empty=-math.inf):
-    y, members = parts.extreme(segments, "max", ids, x)
-    return jnp.where(members[:, None] > 0, y, empty)
-
-
-def _min(segments, ids, x, empty=math.inf):
-    y, members = parts.extreme(segments, "min", ids, x)
-    return jnp.where(members[:, None] > 0, y, empty)
-
-
-def _logsumexp(segments, ids, x):
-    wide = x.astype(accumulation_dtype(x.dtype))
-    y, members = parts.log_total(segments, ids, wide)
-    return jnp.where(members[:, None] > 0, y, -jnp.inf).astype(x.dtype)
-
-
-def _softmax(segments, ids, x):
-    wide = x.astype(accumulation_dtype(x.dtype))
-    real = ((ids >= 0) & (ids < segments.num_segments))[:, None]
-    # The shift does not change the result, so it need not be differentiated.
-    peaks, _ = parts.extreme(segments, "max", ids, jax.lax.stop_gradient(wide))
-    shifted = jnp.where(real, wide - parts.spread(segments, ids, peaks), 0)
-    exponentials = exponential(shifted)
-    sums, _ = parts.total(segments, ids, exponentials)
-    divisors = jnp.where(real, parts.spread(segments, ids, sums), 1)
-    return jnp.where(real, quotient(exponentials, divisors), 0).astype(x.dtype)
-
-
-def _moments(segments, ids, x):
-    """Distances of the entries from the means of their segments, and variances."""
-    wide = x.astype(accumulation_dtype(x.dtype))
-    total, members = parts.total(segments, ids, wide)
-    count = _at_least_one(members, total)
-    distances = wide - parts.spread(segments, ids, quotient(total, count))
-    return distances, quotient(parts.total(segments, ids, distances**2)[0], count)
-
-
-def _variance(segments, ids, x):
-    return _moments(segments, ids, x)[1].astype(x.dtype)
-
-
-def _normalize(segments, ids, x, eps):
-    distances, variance = _moments(segments, ids, x)
-    # Entries out of range have a factor of zero.
-    factor = jax.lax.rsqrt(jnp.maximum(variance, jnp.asarray(eps, variance.dtype)))
-    return (distances * parts.spread(segments, ids, factor)).astype(x.dtype)
-
-
-def _prod(segments, ids, x):
-    """The product. Entries that are zero are handled separately: a single one becomes a factor.
-
-    So the gradient to it is the product of the others.
-    """
-    wide = x.astype(accumulation_dtype(x.dtype))
-    is_zero = wide == 0
-    zeros, _ = parts.total(segments, ids, is_zero.astype(wide.dtype))
-    others = parts.product(segments, ids, jnp.where(is_zero, 1, wide))
-    alone, _ = parts.total(segments, ids, jnp.where(is_zero, wide, 0))
-    made = jnp.where(zeros == 0, others, jnp.where(zeros == 1, others * alone, 0))
-    return made.astype(x.dtype)
-
-
-class _Kind(NamedTuple):
-    """The computation of a function of this module.
-
-    Attributes:
-      function: ``function(segments, ids, x, *options)`` of a matrix of floats.
-      of_jax: the same by ``jax.ops``, for data that are no floats and for empty input; None where
-        integers become floats first.
-      by_entry: whether the result has the shape of the data, or a row for each segment.
-      empty: the result of segments without entries if the input is empty.
-    """
-
-    function: Callable[..., Array]
-    of_jax: Callable[..., Array] | None = None
-    by_entry: bool = False
-    empty: float = 0.0
-
-
-_KINDS = {
-    "segment_sum": _Kind(_sum, jax.ops.segment_sum),
-    "segment_mean": _Kind(_mean, _mean_of_jax),
-    "segment_max": _Kind(_max, jax.ops.segment_max),
-    "segment_min": _Kind(_min, jax.ops.segment_min),
-    "segment_max_or_constant": _Kind(_max, jax.ops.segment_max),
-    "segment_min_or_constant": _Kind(_min, jax.ops.segment_min),
-    "segment_prod": _Kind(_prod, jax.ops.segment_prod),
-    "segment_logsumexp": _Kind(_logsumexp, empty=-math.inf),
-    "segment_variance": _Kind(_variance),
-    "segment_softmax": _Kind(_softmax, by_entry=True),
-    "segment_normalize": _Kind(_normalize, by_entry=True),
-}

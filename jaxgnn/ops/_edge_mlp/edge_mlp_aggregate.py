@@ -14,25 +14,20 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph
-from jaxgnn.graph.local.local_graph import with_senders
+from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.ops._core import dispatch, verify
+from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.checks import check_graph, from_numpy
+from jaxgnn.ops._core.checks import check_choice, check_float, check_rows, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.second_order import differentiable_again
+from jaxgnn.ops._dense.checks import check_layer
 from jaxgnn.ops._dense.fused_linear import fused_linear
 from jaxgnn.ops._edge_mlp import pallas
-from jaxgnn.ops._edge_mlp.checks import (
-    both_ends,
-    check_edge_arrays,
-    check_edge_mlp,
-    check_reduction,
-)
 from jaxgnn.ops._edge_mlp.fold import folded_by_vmap
 from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
-from jaxgnn.ops._edge_mlp.reference import edge_reduce, edge_weights
-from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import Reduce
-from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions, Reduce
+from jaxgnn.ops._graph.calls import graph_and_senders, set_gradient
 
 _OP = "edge_mlp_aggregate"
 
@@ -50,10 +45,10 @@ def _kernel(name: str, run: Any, mosaic: Any, limits: Any) -> dispatch.Kernel:
     )
 
 
-FORWARD = _kernel(_OP, edge_reduce.edge_reduce, pallas.edge_reduce, pallas.limits)
+FORWARD = _kernel(_OP, reference.edge_reduce, pallas.edge_reduce, pallas.limits)
 BACKWARD = _kernel(
     f"{_OP}.backward",
-    edge_reduce.edge_reduce_backward,
+    reference.edge_reduce_backward,
     pallas.edge_reduce_backward,
     pallas.backward_limits,
 )
@@ -143,19 +138,20 @@ def edge_mlp_aggregate(
       [[0.0], [1.0], [1.0]]
     """
     if isinstance(graph, LocalGraph):
-        receivers, senders = both_ends(_OP, graph, h)
-        graph, senders = with_senders(graph, senders)
+        receivers, senders = _both_ends(graph, h)
+        graph, senders = graph_and_senders(_OP, graph, senders)
         h = receivers, senders
-    graph = check_graph(_OP, graph)
+    else:
+        (graph,) = graph_and_senders(_OP, graph)
     if weights is None:
         require_no_heads(_OP, "graph", graph.weights)
     h, params, edge_features, weights = from_numpy(h, params, edge_features, weights)
-    receivers, senders = both_ends(_OP, graph, h)
-    check_edge_arrays(_OP, graph, receivers, edge_features, weights)
+    receivers, senders = _both_ends(graph, h)
+    _check_edge_arrays(graph, receivers, edge_features, weights)
     if not isinstance(params, EdgeMLPParams):
         raise bad_input(_OP, "params", "ops.EdgeMLPParams", type(params).__name__)
-    check_edge_mlp(_OP, params, receivers, senders, edge_features)
-    check_reduction(_OP, graph, reduce, activation, weights)
+    _check_edge_mlp(params, receivers, senders, edge_features)
+    _check_reduction(graph, reduce, activation, weights)
     request = dispatch.resolve(_OP, implementation)
     degrees = graph.uniform_degrees()
     if None not in degrees:  # then edges are summed by column in the order of the transpose
@@ -164,7 +160,7 @@ def edge_mlp_aggregate(
     graph, receivers, senders, layers, edge_features, weights = dispatch.match_varying(
         graph, receivers, senders, layers, edge_features, weights
     )
-    weights = edge_weights.of_edges(graph, weights, receivers.dtype)
+    weights = reference.edge_weights(graph, weights, receivers.dtype)
     graph = graph.without_weights()
     arrays = graph, receivers, senders, layers, edge_features, weights
     if request.name == "xla":
@@ -208,7 +204,7 @@ def _by_nodes_and_edges(
     totals = None
     if reduce != "max":
         options: dict[str, Any] = {"mean": reduce == "mean", "degree": degrees[0]}
-        weights, totals = edge_weights.of_sum(graph, weights, receivers.dtype, **options)
+        weights, totals = reference.weights_of_sum(graph, weights, receivers.dtype, **options)
     # The last layer is evaluated by nodes, unless it is also the first.
     to_nodes = reduce != "max" and len(layers.kernels) > 1
     (first, *kernels), (first_bias, *biases) = layers
@@ -231,7 +227,7 @@ def _by_nodes_and_edges(
     y = _edge_reduce_op(request, static, graph, operands)
     if to_nodes:
         real = None if degrees[0] else graph.degrees() > 0
-        y = edge_weights.last_layer(y, last, last_bias, totals, real)
+        y = reference.last_layer(y, last, last_bias, totals, real)
     return y.reshape(*batch, *y.shape[1:])
 
 
@@ -253,18 +249,13 @@ def _masked_node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
     return _node_products(h, kernel, bias)
 
 
-def _masked_node_products_forward(*inputs):
-    return _masked_node_products(*inputs), inputs
-
-
-def _masked_node_products_backward(inputs, dz):
-    h, *layer = inputs
+def _gradient_without_edges(h, kernel, bias, dz):
     # The gradient of a node without edges is zero: zero times NaN would be NaN.
     h = jnp.where(jnp.any(dz != 0, axis=-1, keepdims=True), h, 0)
-    return jax.vjp(_node_products, h, *layer)[1](dz)
+    return jax.vjp(_node_products, h, kernel, bias)[1](dz)
 
 
-_masked_node_products.defvjp(_masked_node_products_forward, _masked_node_products_backward)
+set_gradient(_masked_node_products, _gradient_without_edges)
 
 
 def _one_batch_axis(x: Array, own_axes: int) -> Array:
@@ -292,7 +283,7 @@ def _by_kernel(static, structure, operands, dy):
 
 
 def _by_formula(static, structure, operands, dy):
-    return edge_reduce.edge_reduce_backward(structure, operands, dy, options=static[1])
+    return reference.edge_reduce_backward(structure, operands, dy, options=static[1])
 
 
 _gradient = differentiable_again(_by_kernel, _by_formula)
@@ -304,3 +295,80 @@ def _edge_reduce_op(request, options, structure, operands):
     # With verification each member of a batch runs separately.
     run = _edge_reduce_folded if request.verify.mode == "off" else _edge_reduce
     return run(request, options, structure, operands)
+
+
+def _both_ends(graph: CSRGraph, h: Any) -> tuple[Any, Any]:
+    """Features of the receivers and of the senders.
+
+    Raises:
+      ValueError: unless ``h`` is an array for the nodes of a square graph, or a pair of arrays of
+        one dtype and the same leading axes, for its rows and its columns.
+    """
+    if not isinstance(h, tuple | list):
+        check_rows(_OP, "h", h, graph.num_rows, "row")
+        if not graph.is_square:
+            expected = "a pair (receivers, senders) for a graph of unequal numbers of these"
+            raise bad_input(_OP, "h", expected, f"one array of shape {h.shape}")
+        return h, h
+    if len(h) != 2:
+        raise bad_input(_OP, "h", "one array or a pair (receivers, senders)", f"{len(h)} arrays")
+    receivers, senders = h
+    check_rows(_OP, "h[0]", receivers, graph.num_rows, "row")
+    check_rows(_OP, "h[1]", senders, graph.num_cols, "column")
+    if (senders.dtype, senders.shape[:-2]) != (receivers.dtype, receivers.shape[:-2]):
+        expected = f"{receivers.dtype} with leading axes {receivers.shape[:-2]}, as h[0]"
+        raise bad_input(_OP, "h[1]", expected, f"{senders.dtype} of shape {senders.shape}")
+    return receivers, senders
+
+
+def _check_edge_arrays(graph: CSRGraph, receivers: Any, edge_features: Any, weights: Any) -> None:
+    """Raises ValueError unless features and weights fit the edge slots and the axes of ``h``."""
+    leading = receivers.shape[:-2]
+    slots = f"{graph.num_edges} edge slots"
+    if edge_features is not None:
+        check_float(_OP, "edge_features", edge_features, 2)
+        *axes, edges, _ = edge_features.shape
+        fits = edges == graph.num_edges and tuple(axes) in ((), leading)
+        if not fits or edge_features.dtype != receivers.dtype:
+            shape = f"({graph.num_edges}, features), for {slots}, or {leading} in front of that"
+            expected = f"{receivers.dtype} of shape {shape}"
+            got = f"{edge_features.dtype} of shape {edge_features.shape}"
+            got += way_to_edge_slots(graph.num_edges, edge_features.shape)
+            raise bad_input(_OP, "edge_features", expected, got)
+    if weights is not None:
+        check_float(_OP, "weights", weights, 1, may_be_empty=True)
+        *axes, edges = weights.shape
+        if edges != graph.num_edges or tuple(axes) not in ((), leading):
+            expected = f"of shape ({graph.num_edges},), for {slots}, or {leading} in front of that"
+            raise bad_input(_OP, "weights", expected, f"shape {weights.shape}")
+
+
+def _check_edge_mlp(params: Any, receivers: Any, senders: Any, edge_features: Any) -> None:
+    """Raises ValueError unless the layers fit the ends of an edge, its features and each other."""
+    kernels, biases = params.kernels, params.biases
+    for argument, value in (("params.kernels", kernels), ("params.biases", biases)):
+        if not isinstance(value, Sequence):
+            expected = "a list or tuple, an entry for each layer"
+            raise bad_input(_OP, argument, expected, type(value).__name__)
+    if not kernels or len(kernels) != len(biases):
+        expected = "of one layer or more, and with a bias or None for each"
+        raise bad_input(_OP, "params", expected, f"{len(kernels)} kernels, {len(biases)} biases")
+    parts = [receivers.shape[-1], senders.shape[-1]]
+    parts += [] if edge_features is None else [edge_features.shape[-1]]
+    names = ("receiver", "sender", "edge features")
+    source = "[" + " ; ".join(f"{n} {w}" for n, w in zip(names, parts, strict=False)) + "]"
+    width = sum(parts)
+    for index, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+        check_layer(_OP, receivers, kernel, bias, index=index, in_features=width, source=source)
+        width, source = kernel.shape[1], None
+
+
+def _check_reduction(graph: CSRGraph, reduce: Any, activation: Any, weights: Any) -> None:
+    """Raises ValueError unless reduction and activation are known and fit the graph."""
+    check_choice(_OP, "reduce", reduce, "sum", "mean", "max")
+    check_choice(_OP, "activation", activation, *ACTIVATIONS)
+    folded = graph.normalization is not None and weights is None
+    scaled = graph.row_scale is not None or graph.col_scale is not None
+    if reduce != "sum" and (folded or scaled):
+        expected = f"not normalised for reduce={reduce!r}"
+        raise bad_input(_OP, "graph", expected, f"normalization={graph.normalization!r}")

@@ -21,7 +21,7 @@ from jaxtyping import Array
 
 from jaxgnn.graph import is_concrete
 from jaxgnn.ops._core.eager import runs_now
-from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands
+from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands
 
 
 def folded_by_vmap(name: str, function: Callable[..., Array]) -> Callable[..., Array]:

@@ -13,7 +13,7 @@ from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._dense.kernels import device_limits
 from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, gradients, preactivation
-from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
 from jaxgnn.ops._graph.pallas import pieces
 
 DTYPES = ("bfloat16", "float16")

@@ -28,7 +28,8 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.plan import GraphPlan
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._graph import sums_in_pieces
+from jaxgnn.ops._graph import pieces
+from jaxgnn.ops._graph.calls import set_gradient
 from jaxgnn.ops._graph.spmm import (
     SDDMM,
     SDDMM_OF_HEADS,
@@ -48,19 +49,12 @@ def weighted_sums(
     weights: Float[Array, "edges heads"],
     values: Float[Array, "cols heads dim"],
 ) -> Float[Array, "rows heads dim"]:
-    """``Σ_j w_ijh v_jh`` for each receiver and head.
-
-    Args:
-      request: the implementation to run.
-      graph: its weights and scales must be None.
-      weights: w, one number for each edge slot and head.
-      values: v, one row for each sender and head.
-    """
-    if not sums_in_pieces.are_needed(SPMM_OF_HEADS, request, graph.with_weights(weights), values):
+    """``Σ_j w_ijh v_jh`` for each receiver and head."""
+    if not pieces.are_needed(SPMM_OF_HEADS, request, graph.with_weights(weights), values):
         return spmm_of_request(request, graph, weights, values)
-    ends = sums_in_pieces.Ends.of(graph)
-    result = sums_in_pieces.Result(graph.num_rows, values.shape[1])
-    return sums_in_pieces.sums(result, ends.senders, ends.receivers, weights, values)
+    ends = pieces.Ends.of(graph)
+    result = pieces.Result(graph.num_rows, values.shape[1])
+    return pieces.sums(result, ends.senders, ends.receivers, weights, values)
 
 
 def inner_products(
@@ -69,18 +63,11 @@ def inner_products(
     of_rows: Float[Array, "rows heads dim"],
     of_columns: Float[Array, "cols heads dim"],
 ) -> Float[Array, "edges heads"]:
-    """``⟨a_ih, b_jh⟩`` for each edge slot and head; zero in padding slots.
-
-    Args:
-      request: the implementation to run.
-      graph: its weights and scales must be None.
-      of_rows: a, one row for each receiver and head.
-      of_columns: b, one row for each sender and head.
-    """
-    if not sums_in_pieces.are_needed(SDDMM_OF_HEADS, request, graph, of_rows, of_columns):
+    """``⟨a_ih, b_jh⟩`` for each edge slot and head; zero in padding slots."""
+    if not pieces.are_needed(SDDMM_OF_HEADS, request, graph, of_rows, of_columns):
         return sddmm_of_request(request, graph, of_rows, of_columns)
-    ends = sums_in_pieces.Ends.of(graph)
-    return sums_in_pieces.products(ends.receivers, ends.senders, of_rows, of_columns)
+    ends = pieces.Ends.of(graph)
+    return pieces.products(ends.receivers, ends.senders, of_rows, of_columns)
 
 
 def products_with_edges(
@@ -89,20 +76,11 @@ def products_with_edges(
     of_rows: Float[Array, "rows heads features"],
     of_edges: Float[Array, "edges features"],
 ) -> Float[Array, "edges heads"]:
-    """``⟨a_ih, e_ij⟩`` for each edge slot and head; zero in padding slots.
-
-    Args:
-      request: the implementation to run.
-      graph: rows are receivers; its weights and scales must be None.
-      of_rows: a, one row for each receiver and head.
-      of_edges: e, one row for each edge slot.
-    """
-    if not sums_in_pieces.are_needed(
-        SDDMM, request, _slots_as_columns(graph), of_rows[:, 0], of_edges
-    ):
+    """``⟨a_ih, e_ij⟩`` for each edge slot and head; zero in padding slots."""
+    if not pieces.are_needed(SDDMM, request, _slots_as_columns(graph), of_rows[:, 0], of_edges):
         return _products_with_edges(request, graph, of_rows, of_edges)
-    ends = sums_in_pieces.Ends.of(graph)
-    return sums_in_pieces.products(ends.receivers, ends.slots, of_rows, of_edges[:, None])
+    ends = pieces.Ends.of(graph)
+    return pieces.products(ends.receivers, ends.slots, of_rows, of_edges[:, None])
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
@@ -119,20 +97,13 @@ def sums_of_edges(
     weights: Float[Array, "edges heads"],
     of_edges: Float[Array, "edges features"],
 ) -> Float[Array, "rows heads features"]:
-    """``Σ_j w_ijh e_ij`` for each receiver and head.
-
-    Args:
-      request: the implementation to run.
-      graph: rows are receivers; its weights and scales must be None.
-      weights: w, one number for each edge slot and head.
-      of_edges: e, one row for each edge slot.
-    """
+    """``Σ_j w_ijh e_ij`` for each receiver and head."""
     of_head = _slots_as_columns(graph).with_weights(weights[:, 0])
-    if not sums_in_pieces.are_needed(SPMM, request, of_head, of_edges):
+    if not pieces.are_needed(SPMM, request, of_head, of_edges):
         return _sums_of_edges(request, graph, weights, of_edges)
-    ends = sums_in_pieces.Ends.of(graph)
-    result = sums_in_pieces.Result(graph.num_rows, weights.shape[1])
-    return sums_in_pieces.sums(result, ends.slots, ends.receivers, weights, of_edges[:, None])
+    ends = pieces.Ends.of(graph)
+    result = pieces.Result(graph.num_rows, weights.shape[1])
+    return pieces.sums(result, ends.slots, ends.receivers, weights, of_edges[:, None])
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
@@ -155,14 +126,7 @@ def sums_of_heads(
     weights: Float[Array, "edges heads"],
     of_rows: Float[Array, "rows heads features"],
 ) -> Float[Array, "edges features"]:
-    """``Σ_h w_ijh a_ih`` for each edge slot; zero in padding slots.
-
-    Args:
-      request: the implementation of the gradients.
-      graph: rows are receivers; its weights and scales must be None.
-      weights: w, one number for each edge slot and head.
-      of_rows: a, one row for each receiver and head.
-    """
+    """``Σ_h w_ijh a_ih`` for each edge slot; zero in padding slots."""
     del request
     return add_heads(graph, weights, of_rows)
 
@@ -198,37 +162,21 @@ def _slots_as_columns(graph: CSRGraph) -> CSRGraph:
 # The gradients. That to the graph is None.
 
 
-def _products_forward(request, graph, of_rows, of_edges):
-    made = _products_with_edges(request, graph, of_rows, of_edges)
-    return made, (graph, of_rows, of_edges)
-
-
-def _products_backward(request, residuals, slopes):
-    graph, of_rows, of_edges = residuals
+def _of_products(request, graph, of_rows, of_edges, slopes):
     to_rows = sums_of_edges(request, graph, slopes, of_edges)
     return None, to_rows, sums_of_heads(request, graph, slopes, of_rows)
 
 
-def _sums_of_edges_forward(request, graph, weights, of_edges):
-    return _sums_of_edges(request, graph, weights, of_edges), (graph, weights, of_edges)
-
-
-def _sums_of_edges_backward(request, residuals, slopes):
-    graph, weights, of_edges = residuals
+def _of_sums_of_edges(request, graph, weights, of_edges, slopes):
     to_weights = products_with_edges(request, graph, slopes, of_edges)
     return None, to_weights, sums_of_heads(request, graph, weights, slopes)
 
 
-def _sums_of_heads_forward(request, graph, weights, of_rows):
-    return sums_of_heads(request, graph, weights, of_rows), (graph, weights, of_rows)
-
-
-def _sums_of_heads_backward(request, residuals, slopes):
-    graph, weights, of_rows = residuals
+def _of_sums_of_heads(request, graph, weights, of_rows, slopes):
     to_weights = products_with_edges(request, graph, of_rows, slopes)
     return None, to_weights, sums_of_edges(request, graph, weights, slopes)
 
 
-_products_with_edges.defvjp(_products_forward, _products_backward)
-_sums_of_edges.defvjp(_sums_of_edges_forward, _sums_of_edges_backward)
-sums_of_heads.defvjp(_sums_of_heads_forward, _sums_of_heads_backward)
+set_gradient(_products_with_edges, _of_products, 1)
+set_gradient(_sums_of_edges, _of_sums_of_edges, 1)
+set_gradient(sums_of_heads, _of_sums_of_heads, 1)

@@ -1,7 +1,13 @@
-"""Pieces of the edges of a graph, for arrays with an axis of edges and one of heads and columns.
+"""Sums over edges and products along them, some edges at a time, in plain JAX.
 
-Such an array is never stored at full length: its axis of edges is cut into pieces, which are
-processed one after the other.
+An array with an axis of edges and one of heads and columns is never stored at full length: its axis
+of edges is cut into pieces, which are processed one after the other.
+
+``sums`` and ``products`` replace ``spmm`` and ``sddmm`` of several heads in derivatives of
+attention, where no kernel can run. Each of the two is the gradient of the other, so derivatives of
+any order use only these. An edge reads a row at one end and adds to a row at the other. Two arrays
+of ids define these rows: receivers, senders or the numbers of the edges themselves. Ids past the
+last row are those of padding: they read zeros, and their terms are dropped.
 """
 
 from __future__ import annotations
@@ -13,10 +19,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
+from jaxgnn._arrays.arrays import match_varying
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops._graph.calls import set_gradient
 
 # Entries of the largest array of a piece: edges times heads times columns.
 ENTRIES = 2**24
@@ -52,12 +61,7 @@ def cut(
 
 
 class Cut(NamedTuple):
-    """Pieces of arrays of edges, padded so that every piece is whole.
-
-    Attributes:
-      size: edges of a piece, symbolic for an unknown number of edges.
-      edges: edges of all.
-    """
+    """Pieces of ``size`` of all ``edges``, with arrays padded so that every piece is whole."""
 
     size: int
     edges: int
@@ -132,12 +136,7 @@ def in_turn(
     return lax.fori_loop(0, cut.number, add, zeros)
 
 
-def _in_turn_forward(function, cut, fixed, shared, of_edges):
-    return in_turn(function, cut, fixed, shared, of_edges), (fixed, shared, of_edges)
-
-
-def _in_turn_backward(function, cut, residuals, slopes):
-    fixed, shared, of_edges = residuals
+def _of_in_turn(function, cut, fixed, shared, of_edges, slopes):
     of_sums, of_made = slopes
     both = in_turn(partial(_pulled, function), cut, fixed, (shared, of_sums), (of_edges, of_made))
     return None, *both
@@ -150,4 +149,124 @@ def _pulled(function, fixed, shared, piece):
     return pull_back((of_sums, of_piece))
 
 
-in_turn.defvjp(_in_turn_forward, _in_turn_backward)
+set_gradient(in_turn, _of_in_turn, 2)
+
+
+def are_needed(kernel: dispatch.Kernel, request: dispatch.Request, *args: Any) -> bool:
+    """Whether a call that names no implementation would run the plain formula here.
+
+    Raises:
+      NotImplementedError: if results have to be reproducible on a GPU: these sums are scatters.
+    """
+    if request.name is not None:
+        return False
+    with dispatch.deterministic(request.deterministic):
+        return kernel.choose(dispatch.current_platform(), *args) == "xla"
+
+
+class Ends(NamedTuple):
+    """The row, column and number of each edge slot, all past the last one in padding slots."""
+
+    receivers: Int[Array, " edges"]
+    senders: Int[Array, " edges"]
+    slots: Int[Array, " edges"]
+
+    @classmethod
+    def of(cls, graph: CSRGraph) -> Ends:
+        """The ends of a graph's edge slots."""
+        receivers = graph.receivers()
+        real = receivers < graph.num_rows
+        slots = jnp.arange(graph.num_edges, dtype=receivers.dtype)
+        senders = jnp.where(real, graph.indices, graph.num_cols)
+        return cls(receivers, senders, jnp.where(real, slots, graph.num_edges))
+
+
+class Result(NamedTuple):
+    """The number of rows of sums, and of their heads: one for all, or as many as weights have."""
+
+    rows: int
+    heads: int
+
+
+@partial(custom_vjp, nondiff_argnums=(0,))
+def sums(
+    result: Result,
+    sources: Int[Array, " edges"],
+    targets: Int[Array, " edges"],
+    weights: Float[Array, "edges heads"],
+    values: Float[Array, "sources groups dim"],
+) -> Float[Array, "targets groups dim"]:
+    """``y_ih = Σ_e w_eh v_jh`` over the edges e from j to i, or the sum of that over the heads.
+
+    An edge reads the row ``sources`` of the values and adds to the row ``targets`` of the sums.
+    """
+    size = _edges_of_piece(weights.shape, values.shape)
+    weights, values = match_varying(weights, values)
+    cut = Cut(size, weights.shape[0])
+    ids = cut.padded(sources, values.shape[0]), cut.padded(targets, result.rows)
+    weights = cut.padded(weights)
+
+    def add(i, total):
+        some = partial(cut.part, i)
+        made = some(weights)[:, :, None] * _at(values, some(ids[0]))
+        if result.heads == 1:
+            made = jnp.sum(made, axis=1, keepdims=True)
+        return total.at[some(ids[1])].add(made, mode="drop")
+
+    zeros = jnp.zeros((*result, values.shape[2]), values.dtype)
+    zeros, *_ = match_varying(zeros, weights, ids)
+    return lax.fori_loop(0, cut.number, add, zeros)
+
+
+@custom_vjp
+def products(
+    left: Int[Array, " edges"],
+    right: Int[Array, " edges"],
+    a: Float[Array, "left groups dim"],
+    b: Float[Array, "right groups dim"],
+) -> Float[Array, "edges heads"]:
+    """``⟨a_ih, b_jh⟩`` for each edge between i and j and each head; zero in padding slots."""
+    heads = jax.core.max_dim(a.shape[1], b.shape[1])
+    size = _edges_of_piece((left.shape[0], heads), a.shape)
+    a, b = match_varying(a, b)
+    cut = Cut(size, left.shape[0])
+    left, right = cut.padded(left, a.shape[0]), cut.padded(right, b.shape[0])
+
+    def write(i, whole):
+        some = partial(cut.part, i)
+        made = jnp.sum(_at(a, some(left)) * _at(b, some(right)), axis=-1)
+        return lax.dynamic_update_slice_in_dim(whole, made, i * size, 0)
+
+    zeros = jnp.zeros((cut.edges + cut.room, heads), a.dtype)
+    zeros, *_ = match_varying(zeros, a, left, right)
+    return lax.fori_loop(0, cut.number, write, zeros)[: cut.edges]
+
+
+def _at(array: Array, ids: Array) -> Array:
+    """The rows that edges read, zeros for ids past the last one."""
+    return array.at[ids].get(mode="fill", fill_value=0)
+
+
+def _edges_of_piece(weights: tuple[Any, ...], values: tuple[Any, ...]) -> int:
+    """The number of edges of a piece, from the shapes of numbers of edges and of rows."""
+    (edges, heads), (_, groups, dim) = weights, values
+    return edges_of_piece(edges, jax.core.max_dim(heads, groups) * dim)
+
+
+# The gradients. Ids have none.
+
+
+def _of_sums(result, sources, targets, weights, values, dy):
+    del result
+    to_weights = products(targets, sources, dy, values)
+    to_values = sums(Result(*values.shape[:2]), targets, sources, weights, dy)
+    return None, None, jnp.broadcast_to(to_weights, weights.shape), to_values
+
+
+def _of_products(left, right, a, b, de):
+    to_a = sums(Result(*a.shape[:2]), right, left, de, b)
+    return None, None, to_a, sums(Result(*b.shape[:2]), left, right, de, a)
+
+
+set_gradient(sums, _of_sums, 1)
+set_gradient(products, _of_products)

@@ -5,36 +5,34 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.csr.require_graph import refuse_weights
-from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_float, check_graph, from_numpy
+from jaxgnn.ops._core.checks import check_float, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._graph import pallas
+from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference import segment_softmax as reference
 
 _DTYPES = ("float32", "bfloat16")
-
-
-def _kernel(name: str) -> dispatch.Kernel:
-    return dispatch.Kernel(
-        name if name == "segment_softmax" else f"segment_softmax.{name}",
-        {
-            "xla": dispatch.xla(getattr(reference, name)),
-            "pallas": dispatch.pallas(getattr(pallas, name), dtypes=_DTYPES),
-            "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=getattr(ffi, name)),
-        },
-    )
-
-
-FORWARD = _kernel("segment_softmax")
-BACKWARD = _kernel("grad_logits")
+FORWARD = table(
+    "segment_softmax",
+    _DTYPES,
+    reference.segment_softmax,
+    pallas.segment_softmax,
+    ffi.segment_softmax,
+)
+BACKWARD = table(
+    "segment_softmax.grad_logits",
+    _DTYPES,
+    reference.grad_logits,
+    pallas.grad_logits,
+    ffi.grad_logits,
+)
 
 
 def segment_softmax(
@@ -73,9 +71,8 @@ def segment_softmax(
       >>> ops.segment_softmax(graph, jnp.array([5.0, 1.0, 1.0])).tolist()
       [1.0, 0.5, 0.5]
     """
-    (graph,) = with_senders(graph)
-    graph = check_graph("segment_softmax", graph)
-    refuse_weights("segment_softmax", "graph", graph, "add their logarithms to the logits")
+    instead = "add their logarithms to the logits"
+    (graph,) = graph_and_senders("segment_softmax", graph, instead_of_weights=instead)
     (logits,) = from_numpy(logits)
     check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
     if logits.shape[0] != graph.num_edges:
@@ -107,21 +104,8 @@ def _segment_softmax_backward(request, residuals, dy):
 _segment_softmax.defvjp(_segment_softmax_forward, _segment_softmax_backward)
 
 
-@partial(custom_vjp, nondiff_argnums=(0,))
-def _grad_logits(request, structure, probabilities, dy):
-    return BACKWARD(request, structure, probabilities, dy)
+def _by_formula(request, *arrays):
+    return reference.grad_logits(*arrays)
 
 
-def _grad_logits_forward(request, structure, probabilities, dy):
-    made = _grad_logits(request, structure, probabilities, dy)
-    return made, (structure, probabilities, dy)
-
-
-def _grad_logits_backward(request, residuals, slope):
-    # Second derivatives are rare, so JAX computes them by the plain formula.
-    structure, *arguments = residuals
-    _, pull_back = jax.vjp(partial(reference.grad_logits, structure), *arguments)
-    return None, *pull_back(slope)
-
-
-_grad_logits.defvjp(_grad_logits_forward, _grad_logits_backward)
+_grad_logits = differentiable_again(BACKWARD, _by_formula)

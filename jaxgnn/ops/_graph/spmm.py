@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.csr.require_graph import refuse_weights
-from jaxgnn.graph.local.local_graph import sum_of_parts, with_senders
+from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_float, check_graph, check_rows, from_numpy
+from jaxgnn.ops._core.checks import check_float, check_rows, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pallas
+from jaxgnn.ops._graph.calls import graph_and_senders, set_gradient
 from jaxgnn.ops._graph.reference import spmm as reference
 
 _DTYPES = ("float32", "bfloat16")
@@ -99,8 +99,7 @@ def spmm(
     summed = sum_of_parts(graph, x, node_axis, partial(spmm, implementation=implementation))
     if summed is not None:
         return summed
-    graph, x = with_senders(graph, *from_numpy(x), axes=(node_axis,))
-    graph = check_graph("spmm", graph)
+    graph, x = graph_and_senders("spmm", graph, x, axes=(node_axis,))
     item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)
     graph, x = dispatch.match_varying(graph, x)
@@ -166,10 +165,9 @@ def sddmm(
       >>> ops.sddmm(graph, x, x).tolist()
       [2.0, 8.0, 16.0]
     """
-    graph, b = with_senders(graph, b)
-    graph = check_graph("sddmm", graph)
-    refuse_weights("sddmm", "graph", graph, "multiply the products by them", scales=True)
-    a, b = from_numpy(a, b)
+    instead = "multiply the products by them"
+    graph, b = graph_and_senders("sddmm", graph, b, instead_of_weights=instead, scales=True)
+    (a,) = from_numpy(a)
     check_rows("sddmm", "a", a, graph.num_rows, "row")
     check_rows("sddmm", "b", b, graph.num_cols, "column")
     if (a.dtype, a.shape[-1], a.shape[:-2]) != (b.dtype, b.shape[-1], b.shape[:-2]):
@@ -223,16 +221,11 @@ def sddmm_of_request(request, structure, a, b):
     return _table(SDDMM, SDDMM_OF_HEADS, a)(request, structure, a, b)
 
 
-def _sddmm_forward(request, structure, a, b):
-    return sddmm_of_request(request, structure, a, b), (structure, a, b)
-
-
-def _sddmm_backward(request, residuals, de):
-    structure, a, b = residuals
+def _gradient_of_sddmm(request, structure, a, b, de):
     transposed = structure.with_weights(de).transpose()
     da = spmm_of_request(request, structure, de, b)
     db = spmm_of_request(request, transposed.with_weights(None), transposed.weights, a)
     return None, da, db
 
 
-sddmm_of_request.defvjp(_sddmm_forward, _sddmm_backward)
+set_gradient(sddmm_of_request, _gradient_of_sddmm, 1)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn.graph import Incidence
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import Incidence, check_incidence_shapes, is_concrete
 from jaxgnn.ops._core import dispatch, verify
+from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.checks import from_numpy
+from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.kernels import product_tolerance
-from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
+from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision, behind_barrier
 from jaxgnn.ops._hypergraph import pallas
-from jaxgnn.ops._hypergraph.checks import (
-    check_arrays,
-    check_bias,
-    check_convention,
-    check_dropout,
-    check_finish,
-    check_incidence,
-)
-from jaxgnn.ops._hypergraph.kernels import kernel as kernel_table
 from jaxgnn.ops._hypergraph.paths import (
     MIXING_LIMITS,
     Arrays,
@@ -40,14 +34,16 @@ from jaxgnn.ops._hypergraph.reference import hypergraph_conv as reference
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import AttentionMode as AttentionMode
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import Weighting as Weighting
 
+_OP = "hypergraph_conv"
+
 HypergraphPath = Literal["auto", "sums", "mixing"]
 """``"sums"`` runs two ``spmm``, ``"mixing"`` one small matrix; ``"auto"`` depends on the nodes."""
 
 HYPERGRAPH_CONV = dispatch.Kernel(
     "hypergraph_conv", {"xla": dispatch.xla(reference.hypergraph_conv)}
 )
-MIX = kernel_table("hypergraph_conv.mix", reference.mix, pallas.mix)
-MIX_BACKWARD = kernel_table(
+MIX = pallas.table("hypergraph_conv.mix", reference.mix, pallas.mix)
+MIX_BACKWARD = pallas.table(
     "hypergraph_conv.mix_backward", reference.mix_backward, pallas.mix_backward
 )
 ATTENDED_MIXING = dispatch.Kernel(
@@ -150,21 +146,24 @@ def hypergraph_conv(
       >>> ops.hypergraph_conv(x, hypergraph, weight, weighting="pyg").tolist()
       [[6.0], [2.5], [1.3333333730697632]]
     """
-    incidence = check_incidence("hypergraph_conv", incidence)
+    incidence = check_incidence(_OP, incidence)
     x, weight, attributes, kernel, bias, attention, residual = from_numpy(
         x, weight, attributes, kernel, bias, attention, residual
     )
     arrays = Arrays(x, incidence, weight, attributes, kernel, bias, attention, None, residual)
-    check_arrays(arrays)
+    _check_arrays(arrays)
     convention = Convention(
         weighting, normalization, attention_mode, concat, negative_slope, activation, precision
     )
-    check_convention(convention, path)
-    check_dropout(dropout, attention)
+    _check_convention(convention, path)
+    _check_dropout(dropout, attention)
     width = _width(arrays, concat)
-    check_bias(bias, width)
-    check_finish(activation, residual, (*x.shape[:-1], width), x.dtype)
-    request = dispatch.resolve("hypergraph_conv", implementation)
+    if bias is not None:
+        _check_shape("bias", bias, (width,), "one for each feature of the result")
+    if residual is not None:
+        shape = *x.shape[:-1], width
+        _check_shape("residual", residual, shape, "that of the result", x.dtype)
+    request = dispatch.resolve(_OP, implementation)
     if incidence.num_hyperedges == 0:
         arrays = _with_an_empty_hyperedge(arrays)
     if dropout and key is not None:
@@ -297,3 +296,128 @@ def _with_an_empty_hyperedge(arrays: Arrays) -> Arrays:
         weight=None if weight is None else jnp.ones(1, weight.dtype),
         attributes=attributes,
     )
+
+
+def check_incidence(op: str, incidence: Any) -> Incidence:
+    """The hypergraph, with its plan if it is concrete.
+
+    Raises:
+      ValueError: unless it is an Incidence of valid shapes with at least one node, and if it is
+        concrete, with ids in range.
+    """
+    if not isinstance(incidence, Incidence):
+        raise bad_input(op, "incidence", "a jaxgnn.Incidence", type(incidence).__name__)
+    check_incidence_shapes(op, incidence)
+    if incidence.num_nodes == 0:
+        raise bad_input(op, "incidence", "of at least one node", f"shape {incidence.shape}")
+    ids = incidence.node_ids, incidence.hyperedge_ids
+    return incidence.prepared() if is_concrete(*ids) else incidence
+
+
+def _check_arrays(arrays: Arrays) -> None:
+    """Raises ValueError unless the arrays fit the hypergraph and each other."""
+    incidence = arrays.incidence
+    _check_rows_of("x", arrays.x, incidence.num_nodes, "node")
+    if arrays.weight is not None:
+        _check_weight(arrays.weight, incidence.num_hyperedges)
+    heads = _check_attention(arrays)
+    width = arrays.x.shape[-1]
+    if arrays.kernel is not None:
+        width = _check_kernel(arrays, heads)
+    elif width % heads:
+        raise bad_input(_OP, "x", f"of a multiple of {heads} features, one for each head", width)
+    if arrays.attention is not None and arrays.attention.shape[1] * heads != 2 * width:
+        expected = f"of shape ({heads}, {2 * width // heads}), twice the {width // heads} of a head"
+        raise bad_input(_OP, "attention", expected, f"shape {arrays.attention.shape}")
+
+
+def _check_shape(
+    argument: str, array: Any, shape: tuple[int, ...], what: str, dtype: Any = None
+) -> None:
+    """Raises ValueError unless ``array`` is floating, and of this shape and dtype."""
+    check_float(_OP, argument, array, min(2, len(shape)), may_be_empty=argument == "weight")
+    if array.shape != shape or dtype not in (None, array.dtype):
+        expected, got = f"of shape {shape}, {what}", f"shape {array.shape}"
+        if dtype is not None:
+            expected, got = f"{dtype} {expected}", f"{array.dtype} of {got}"
+        raise bad_input(_OP, argument, expected, got)
+
+
+def _check_rows_of(argument: str, array: Any, rows: int, what: str) -> None:
+    """Raises ValueError unless ``array`` [..., rows, features] has a row for each ``what``."""
+    check_float(_OP, argument, array, 2)
+    if array.shape[-2] != rows:
+        expected = f"of shape [..., {rows}, features], one row for each {what}"
+        raise bad_input(_OP, argument, expected, f"shape {array.shape}")
+
+
+def _check_weight(weight: Any, num_hyperedges: int) -> None:
+    """Raises ValueError unless each hyperedge has one number, finite if it is concrete."""
+    _check_shape("weight", weight, (num_hyperedges,), "one for each hyperedge")
+    if is_concrete(weight):
+        strange = np.flatnonzero(~np.isfinite(np.asarray(weight).astype(np.float64)))
+        if strange.size:
+            at = int(strange[0])
+            expected = f"finite, as each of {num_hyperedges} weights"
+            raise bad_input(_OP, f"weight[{at}]", expected, float(weight[at]))
+
+
+def _check_convention(convention: Convention, path: Any) -> None:
+    """Raises ValueError unless every option is one of its choices."""
+    check_choice(_OP, "weighting", convention.weighting, "paper", "pyg")
+    check_choice(_OP, "normalization", convention.normalization, "mean", "sym")
+    check_choice(_OP, "attention_mode", convention.attention_mode, "node", "edge")
+    check_choice(_OP, "concat", convention.concat, True, False)
+    check_choice(_OP, "path", path, "auto", "sums", "mixing")
+    check_choice(_OP, "precision", convention.precision, *PRECISIONS)
+    check_choice(_OP, "activation", convention.activation, *ACTIVATIONS)
+    slope = convention.negative_slope
+    if isinstance(slope, bool) or not isinstance(slope, int | float):
+        raise bad_input(_OP, "negative_slope", "a number", repr(slope))
+
+
+def _check_dropout(dropout: Any, attention: Any) -> None:
+    """Raises ValueError unless ``dropout`` is a probability below one, and 0 without attention."""
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise bad_input(_OP, "dropout", "in [0, 1)", repr(dropout))
+    if dropout and attention is None:
+        raise bad_input(_OP, "dropout", "0 without attention, which it is of", dropout)
+
+
+def _check_kernel(arrays: Arrays, heads: int) -> int:
+    kernel, x = arrays.kernel, arrays.x
+    check_float(_OP, "kernel", kernel, 2)
+    assert kernel is not None
+    if kernel.ndim != 2 or kernel.shape[0] != x.shape[-1] or kernel.dtype != x.dtype:
+        expected = f"{x.dtype} of shape ({x.shape[-1]}, features), behind x of shape {x.shape}"
+        raise bad_input(_OP, "kernel", expected, f"{kernel.dtype} of shape {kernel.shape}")
+    if kernel.shape[1] % heads:
+        expected = f"of a multiple of {heads} columns, one for each head"
+        raise bad_input(_OP, "kernel", expected, f"shape {kernel.shape}")
+    return kernel.shape[1]
+
+
+def _check_attention(arrays: Arrays) -> int:
+    """The number of heads; raises unless attention and attributes are both given or both None."""
+    attention, attributes, x = arrays.attention, arrays.attributes, arrays.x
+    hyperedges = arrays.incidence.num_hyperedges
+    if attention is None:
+        if attributes is not None:
+            expected = f"None without attention, which alone reads those of {hyperedges} hyperedges"
+            raise bad_input(_OP, "attributes", expected, f"shape {jnp.shape(attributes)}")
+        return 1
+    check_float(_OP, "attention", attention, 2)
+    if attention.ndim != 2 or not attention.shape[0]:
+        expected = "of shape (heads, features), at least one head"
+        raise bad_input(_OP, "attention", expected, f"shape {attention.shape}")
+    if attributes is None:
+        expected = f"given with attention, of shape ({hyperedges}, {x.shape[-1]})"
+        raise bad_input(_OP, "attributes", expected, None)
+    _check_rows_of("attributes", attributes, hyperedges, "hyperedge")
+    fits = attributes.shape[-1] == x.shape[-1] and attributes.dtype == x.dtype
+    if not fits or attributes.shape[:-2] not in ((), x.shape[:-2]):
+        shape = f"[{hyperedges}, {x.shape[-1]}]"
+        expected = f"{x.dtype}{shape}, or with the leading axes of x, {x.shape[:-2]}"
+        got = f"{attributes.dtype}{list(attributes.shape)}"
+        raise bad_input(_OP, "attributes", expected, got)
+    return attention.shape[0]

@@ -21,6 +21,7 @@ from jaxgnn.ops._core.eager import run_compiled
 from jaxgnn.ops._core.finite import any_not_finite, exact_matmul, masked_product
 from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
 from jaxgnn.ops._graph.attention import edge_scores, row_softmax, weighted_sums
+from jaxgnn.ops._graph.calls import set_gradient
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import (
     AttentionMode,
@@ -414,16 +415,12 @@ def _activated(activation: Activation, y):
     return finish(y, activation, None)
 
 
-def _activated_forward(activation: Activation, y):
-    return _activated(activation, y), y
-
-
-def _activated_backward(activation: Activation, y, dy):
+def _gradient_of_activated(activation: Activation, y, dy):
     y, dy = behind_barrier(y, dy)
     return (pull_back(y, activation, dy),)
 
 
-_activated.defvjp(_activated_forward, _activated_backward)
+set_gradient(_activated, _gradient_of_activated, 1)
 
 
 def _projection_and_scores(arrays: Arrays, convention: Convention):

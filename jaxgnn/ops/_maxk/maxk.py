@@ -40,50 +40,39 @@ def _compiled_is_faster(x, *, k, by, early_stop):
     return None
 
 
-def _kernel(
+def _table(
     name: str,
-    compiled: dispatch.Implementation,
-    mosaic: dispatch.Implementation,
-    on_cuda: tuple[dispatch.Name, ...] = ("ffi", "pallas", "xla"),
+    native: dispatch.Implementation,
+    on_cuda: tuple[dispatch.Name, ...] = ("pallas", "ffi", "xla"),
+    **limits: Any,
 ) -> dispatch.Kernel:
     return dispatch.Kernel(
         name,
         # Columns of a row are distinct, so even the scatter of todense has only one result.
         {
             "xla": dispatch.xla(getattr(reference, name), scatters=False),
-            "pallas": mosaic,
-            "ffi": compiled,
+            "pallas": dispatch.pallas(getattr(pallas, name), dtypes=_DTYPES, **limits),
+            "ffi": native,
         },
         preference={"cpu": ("ffi", "xla"), "cuda": on_cuda},
     )
 
 
-def _ffi_on_both(run) -> dispatch.Implementation:
+def _on_both(run) -> dispatch.Implementation:
     return dispatch.ffi(dtypes=_DTYPES, cpu=run, cuda=run)
 
 
-def _pallas(run, **limits) -> dispatch.Implementation:
-    return dispatch.pallas(run, dtypes=_DTYPES, **limits)
-
-
-MAXK = _kernel(
+MAXK = _table(
     "maxk",
     dispatch.ffi(dtypes=_DTYPES, cpu=ffi.maxk, cuda=ffi.maxk_cuda, cuda_limits=_cuda_limits),
-    _pallas(pallas.maxk, limits=_cuda_limits, not_worth=_compiled_is_faster),
-    on_cuda=("pallas", "ffi", "xla"),
+    limits=_cuda_limits,
+    not_worth=_compiled_is_faster,
 )
 # On an H200 Pallas takes 0.25 to 0.9 of the time of the compiled kernel where rows have up to 4
 # KiB, and the same time where they have 16.
-TODENSE = _kernel(
-    "todense", _ffi_on_both(ffi.todense), _pallas(pallas.todense), on_cuda=("pallas", "ffi", "xla")
-)
+TODENSE = _table("todense", _on_both(ffi.todense))
 # On an H200 XLA's gather takes 0.8 of the time of the compiled kernel.
-GATHER_COLUMNS = _kernel(
-    "gather_columns",
-    _ffi_on_both(ffi.gather_columns),
-    _pallas(pallas.gather_columns),
-    on_cuda=("xla",),
-)
+GATHER_COLUMNS = _table("gather_columns", _on_both(ffi.gather_columns), ("xla",))
 
 
 def maxk(

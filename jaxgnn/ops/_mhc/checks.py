@@ -74,12 +74,12 @@ def check_output(op: str, argument: str, f: Any, x: Any) -> None:
         raise bad_input(op, argument, expected, f"{f.dtype} of shape {f.shape}")
 
 
-def check_iterations(op: str, iterations: Any) -> int:
-    """Raises ValueError unless ``iterations`` is an int of at least 1."""
-    is_integer = isinstance(iterations, int | np.integer) and not isinstance(iterations, bool)
-    if not is_integer or iterations < 1:
-        raise bad_input(op, "iterations", "an int of at least 1", repr(iterations))
-    return int(iterations)
+def check_count(op: str, argument: str, count: Any) -> int:
+    """Raises ValueError unless ``count`` is an int of at least 1."""
+    is_integer = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    if not is_integer or count < 1:
+        raise bad_input(op, argument, "an int of at least 1", repr(count))
+    return int(count)
 
 
 def check_number(op: str, argument: str, value: Any) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxgnn.ops._core.checks import check_choice
-from jaxgnn.ops._mhc.checks import check_iterations, check_number
+from jaxgnn.ops._mhc.checks import check_count, check_number
 
 Preset = Literal["paper", "seed", "tilekernels", "liger"]
 
@@ -49,7 +49,7 @@ class MHCConvention:
         name = "MHCConvention"
         for constant in ("norm_eps", "pre_eps", "post_scale", "eps"):
             check_number(name, constant, getattr(self, constant))
-        check_iterations(name, self.iterations)
+        check_count(name, "iterations", self.iterations)
         check_choice(name, "last", self.last, "rows", "columns")
         check_choice(name, "transposed", self.transposed, True, False)
 

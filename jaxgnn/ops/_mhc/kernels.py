@@ -1,13 +1,15 @@
-"""The tables of implementations of the ops of hyper-connections that have GPU kernels."""
+"""The tables of implementations of the ops of hyper-connections, and their gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jaxgnn.ops._core import dispatch
-from pallas_kernels.mhc.arguments import MHCParams
+from jaxgnn.ops._core.custom_gradient import reverse_vjp
+from pallas_kernels.mhc.arguments import MHCParams, PostInputs
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
@@ -19,25 +21,39 @@ _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
 _LEAST_TOKENS = 1024
 
 
-def kernel(
+def plain(name: str, reference: Callable[..., Any]) -> dispatch.Kernel:
+    """The reference alone."""
+    return dispatch.Kernel(name, {"xla": dispatch.xla(reference, scatters=False)})
+
+
+def of_streams(
+    name: str, reference: Callable[..., Any], mosaic: Callable[..., Any]
+) -> dispatch.Kernel:
+    """The reference and a Mosaic GPU kernel, for functions of streams or of ``PostInputs``."""
+    dtypes = ("float32", "bfloat16")
+    return _with_mosaic(name, reference, mosaic, dtypes, stream_limits, _unmeasured_streams)
+
+
+def of_matrices(
     name: str,
     reference: Callable[..., Any],
     mosaic: Callable[..., Any],
-    *,
-    dtypes: tuple[str, ...] = ("float32", "bfloat16"),
-    limits: Callable[..., str | None],
-    unmeasured: Callable[..., str | None],
+    most_iterations: Callable[[int], int] | None = None,
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which ``None`` chooses where it was measured.
+    """The reference and a Mosaic GPU kernel, for functions of matrices of float32.
 
     Args:
       name: name of the kernel in error messages.
       reference: the function in plain JAX.
       mosaic: the function that calls the kernel.
-      dtypes: names of the dtypes of features that it supports.
-      limits: returns the reason why the kernel can not run these arguments, or None.
-      unmeasured: returns the reason why it is not known to be faster with them, or None.
+      most_iterations: the largest number of iterations for a number of streams, None for any.
     """
+    limits = partial(_matrix_limits, most_iterations)
+    return _with_mosaic(name, reference, mosaic, ("float32",), limits, _unmeasured_matrices)
+
+
+def _with_mosaic(name, reference, mosaic, dtypes, limits, unmeasured) -> dispatch.Kernel:
+    """A table of which ``None`` chooses the Mosaic GPU kernel where it was measured."""
     return dispatch.Kernel(
         name,
         {
@@ -48,9 +64,73 @@ def kernel(
     )
 
 
-def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
+def with_backward(
+    forward: dispatch.Kernel, backward: dispatch.Kernel, *, saves: bool = False
+) -> Callable[..., Any]:
+    """``forward`` with the gradients of ``backward``.
+
+    Args:
+      forward: the kernel of the value.
+      backward: the kernel of the gradients to the inputs. It gets the inputs, what the forward pass
+        saved, and the gradient of the result.
+      saves: whether ``forward`` returns a pair, the result and what ``backward`` needs.
+
+    Returns:
+      ``run(request, options, *inputs)``, with the options as names and values.
+    """
+
+    @partial(reverse_vjp, nondiff_argnums=(0, 1))
+    def run(request, options, *inputs):
+        made = forward(request, *inputs, **dict(options))
+        return made[0] if saves else made
+
+    def run_forward(request, options, *inputs):
+        if not saves:
+            return run(request, options, *inputs), inputs
+        y, saved = forward(request, *inputs, **dict(options))
+        return y, (*inputs, saved)
+
+    def run_backward(request, options, residuals, dy):
+        made = backward(request, *residuals, dy, **dict(options))
+        return made if isinstance(made, tuple) else (made,)
+
+    run.defvjp(run_forward, run_backward)
+    return run
+
+
+def stream_limits(x: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason why kernels do not support the streams ``x`` and their projection, or None."""
+    del options
+    n, dim = (x.x if isinstance(x, PostInputs) else x).shape[-2:]
+    reason = _count_limits(n)
+    if reason is None and not (dim % _LEAST_WIDTH == 0 and 0 < dim <= _MOST_WIDTH):
+        known = f"a multiple of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
+        reason = f"needs a width that is {known}, got {dim}"
+    if reason is None and arrays and isinstance(arrays[0], MHCParams):
+        rows, given = n * n + 2 * n, arrays[0].phi.shape[0]
+        if given != rows:
+            reason = f"needs phi of {rows} rows for {n} streams, got {given}"
+    return reason
+
+
+def _count_limits(n: int) -> str | None:
+    return None if n in _STREAMS else f"needs 2, 4 or 8 streams, got {n}"
+
+
+def _matrix_limits(most_iterations, logits: Any, *arrays: Any, **options: Any) -> str | None:
+    del arrays
+    n = logits.shape[-1]
+    reason = _count_limits(n)
+    if reason is None and most_iterations and options["iterations"] > most_iterations(n):
+        given = options["iterations"]
+        reason = f"needs at most {most_iterations(n)} iterations of {n} streams, got {given}"
+    return reason
+
+
+def _unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
     """The reason if kernels were not timed with streams like ``x``, or None."""
     del arrays, options
+    x = x.x if isinstance(x, PostInputs) else x
     n, dim = x.shape[-2:]
     if (n, x.dtype.name) == (_MEASURED_STREAMS, "bfloat16") and dim >= _LEAST_MEASURED_WIDTH:
         return _few_tokens(x)
@@ -58,8 +138,7 @@ def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
     return f"was measured with {known}, got {n} of {x.dtype.name}, {dim} wide"
 
 
-def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if kernels were not timed with matrices like ``logits``, or None."""
+def _unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None:
     del arrays, options
     n = logits.shape[-1]
     if n == _MEASURED_STREAMS:
@@ -69,37 +148,6 @@ def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None
 
 def _few_tokens(x: Any) -> str | None:
     tokens = math.prod(x.shape[:-2])
-    return (
-        None
-        if tokens >= _LEAST_TOKENS
-        else f"is taken from {_LEAST_TOKENS} tokens on, got {tokens}"
-    )
-
-
-def stream_limits(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason why kernels do not support the streams ``x`` [..., n, dim], or None."""
-    del arrays, options
-    n, dim = x.shape[-2:]
-    return count_limits(n) or width_limits(dim)
-
-
-def projection_limits(x: Any, params: MHCParams, *arrays: Any, **options: Any) -> str | None:
-    """The reason why kernels do not support ``x`` and the projection ``params.phi``, or None."""
-    del arrays, options
-    n = x.shape[-2]
-    reason, rows = stream_limits(x), n * n + 2 * n
-    if reason is None and params.phi.shape[0] != rows:
-        reason = f"needs phi of {rows} rows for {n} streams, got {params.phi.shape[0]}"
-    return reason
-
-
-def count_limits(n: int) -> str | None:
-    """The reason why kernels do not support ``n`` streams, or None."""
-    return None if n in _STREAMS else f"needs 2, 4 or 8 streams, got {n}"
-
-
-def width_limits(dim: int) -> str | None:
-    """The reason why kernels do not support streams of width ``dim``, or None."""
-    if dim % _LEAST_WIDTH == 0 and 0 < dim <= _MOST_WIDTH:
+    if tokens >= _LEAST_TOKENS:
         return None
-    return f"needs a width that is a multiple of {_LEAST_WIDTH} up to {_MOST_WIDTH}, got {dim}"
+    return f"is taken from {_LEAST_TOKENS} tokens on, got {tokens}"

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn._errors import bad_input
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float
 from jaxgnn.ops._core.custom_gradient import reverse_vjp
-from jaxgnn.ops._mhc.checks import check_coefficients, check_number, check_streams
+from jaxgnn.ops._mhc.checks import check_coefficients, check_count, check_number, check_streams
+from jaxgnn.ops._mhc.kernels import plain, with_backward
 from jaxgnn.ops._mhc.reference import mhc_head as reference
 from pallas_kernels.mhc.arguments import MHCParams
 
-
-def _kernel(name: str, run) -> dispatch.Kernel:
-    return dispatch.Kernel(name, {"xla": dispatch.xla(run, scatters=False)})
-
-
-MHC_EXPAND = _kernel("mhc_expand", reference.mhc_expand)
-EXPAND_BACKWARD = _kernel("mhc_expand.backward", reference.mhc_expand_backward)
-MHC_HEAD = _kernel("mhc_head", reference.mhc_head)
-HEAD_BACKWARD = _kernel("mhc_head.backward", reference.mhc_head_backward)
+MHC_EXPAND = plain("mhc_expand", reference.mhc_expand)
+EXPAND_BACKWARD = plain("mhc_expand.backward", reference.mhc_expand_backward)
+MHC_HEAD = plain("mhc_head", reference.mhc_head)
+HEAD_BACKWARD = plain("mhc_head.backward", reference.mhc_head_backward)
+_mhc_head = with_backward(MHC_HEAD, HEAD_BACKWARD, saves=True)
 
 
 def mhc_expand(
@@ -55,13 +50,11 @@ def mhc_expand(
       [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]
     """
     check_float("mhc_expand", "x", x, 1)
-    is_integer = isinstance(num_streams, int | np.integer) and not isinstance(num_streams, bool)
-    if not is_integer or num_streams < 1:
-        raise bad_input("mhc_expand", "num_streams", "an int of at least 1", repr(num_streams))
+    num_streams = check_count("mhc_expand", "num_streams", num_streams)
     request = dispatch.resolve("mhc_expand", implementation)
     if request.name == "xla":
-        return MHC_EXPAND(request, x, num_streams=int(num_streams))
-    return _mhc_expand(request, int(num_streams), x)
+        return MHC_EXPAND(request, x, num_streams=num_streams)
+    return _mhc_expand(request, num_streams, x)
 
 
 def mhc_head(
@@ -138,21 +131,3 @@ def _mhc_expand_backward(request, num_streams, residuals, dy):
 
 
 _mhc_expand.defvjp(_mhc_expand_forward, _mhc_expand_backward)
-
-
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
-def _mhc_head(request, options, x, params):
-    return MHC_HEAD(request, x, params, **dict(options))[0]
-
-
-def _mhc_head_forward(request, options, *inputs):
-    y, saved = MHC_HEAD(request, *inputs, **dict(options))
-    return y, (inputs, saved)
-
-
-def _mhc_head_backward(request, options, residuals, dy):
-    inputs, saved = residuals
-    return HEAD_BACKWARD(request, *inputs, saved, dy, **dict(options))
-
-
-_mhc_head.defvjp(_mhc_head_forward, _mhc_head_backward)

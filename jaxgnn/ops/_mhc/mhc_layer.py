@@ -15,7 +15,7 @@ from jaxgnn.ops._core.checks import check_choice
 from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_coefficients, check_output, check_pre, check_streams
-from jaxgnn.ops._mhc.kernels import kernel, projection_limits, stream_limits, unmeasured_streams
+from jaxgnn.ops._mhc.kernels import of_streams
 from jaxgnn.ops._mhc.mhc_post import MHC_POST, mhc_post
 from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_layer as reference
@@ -24,19 +24,11 @@ from jaxgnn.ops._mhc.sinkhorn import BACKWARD as SINKHORN_BACKWARD
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN, sinkhorn, sinkhorn_options
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
-PRE_BACKWARD = kernel(
-    "mhc_layer.pre_backward",
-    reference.mhc_layer_pre_backward,
-    pallas.mhc_layer_pre_backward,
-    limits=projection_limits,
-    unmeasured=unmeasured_streams,
+PRE_BACKWARD = of_streams(
+    "mhc_layer.pre_backward", reference.mhc_layer_pre_backward, pallas.mhc_layer_pre_backward
 )
-POST_BACKWARD = kernel(
-    "mhc_layer.post_backward",
-    reference.mhc_layer_post_backward,
-    pallas.mhc_layer_post_backward,
-    limits=stream_limits,
-    unmeasured=unmeasured_streams,
+POST_BACKWARD = of_streams(
+    "mhc_layer.post_backward", reference.mhc_layer_post_backward, pallas.mhc_layer_post_backward
 )
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, from_numpy
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post
-from jaxgnn.ops._mhc.kernels import kernel, stream_limits, unmeasured_streams
+from jaxgnn.ops._mhc.kernels import of_streams, with_backward
 from jaxgnn.ops._mhc.reference import mhc_post as reference
 
-_TAKEN = {"limits": stream_limits, "unmeasured": unmeasured_streams}
-MHC_POST = kernel("mhc_post", reference.mhc_post, pallas.mhc_post, **_TAKEN)
-BACKWARD = kernel(
-    "mhc_post.backward", reference.mhc_post_backward, pallas.mhc_post_backward, **_TAKEN
-)
+MHC_POST = of_streams("mhc_post", reference.mhc_post, pallas.mhc_post)
+BACKWARD = of_streams("mhc_post.backward", reference.mhc_post_backward, pallas.mhc_post_backward)
+_mhc_post = with_backward(MHC_POST, BACKWARD)
 
 
 def mhc_post(
@@ -71,26 +66,10 @@ def mhc_post(
     arguments = dispatch.match_varying(x, f, *for_each_token(x, h_post, h_res))
     if request.name == "xla":
         return MHC_POST(request, *arguments, transposed=transposed)
-    return _mhc_post(request, transposed, *arguments)
+    return _mhc_post(request, (("transposed", transposed),), *arguments)
 
 
 def for_each_token(x: Array, h_post: Array, h_res: Array) -> tuple[Array, Array]:
     """Gives the coefficients the leading axes of ``x``, which static coefficients do not have."""
     batch, n = x.shape[:-2], x.shape[-2]
     return jnp.broadcast_to(h_post, (*batch, n)), jnp.broadcast_to(h_res, (*batch, n, n))
-
-
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
-def _mhc_post(request, transposed, x, f, h_post, h_res):
-    return MHC_POST(request, x, f, h_post, h_res, transposed=transposed)
-
-
-def _mhc_post_forward(request, transposed, *inputs):
-    return _mhc_post(request, transposed, *inputs), inputs
-
-
-def _mhc_post_backward(request, transposed, inputs, dy):
-    return BACKWARD(request, *inputs, dy, transposed=transposed)
-
-
-_mhc_post.defvjp(_mhc_post_forward, _mhc_post_backward)

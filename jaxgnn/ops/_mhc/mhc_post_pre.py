@@ -11,19 +11,11 @@ from jaxgnn.ops._core.checks import check_choice, from_numpy
 from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post, check_pre
-from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
+from jaxgnn.ops._mhc.kernels import of_streams
 from jaxgnn.ops._mhc.mhc_post import for_each_token, mhc_post
 from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_post_pre as reference
 from pallas_kernels.mhc.arguments import MHCParams, PostInputs
-
-
-def _limits(inputs, params, *arrays, **options):
-    return projection_limits(inputs.x, params)
-
-
-def _unmeasured(inputs, *arrays, **options):
-    return unmeasured_streams(inputs.x)
 
 
 def _pallas_backward(*arrays, **options):
@@ -31,14 +23,8 @@ def _pallas_backward(*arrays, **options):
     return pallas.mhc_post_pre_backward(*arrays, deterministic=deterministic, **options)
 
 
-_TAKEN = {"limits": _limits, "unmeasured": _unmeasured}
-MHC_POST_PRE = kernel("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre, **_TAKEN)
-BACKWARD = kernel(
-    "mhc_post_pre.backward",
-    reference.mhc_post_pre_backward,
-    _pallas_backward,
-    **_TAKEN,
-)
+MHC_POST_PRE = of_streams("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre)
+BACKWARD = of_streams("mhc_post_pre.backward", reference.mhc_post_pre_backward, _pallas_backward)
 
 
 def mhc_post_pre(

@@ -12,16 +12,13 @@ from jaxgnn.ops._core.checks import check_choice
 from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_number, check_pre
-from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
+from jaxgnn.ops._mhc.kernels import of_streams, plain
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
-_TAKEN = {"limits": projection_limits, "unmeasured": unmeasured_streams}
-MHC_PRE = kernel("mhc_pre", reference.mhc_pre, pallas.mhc_pre, **_TAKEN)
-BACKWARD = kernel("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward, **_TAKEN)
-STATIC = dispatch.Kernel(
-    "mhc_pre.static", {"xla": dispatch.xla(reference.mhc_pre_static, scatters=False)}
-)
+MHC_PRE = of_streams("mhc_pre", reference.mhc_pre, pallas.mhc_pre)
+BACKWARD = of_streams("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward)
+STATIC = plain("mhc_pre.static", reference.mhc_pre_static)
 
 
 @overload

@@ -1,10 +1,16 @@
-"""Calls of the Mosaic GPU kernels of hyper-connections: leading axes become one of tokens."""
+"""Calls of the Mosaic GPU kernels of hyper-connections: leading axes become one of tokens.
+
+The functions are those of the references, by the same names.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -14,71 +20,45 @@ from jaxgnn.ops._mhc.reference.mhc_pre import Saved
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 
 
+def _by_token(x: Array, run: Callable[..., Any], *arrays: Any) -> Any:
+    """Runs a kernel on arrays of tokens, and gives its results the leading axes of ``x``."""
+    batch = x.shape[:-2]
+    made = run(*flat_tokens(len(batch), arrays))
+    return jax.tree.map(lambda a: vary_like(x, a.reshape(*batch, *a.shape[1:])), made)
+
+
 @partial(compiled, static_argnames=("transposed",))
-def mhc_post(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    *,
-    transposed: bool,
-) -> Float[Array, "*batch n dim"]:
+def mhc_post(x, f, h_post, h_res, *, transposed: bool) -> Float[Array, "*batch n dim"]:
     """Mixes the streams of every token and adds the layer's output to them."""
     from pallas_kernels.mhc import mhc_post as kernels
 
-    tokens = flat_tokens(x.ndim - 2, (x, f, h_post, h_res))
-    return vary_like(x, kernels.mhc_post(*tokens, transposed=transposed).reshape(x.shape))
+    run = partial(kernels.mhc_post, transposed=transposed)
+    return _by_token(x, run, x, f, h_post, h_res)
 
 
 @partial(compiled, static_argnames=("transposed",))
-def mhc_post_backward(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    dy: Float[Array, "*batch n dim"],
-    *,
-    transposed: bool,
-) -> tuple[Array, Array, Array, Array]:
+def mhc_post_backward(x, f, h_post, h_res, dy, *, transposed: bool) -> tuple[Array, ...]:
     """Gradients to ``x``, ``f``, ``h_post`` and ``h_res``."""
     from pallas_kernels.mhc import mhc_post as kernels
 
-    inputs = (x, f, h_post, h_res)
-    tokens = flat_tokens(x.ndim - 2, (*inputs, dy))
-    made = kernels.mhc_post_backward(*tokens, transposed=transposed)
-    dx, df, dh_post, dh_res = (
-        vary_like(x, gradient.reshape(a.shape)) for gradient, a in zip(made, inputs, strict=True)
-    )
-    return dx, df, dh_post, dh_res
+    run = partial(kernels.mhc_post_backward, transposed=transposed)
+    return tuple(_by_token(x, run, x, f, h_post, h_res, dy))
 
 
 @partial(compiled, static_argnames=("iterations", "eps", "last"))
-def sinkhorn(
-    logits: Float[Array, "*batch n n"], *, iterations: int, eps: float, last: str
-) -> Float[Array, "*batch n n"]:
+def sinkhorn(logits, **options) -> Float[Array, "*batch n n"]:
     """Brings ``exp(logits)`` near doubly stochastic matrices, one matrix a token."""
     from pallas_kernels.mhc import sinkhorn as kernels
 
-    flat = flat_tokens(logits.ndim - 2, logits)
-    h = kernels.sinkhorn(flat, iterations=iterations, eps=eps, last=last)
-    return vary_like(logits, h.reshape(logits.shape))
+    return _by_token(logits, partial(kernels.sinkhorn, **options), logits)
 
 
 @partial(compiled, static_argnames=("iterations", "eps", "last"))
-def sinkhorn_backward(
-    logits: Float[Array, "*batch n n"],
-    dh: Float[Array, "*batch n n"],
-    *,
-    iterations: int,
-    eps: float,
-    last: str,
-) -> Float[Array, "*batch n n"]:
+def sinkhorn_backward(logits, dh, **options) -> Float[Array, "*batch n n"]:
     """The exact gradient to ``logits``."""
     from pallas_kernels.mhc import sinkhorn as kernels
 
-    flat = flat_tokens(logits.ndim - 2, (logits, dh))
-    dlogits = kernels.sinkhorn_backward(*flat, iterations=iterations, eps=eps, last=last)
-    return vary_like(logits, dlogits.reshape(logits.shape))
+    return _by_token(logits, partial(kernels.sinkhorn_backward, **options), logits, dh)
 
 
 def most_sinkhorn_iterations(n: int) -> int:
@@ -90,19 +70,13 @@ def most_sinkhorn_iterations(n: int) -> int:
 
 @partial(compiled, static_argnames=("constants",))
 def mhc_pre(
-    x: Float[Array, "*batch n dim"],
-    params: MHCParams,
-    *,
-    constants: MHCConstants,
+    x: Float[Array, "*batch n dim"], params: MHCParams, *, constants: MHCConstants
 ) -> tuple[tuple[Array, Array, Array], Saved]:
     """``(h_in, h_post, h_res)`` of ``mhc_pre``, and the numbers that its backward pass needs."""
     from pallas_kernels.mhc import mhc_pre as kernels
 
-    flat = flat_tokens(x.ndim - 2, x)
-    made = kernels.mhc_pre(flat, params.folded(), constants)
-    h_in, h_post, h_res, inv_rms, h_mix = (
-        vary_like(x, a.reshape(*x.shape[:-2], *a.shape[1:])) for a in made
-    )
+    made = _by_token(x, lambda x: kernels.mhc_pre(x, params.folded(), constants), x)
+    h_in, h_post, h_res, inv_rms, h_mix = made
     return (h_in, h_post, h_res), Saved(inv_rms, h_mix)
 
 
@@ -122,12 +96,10 @@ def mhc_pre_backward(
     flat, saved, cotangents, dx_streams = flat_tokens(
         x.ndim - 2, (x, saved, cotangents, dx_streams)
     )
-    made = kernels.mhc_pre_backward(
+    dx, *folded = kernels.mhc_pre_backward(
         flat, params.folded(), saved, cotangents, constants, dx_streams=dx_streams
     )
-    dx, *folded = (vary_like(x, gradient) for gradient in made)
-    dparams = _unfolded(params, *folded)
-    return dx.reshape(x.shape), dparams
+    return vary_like(x, dx).reshape(x.shape), _unfolded(x, params, *folded)
 
 
 @partial(compiled, static_argnames=("transposed", "constants"))
@@ -137,13 +109,10 @@ def mhc_post_pre(
     """``(y, h_in, h_post, h_res)``, and the numbers that the backward pass needs."""
     from pallas_kernels.mhc import mhc_post_pre as kernels
 
-    x = inputs.x
-    made = kernels.mhc_post_pre(
-        flat_tokens(x.ndim - 2, inputs), params.folded(), constants, transposed=transposed
-    )
-    y, h_in, h_post, h_res, inv_rms, h_mix = (
-        vary_like(x, a.reshape(*x.shape[:-2], *a.shape[1:])) for a in made
-    )
+    def run(inputs):
+        return kernels.mhc_post_pre(inputs, params.folded(), constants, transposed=transposed)
+
+    y, h_in, h_post, h_res, inv_rms, h_mix = _by_token(inputs.x, run, inputs)
     return (y, h_in, h_post, h_res), Saved(inv_rms, h_mix)
 
 
@@ -173,12 +142,10 @@ def mhc_post_pre_backward(
         transposed=transposed,
         deterministic=deterministic,
     )
-    through_post = [
-        vary_like(x, gradient.reshape(a.shape))
-        for gradient, a in zip(through_post, inputs, strict=True)
-    ]
-    folded = (vary_like(x, gradient) for gradient in folded)
-    return PostInputs(*through_post), _unfolded(params, *folded)
+    of_inputs = (
+        vary_like(x, g).reshape(a.shape) for g, a in zip(through_post, inputs, strict=True)
+    )
+    return PostInputs(*of_inputs), _unfolded(x, params, *folded)
 
 
 def has_paired_backward(x: Float[Array, "*batch n dim"]) -> bool:
@@ -192,26 +159,15 @@ def has_paired_backward(x: Float[Array, "*batch n dim"]) -> bool:
 
 
 @partial(compiled, static_argnames=("transposed",))
-def mhc_layer_post_backward(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    dy: Float[Array, "*batch n dim"],
-    *,
-    transposed: bool,
-) -> tuple[Array, Array, Array]:
+def mhc_layer_post_backward(x, f, h_post, h_res, dy, *, transposed: bool) -> tuple[Array, ...]:
     """Gradients to ``f``, ``h_post`` and ``h_res``."""
     from pallas_kernels.mhc import mhc_layer as kernels
 
-    inputs = (f, h_post, h_res)
-    tokens = flat_tokens(x.ndim - 2, (x, *inputs, dy))
-    *arrays, flat_dy = tokens
-    made = kernels.post_backward(PostInputs(*arrays), flat_dy, transposed=transposed)
-    df, dh_post, dh_res = (
-        vary_like(x, gradient.reshape(a.shape)) for gradient, a in zip(made, inputs, strict=True)
-    )
-    return df, dh_post, dh_res
+    def run(*arrays):
+        *inputs, dy = arrays
+        return kernels.post_backward(PostInputs(*inputs), dy, transposed=transposed)
+
+    return tuple(_by_token(x, run, x, f, h_post, h_res, dy))
 
 
 @partial(compiled, static_argnames=("transposed", "constants"))
@@ -232,14 +188,15 @@ def mhc_layer_pre_backward(
     given = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
     flat, saved, cotangents, of_post, dy = given
     following = kernels.FollowingPost(*of_post, dy, transposed)
-    made = kernels.pre_backward(flat, params.folded(), saved, cotangents, following, constants)
-    dx, *folded = (vary_like(x, gradient) for gradient in made)
-    dparams = _unfolded(params, *folded)
-    return dx.reshape(x.shape), dparams
+    dx, *folded = kernels.pre_backward(
+        flat, params.folded(), saved, cotangents, following, constants
+    )
+    return vary_like(x, dx).reshape(x.shape), _unfolded(x, params, *folded)
 
 
-def _unfolded(params: MHCParams, dphi: Array, dalpha: Array, dbias: Array) -> MHCParams:
+def _unfolded(x: Array, params: MHCParams, *folded: Array) -> MHCParams:
     """Gradients to ``params`` from those to ``params.folded()``."""
+    dphi, dalpha, dbias = (vary_like(x, gradient) for gradient in folded)
     phi, gamma = params.phi, params.gamma
     if gamma is None:
         return MHCParams(dphi, dalpha, dbias)

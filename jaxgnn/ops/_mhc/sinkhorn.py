@@ -13,49 +13,22 @@ from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float
 from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
-from jaxgnn.ops._mhc.checks import check_iterations, check_number
-from jaxgnn.ops._mhc.kernels import count_limits, kernel, unmeasured_matrices
+from jaxgnn.ops._mhc.checks import check_count, check_number
+from jaxgnn.ops._mhc.kernels import of_matrices, plain, with_backward
 from jaxgnn.ops._mhc.reference import sinkhorn as reference
 
-
-def _kernel(name: str, run) -> dispatch.Kernel:
-    return dispatch.Kernel(name, {"xla": dispatch.xla(run, scatters=False)})
-
-
-def _limits(logits, **options):
-    return count_limits(logits.shape[-1])
-
-
-def _backward_limits(logits, dh, *, iterations, **options):
-    n = logits.shape[-1]
-    reason = count_limits(n)
-    if reason is None and iterations > pallas.most_sinkhorn_iterations(n):
-        most = pallas.most_sinkhorn_iterations(n)
-        reason = f"needs at most {most} iterations of {n} streams, got {iterations}"
-    return reason
-
-
-SINKHORN = kernel(
-    "sinkhorn",
-    reference.sinkhorn,
-    pallas.sinkhorn,
-    dtypes=("float32",),
-    limits=_limits,
-    unmeasured=unmeasured_matrices,
-)
-BACKWARD = kernel(
+SINKHORN = of_matrices("sinkhorn", reference.sinkhorn, pallas.sinkhorn)
+BACKWARD = of_matrices(
     "sinkhorn.backward",
     reference.sinkhorn_backward,
     pallas.sinkhorn_backward,
-    dtypes=("float32",),
-    limits=_backward_limits,
-    unmeasured=unmeasured_matrices,
+    pallas.most_sinkhorn_iterations,
 )
-IMPLICIT_BACKWARD = _kernel("sinkhorn.implicit_backward", reference.implicit_backward)
-PERMUTATION_MIXTURE = _kernel("permutation_mixture", reference.permutation_mixture)
-PERMUTATION_BACKWARD = _kernel(
-    "permutation_mixture.backward", reference.permutation_mixture_backward
-)
+IMPLICIT_BACKWARD = plain("sinkhorn.implicit_backward", reference.implicit_backward)
+PERMUTATION_MIXTURE = plain("permutation_mixture", reference.permutation_mixture)
+PERMUTATION_BACKWARD = plain("permutation_mixture.backward", reference.permutation_mixture_backward)
+_sinkhorn = with_backward(SINKHORN, BACKWARD)
+_permutation_mixture = with_backward(PERMUTATION_MIXTURE, PERMUTATION_BACKWARD)
 
 
 def sinkhorn(
@@ -123,7 +96,7 @@ def sinkhorn_options(
     """The options of ``sinkhorn`` as a hashable list of names and checked values."""
     check_choice(op, "last", last, "rows", "columns")
     return (
-        ("iterations", check_iterations(op, iterations)),
+        ("iterations", check_count(op, "iterations", iterations)),
         ("eps", check_number(op, "eps", eps)),
         ("last", last),
     )
@@ -163,23 +136,7 @@ def permutation_mixture(
     request = dispatch.resolve("permutation_mixture", implementation)
     if request.name == "xla":
         return PERMUTATION_MIXTURE(request, logits)
-    return _permutation_mixture(request, logits)
-
-
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
-def _sinkhorn(request, options, logits):
-    return SINKHORN(request, logits, **dict(options))
-
-
-def _sinkhorn_forward(request, options, logits):
-    return _sinkhorn(request, options, logits), logits
-
-
-def _sinkhorn_backward(request, options, logits, dh):
-    return (BACKWARD(request, logits, dh, **dict(options)),)
-
-
-_sinkhorn.defvjp(_sinkhorn_forward, _sinkhorn_backward)
+    return _permutation_mixture(request, (), logits)
 
 
 @partial(reverse_vjp, nondiff_argnums=(0, 1))
@@ -209,19 +166,3 @@ def _implicit_by_jax_along(request, options, logits, tangents):
     # At the limit the derivative is a symmetric matrix, so one map takes gradients and tangents.
     h = _implicit_by_jax(request, options, *logits)
     return h, IMPLICIT_BACKWARD(request, h, *tangents).astype(h.dtype)
-
-
-@partial(reverse_vjp, nondiff_argnums=(0,))
-def _permutation_mixture(request, logits):
-    return PERMUTATION_MIXTURE(request, logits)
-
-
-def _permutation_mixture_forward(request, logits):
-    return _permutation_mixture(request, logits), logits
-
-
-def _permutation_mixture_backward(request, logits, dh):
-    return (PERMUTATION_BACKWARD(request, logits, dh),)
-
-
-_permutation_mixture.defvjp(_permutation_mixture_forward, _permutation_mixture_backward)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops._aggregate import pallas as calls
 from jaxgnn.ops._aggregate.reference import aggregate as reference
-from jaxgnn.ops._aggregate.terms import terms_of
+from jaxgnn.ops._aggregate.reference.aggregate import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels.aggregate.aggregate import forward

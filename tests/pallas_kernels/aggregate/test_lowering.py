@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.benchmarks.attention_memory import prepared_shapes
-from jaxgnn.ops._aggregate.terms import terms_of
+from jaxgnn.ops._aggregate.reference.aggregate import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
 from pallas_kernels.aggregate.aggregate import forward
 from pallas_kernels.aggregate.arguments import Form

@@ -17,8 +17,8 @@ from jax.experimental import pallas as pl
 
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops._edge_mlp import pallas
-from jaxgnn.ops._edge_mlp.reference import edge_reduce as reference
-from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
+from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
 from jaxgnn.ops._graph.pallas import pieces
 from jaxgnn.testing import assert_close, random_array, to_float64
 from pallas_kernels import simt

@@ -10,20 +10,13 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
-from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
+from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
 
 
 def forward(
     graph: CSRGraph, x: Float[Array, "numbers dim"], *, form: Form, keep: bool
 ) -> tuple[Float[Array, "rows columns"], Statistics]:
-    """The results side by side, rounded, and with ``keep`` the statistics for the gradients.
-
-    Args:
-      graph: rows are receivers.
-      x: numbers of the senders, or of the edges.
-      form: the static description.
-      keep: whether to return statistics; otherwise all statistics are None.
-    """
+    """The results side by side, rounded, and with ``keep`` the statistics for the gradients."""
     edges = _Edges(graph, x, form)
     made = {name: edges.reduced(name) for name in dict.fromkeys(form.reductions)}
     y = jnp.concatenate([made[name] for name in form.reductions], axis=-1).astype(x.dtype)
@@ -188,3 +181,122 @@ def _contributions(graph, values, slots, terms):
             factor = factor + at(terms.exp_linear) * values
         total = total + jnp.exp(values - at(terms.log_total)) * factor
     return jnp.where((rows < graph.num_rows)[:, None], total, 0)
+
+
+def reduce_segments(
+    ids: Int[Array, " entries"],
+    x: Float[Array, "entries dim"],
+    *,
+    reduction: str,
+    num_segments: int,
+    is_sorted: bool,
+    keep: bool,
+) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"], Array | None]:
+    """The reduction of each segment, zero without entries, and the number of its entries.
+
+    Entries of ids out of range are dropped. With ``keep`` the third result is the number of entries
+    that have the extreme, else None.
+    """
+    how = {"num_segments": num_segments, "indices_are_sorted": is_sorted}
+    wide = x.astype(accumulation_dtype(x.dtype))
+    members = jax.ops.segment_sum(jnp.ones(ids.shape, jnp.int32), ids, **how)
+    ties = None
+    if reduction == "sum":
+        made = jax.ops.segment_sum(wide, ids, **how)
+    elif reduction == "logsumexp":
+        peaks = jax.ops.segment_max(wide, ids, **how)
+        peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
+        exponentials = jnp.exp(wide - spread(ids, peaks))
+        made = jnp.log(jax.ops.segment_sum(exponentials, ids, **how)) + peaks
+    else:
+        extreme = jax.ops.segment_max if reduction == "max" else jax.ops.segment_min
+        made = extreme(wide, ids, **how)
+        if keep:
+            have_it = (wide == spread(ids, made)).astype(wide.dtype)
+            ties = jax.ops.segment_sum(have_it, ids, **how)
+    return jnp.where(members[:, None] > 0, made, 0).astype(x.dtype), members, ties
+
+
+def spread(
+    ids: Int[Array, " entries"], per_segment: Float[Array, "segments dim"]
+) -> Float[Array, "entries dim"]:
+    """The value of the segment of each entry; zero for those out of range."""
+    places = jnp.where(ids < 0, per_segment.shape[0], ids)  # a negative id is no id from the end
+    return per_segment.at[places].get(mode="fill", fill_value=0)
+
+
+def terms_of(
+    form: Form,
+    graph: CSRGraph,
+    y: Float[Array, "rows columns"],
+    statistics: Statistics,
+    dy: Float[Array, "rows columns"],
+) -> Terms:
+    """The terms of the gradient to the number of an edge, from that of the result ``y``."""
+    wide = accumulation_dtype(y.dtype)
+    count = jnp.maximum(jnp.diff(graph.indptr), 1)[:, None].astype(wide)
+    parts = zip(*(jnp.split(a, len(form.reductions), axis=-1) for a in (y, dy)), strict=True)
+    of = {name: (y, dy.astype(wide)) for name, (y, dy) in zip(form.reductions, parts, strict=True)}
+    constant, linear = [], []
+    if "sum" in of:
+        constant.append(of["sum"][1])
+    if "mean" in of:
+        constant.append(of["mean"][1] / count)
+    # The gradient of a variance by x is 2 (x - mean) / n, that of its root (x - mean) / (n root).
+    if "var" in of:
+        linear.append(2 * of["var"][1] / count)
+    if "std" in of:
+        is_some = statistics.variance > 0
+        root = jnp.sqrt(jnp.where(is_some, statistics.variance, 1))
+        linear.append(jnp.where(is_some, of["std"][1] / (count * root), 0))
+    if linear:
+        constant.append(-statistics.mean * sum(linear))
+    return Terms(
+        constant=sum(constant) if constant else None,
+        linear=sum(linear) if linear else None,
+        **_extremes(form, graph, of, statistics),
+        **_exponentials(of, statistics, wide),
+    )
+
+
+def _extremes(form, graph, of, statistics):
+    made = {}
+    for name, kept, field in (("max", "highest", "top"), ("min", "lowest", "bottom")):
+        if name in of:
+            y, dy = of[name]
+            found = getattr(statistics, kept)
+            made[field] = found if form.keeps == "slot" else y
+            made[f"{field}_gradient"] = _share(form, found, dy)
+            if not form.by_edge:
+                made[f"{field}_holder"] = _holder(form, graph, found)
+    return made
+
+
+def _share(form, found, dy):
+    """The gradient that each edge with an extreme gets."""
+    if form.keeps == "slot":
+        return dy
+    count = count_of(found).astype(dy.dtype) if form.keeps == "holder" else found
+    return dy / jnp.maximum(count, 1)
+
+
+def _holder(form, graph, found):
+    """The sender that has the extreme alone, negative where there is none."""
+    if form.keeps == "holder":
+        return found
+    senders = jnp.asarray(graph.indices).at[found].get(mode="fill", fill_value=-1)
+    return jnp.where(jnp.diff(graph.indptr)[:, None] > 0, senders, -1)
+
+
+def _exponentials(of, statistics, wide):
+    if "softmax" not in of and "logsumexp" not in of:
+        return {}
+    made = {"log_total": statistics.log_total}
+    zero = jnp.zeros((), wide)
+    constant = of["logsumexp"][1] if "logsumexp" in of else zero
+    if "softmax" in of:
+        # With y = Σ p x, dy/dx = p (1 + x - y).
+        dy = of["softmax"][1]
+        constant = constant + dy * (1 - statistics.soft)
+        made["exp_linear"] = dy
+    return made | {"exp_constant": constant}

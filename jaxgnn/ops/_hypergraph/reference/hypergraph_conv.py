@@ -101,14 +101,8 @@ def scales(
 ) -> Scales:
     """``D⁻¹, W B⁻¹, 1`` for ``"mean"`` and ``D^-½, W B⁻¹, D^-½`` for ``"sym"``.
 
-    The weighting ``"pyg"`` omits W. Numbers without an inverse or a root give zero.
-
-    Args:
-      degrees: D, sums of the weights of each node's incidences.
-      sizes: B, numbers of incidences of the hyperedges.
-      weight: W, None for ones.
-      weighting: ``"paper"`` to multiply B⁻¹ by W, ``"pyg"`` to omit W.
-      normalization: ``"mean"`` to divide by D once, ``"sym"`` to divide by its root on both sides.
+    The weighting ``"pyg"`` omits W. D are the ``degrees``, sums of the weights of each node's
+    incidences, and B the ``sizes``. Numbers without an inverse or a root give zero.
     """
     middle = _inverse(sizes)
     if weight is not None and weighting == "paper":

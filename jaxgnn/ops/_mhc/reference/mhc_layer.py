@@ -9,19 +9,9 @@ from jaxgnn.ops._mhc.reference.mhc_pre import Saved, mhc_pre_backward
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 
-def mhc_layer_post_backward(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    dy: Float[Array, "*batch n dim"],
-    *,
-    transposed: bool,
-) -> tuple[Array, Array, Array]:
+def mhc_layer_post_backward(*inputs_and_dy: Array, transposed: bool) -> tuple[Array, ...]:
     """Gradients of ``mhc_post`` to all arguments but ``x``, whose gradient comes later."""
-    _, *gradients = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
-    df, dh_post, dh_res = gradients
-    return df, dh_post, dh_res
+    return mhc_post_backward(*inputs_and_dy, transposed=transposed)[1:]
 
 
 def mhc_layer_pre_backward(
@@ -38,17 +28,7 @@ def mhc_layer_pre_backward(
     """Gradients of a layer to ``x`` and to ``params``.
 
     The gradient to ``x`` is that of ``mhc_pre`` plus ``Σ_o h_res[o, i] dy_o`` of ``mhc_post``,
-    rounded once.
-
-    Args:
-      x: the streams, which both ``mhc_pre`` and ``mhc_post`` read.
-      params: parameters of ``mhc_pre``.
-      saved: values that the forward pass of ``mhc_pre`` kept.
-      cotangents: gradients of the results of ``mhc_pre``.
-      of_post: ``h_post`` and ``h_res`` of ``mhc_post``; only the latter is read here.
-      dy: gradient of the result of ``mhc_post``.
-      transposed: whether the matrices ``h_res`` are transposed.
-      constants: constants of ``mhc_pre``.
+    whose coefficients are ``of_post``; it is rounded once.
     """
     _, h_res = of_post
     accumulator = saved.h_mix.dtype
