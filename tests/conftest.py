@@ -75,7 +75,7 @@ def pytest_addoption(parser):
         choices=["all", "some", "first"],
         default="all",
         help="of a test with parameters all cases; or if it is marked costly a few that differ in "
-        "most parameters, and none if it is marked again; or of each test only the first one, unless "
+        "most parameters, and none if it is marked again; or of each test the first one, unless "
         "it is marked lowers",
     )
 
