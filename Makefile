@@ -1,7 +1,8 @@
 # Everything a fresh checkout needs: each target makes the virtual environment it runs in.
 #
 #   make demo          train a graph network on Cora beside trivial methods; runs/demo/report.html
-#   make test          the tests that need no GPU, in minutes: of costly ones two cases each
+#   make test          the tests that need no GPU, in minutes: of costly ones two cases each, and none
+#                      of those that test again what another one shows
 #   make test-all      all tests that need no GPU
 #   make lint          formatting, lint, types, plain English of docstrings
 #   make docs          the documentation as a site, in site/

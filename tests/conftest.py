@@ -75,7 +75,8 @@ def pytest_addoption(parser):
         choices=["all", "some", "first"],
         default="all",
         help="of a test with parameters all cases; or if it is marked costly a few that differ in "
-        "most parameters; or of each test only the first one, unless it is marked lowers",
+        "most parameters, and none if it is marked again; or of each test the first one, unless "
+        "it is marked lowers",
     )
 
 
@@ -114,7 +115,8 @@ def pytest_collection_finish():
 _CHOICE = pytest.StashKey[str]()
 _CASES = {
     "all": "all cases of every test",
-    "some": "all cases, of a test marked costly a few, of one also marked lowers one",
+    "some": "all cases, of a test marked costly a few, of one also marked lowers one, of one "
+    "marked again none",
     "first": "the first case of every test, of one marked lowers all",
 }
 
@@ -153,12 +155,13 @@ def _lowers(cases):
 
 
 def _differing(cases):
-    """All cases; of a costly test those few that show the most values of its parameters.
+    """All cases that are not marked again; of a costly test a few, with most values of parameters.
 
     Of cases that show as many new ones, that comes first whose others have been shown least. Of
     what only lowers there is one: ``_first`` takes all.
     """
-    costly = cases[0].get_closest_marker("costly")
+    cases = [case for case in cases if case.get_closest_marker("again") is None]
+    costly = cases[0].get_closest_marker("costly") if cases else None
     if costly is None or not hasattr(cases[0], "callspec"):
         return cases
     (most,) = (1,) if _lowers(cases) else costly.args or (2,)

@@ -81,6 +81,7 @@ def _runs(command, folder, monkeypatch, more):
     commands.run(command, folder, more)
 
 
+@pytest.mark.again("tests/experiments/test_devices.py")
 @pytest.mark.parametrize("command", SEVERAL_DEVICES)
 def test_a_default_runs_on_several_devices(command, tmp_path, monkeypatch):
     _runs(command, tmp_path, monkeypatch, SEVERAL_DEVICES[command])

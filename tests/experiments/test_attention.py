@@ -44,6 +44,7 @@ def _config(folder: Path, model="transformer", **options) -> AttentionConfig:
     return AttentionConfig(**(defaults | {"model": model} | options))
 
 
+@pytest.mark.again("tests/training/test_resume.py")
 def test_a_transformer_with_positions_trains_and_goes_on_where_it_stopped(tiny, tmp_path, capsys):
     config = _config(tmp_path, laplacian=3, k=2, epochs=12, dropout=0.1)
     outcome = train(config, tiny)

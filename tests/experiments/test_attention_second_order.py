@@ -21,6 +21,7 @@ def test_options_that_make_no_sense_are_named(options, message):
         Options(**options)
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_it_tells_the_memory_and_does_not_run_what_needs_more(capsys, monkeypatch, tmp_path):
     of_gat = {"gat_attention": attention_second_order.ARRAYS["gat_attention"]}
     monkeypatch.setattr(attention_second_order, "ARRAYS", of_gat)

@@ -283,6 +283,7 @@ def _copy_parameters(torch, ours, theirs):
         target.lin_rel.bias.data = torch.tensor(np.asarray(source.self_linear.bias[...]))
 
 
+@pytest.mark.again("tests/nn/test_edge_convolutions.py")
 @pytest.mark.parametrize("workload", MESSAGES["cpu", "tiny"], ids=lambda w: w.name)
 def test_plain_messages_compute_what_the_op_does(workload):
     op = _messages.MessageOp(workload, workload.graph())

@@ -119,6 +119,7 @@ def test_what_is_kept_with_the_code_is_where_the_options_say():
     assert (PICTURES / "speed_gpu.png").is_file() and (PICTURES / "scaling_gpu.png").is_file()
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_runs_leave_rows_and_pictures_below_runs_and_nothing_elsewhere(
     session, tmp_path, monkeypatch
 ):
@@ -362,6 +363,7 @@ def test_input_sets_outgrow_caches_within_reason():
 # -- benchmarks --------------------------------------------------------------------------------
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_all_rows_carry_device_and_versions(rows_of_all):
     folder, rows = rows_of_all
     assert {path.stem for path in folder.iterdir()} == set(ALL_ROWS)
@@ -374,6 +376,7 @@ def test_all_rows_carry_device_and_versions(rows_of_all):
     assert len({row["date"] for row in written}) == 1
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 @pytest.mark.parametrize("op", LAYER_OPS)
 def test_layers_are_timed_with_plain_code_and_their_products_counted(rows_of_all, op):
     _, rows = rows_of_all
@@ -390,6 +393,7 @@ def test_layers_are_timed_with_plain_code_and_their_products_counted(rows_of_all
     assert {row["implementation"] for row in rows if row["op"] == op} >= {"xla", "auto", "plain"}
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_layers_that_keep_the_largest_are_timed_with_two_ops_and_the_product_alone(rows_of_all):
     _, rows = rows_of_all
     same = [row for row in rows if row["op"] == "fused_linear_maxk"]
@@ -401,6 +405,7 @@ def test_layers_that_keep_the_largest_are_timed_with_two_ops_and_the_product_alo
         assert row["flops"] == (1 if forward else 3) * 2 * 40 * 8 * 8
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_every_op_is_compared_with_xla(rows_of_all):
     _, rows = rows_of_all
     for op in ALL_ROWS:
@@ -412,6 +417,7 @@ def test_every_op_is_compared_with_xla(rows_of_all):
     assert "xla pair" in {row["implementation"] for row in rows if row["op"] == "mhc_post_pre"}
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_hyper_connections_are_timed_forward_and_with_the_backward(rows_of_all):
     _, rows = rows_of_all
     for op in HYPER_CONNECTION_OPS:
@@ -732,6 +738,7 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.again("tests/ops/dense/test_fused_linear.py")
 def test_plain_linear_layers_take_the_same_step(session):
     small = {"kind": "gcn", "layers": 1, "hidden": 16, "ks": ()}
     options = training_step.TrainingStepOptions("tiny", **small, out=session.out)
@@ -809,6 +816,7 @@ def test_a_command_names_the_option_at_fault(command, options, message):
         command.main(of_command[name](**options))
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_scaling_draws(session):
     options = scaling.ScalingOptions(100, 100, dim=8, k=2, out=session.out)
     rows = scaling.main(options, session)
@@ -830,6 +838,7 @@ def test_preparation_times_all_candidates_and_counts_bytes(tmp_path):
         assert (row["of_edges"] or 2) >= 2
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
     folder, rows = rows_of_all
     (picture,) = report.main(report.ReportOptions(tmp_path, out=folder))
@@ -857,6 +866,7 @@ def test_pictures_are_drawn_of_rows_that_were_kept_before_they_had_quartiles(tmp
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_report_refuses_what_was_not_measured(rows_of_all, tmp_path):
     folder, _ = rows_of_all
     for wrong, message in (
@@ -890,6 +900,7 @@ def test_an_implementation_has_one_colour_that_no_other_of_a_picture_has():
                 assert len(same) > 1 and [r for r in same if r["ms"] is not None] == [only]
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_report_takes_the_newest_of_equal_measurements(rows_of_all):
     _, rows = rows_of_all
     later = [{**row, "date": "2999-01-01T00:00:00+00:00"} for row in rows]

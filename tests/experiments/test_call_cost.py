@@ -6,6 +6,7 @@ from experiments.benchmarks import call_cost
 from experiments.benchmarks._report import read_rows
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_every_way_trains_the_network():
     for step in call_cost.ways(layers=1).values():
         losses = [float(step()) for _ in range(40)]

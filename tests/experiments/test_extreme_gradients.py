@@ -11,6 +11,7 @@ def test_an_unknown_graph_is_named():
         Options(like=("redit",))
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_each_case_is_timed_both_ways_and_compared_with_float64(capsys):
     rows = measure(Options(width=8), Workload("tiny", 30, 200), "float32")
     assert [row["case"] for row in rows] == ["neighbour_max", "neighbour_pna", "PNAConv"]

@@ -68,6 +68,7 @@ CASES = {
 }
 
 
+@pytest.mark.again("tests/distributed/test_training.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_on_devices_has_the_losses_of_one(name, tiny, tmp_path, four_devices):
@@ -82,6 +83,7 @@ def test_a_training_on_devices_has_the_losses_of_one(name, tiny, tmp_path, four_
         assert row == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.again("tests/distributed/test_training.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["unigin"])
 def test_a_training_on_columns_of_a_hypergraph_has_the_losses_of_one_device(

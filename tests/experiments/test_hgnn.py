@@ -187,6 +187,7 @@ def test_a_loss_beyond_what_a_perplexity_can_be_is_told_so():
 # -- nodes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.again("test_nodes_reads_lines_of_text")
 def test_nodes_classifies_digits(tmp_path, capsys):
     config = NodesConfig(hidden_features=32, epochs=30, run=tmp_path / "run", progress=False)
     outcome = nodes(config)
@@ -227,6 +228,7 @@ def test_a_run_whose_validations_are_all_nan_has_no_best_epoch(tmp_path, monkeyp
     assert not (tmp_path / "run/result.json").exists()
 
 
+@pytest.mark.again("tests/nn/test_hypergraph.py")
 @pytest.mark.parametrize("kind", _CONVOLUTIONS)
 def test_every_convolution_has_a_network_of_every_depth(kind):
     batch = make_batch(NodesConfig(), formats.small_hypergraph())
@@ -239,6 +241,7 @@ def test_every_convolution_has_a_network_of_every_depth(kind):
         assert scores.shape == (formats.NODES, 5)
 
 
+@pytest.mark.again("tests/ops/test_forward_mode.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", _CONVOLUTIONS)
 def test_networks_have_forward_mode_gradients_by_the_name_of_the_reference(kind):
@@ -247,6 +250,7 @@ def test_networks_have_forward_mode_gradients_by_the_name_of_the_reference(kind)
     check_forward_mode(lambda x: model(batch.hypergraph, x), batch.features)
 
 
+@pytest.mark.again("tests/nn/test_hypergraph.py")
 @pytest.mark.parametrize("kind", ["hgnn", "unigcn", "alldeepsets"])
 def test_convolutions_fit_a_small_hypergraph(kind):
     """Two groups of nodes, whose hyperedges tell them apart and whose features do not."""
@@ -289,6 +293,7 @@ def test_convolutions_fit_a_small_hypergraph(kind):
     assert float(jax.jit(loss)(descend(state))) < 0.1
 
 
+@pytest.mark.again("tests/datasets/test_readers.py")
 @pytest.mark.parametrize("split", [3, None])
 def test_nodes_reads_pickles_with_published_and_random_splits(split, tmp_path, capsys):
     data = replace(formats.small_hypergraph(), labels=np.arange(formats.NODES) % 2)
@@ -343,6 +348,7 @@ def test_the_command_line_ends_a_bad_file_with_one_line(tmp_path, monkeypatch):
         command_line.main()
 
 
+@pytest.mark.again("test_the_table_of_lm_pairs_couplings_with_none_seed_by_seed")
 def test_the_command_line_trains_on_the_text_of_python(tmp_path, monkeypatch, capsys):
     # As above, so that nothing is compiled again.
     options = ["--experts", "2", "--couplings", "hypergraph", "--no-progress"]

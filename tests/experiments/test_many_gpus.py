@@ -33,6 +33,7 @@ def test_bytes_are_those_predicted_and_losses_those_of_one_device(tmp_path, four
     assert "x least" in capsys.readouterr().out
 
 
+@pytest.mark.again("test_bytes_are_those_predicted_and_losses_those_of_one_device")
 def test_weak_rows_are_of_graphs_that_grow_with_the_devices(tmp_path, four_devices, capsys):
     options = {"dense": False, "weak": True, "overlap": True, "exchange": "all_to_all", **_SMALL}
     main(ManyGPUsOptions(out=tmp_path, only=("tiny",), devices=(1, 2), **options))
@@ -97,6 +98,7 @@ def test_bytes_are_counted_in_all_forms_that_xla_writes_collectives_in():
     }
 
 
+@pytest.mark.again("test_bytes_are_counted_in_all_forms_that_xla_writes_collectives_in")
 @pytest.mark.parametrize("exchange", ["all_gather", "all_to_all"])
 def test_a_narrow_wire_has_the_predicted_bytes_before_a_compiler_widens_it(exchange, four_devices):
     """XLA for CPUs has no collectives of bfloat16, so that these are the bytes it is asked for."""

@@ -85,6 +85,7 @@ def test_a_comparison_has_trivial_methods_and_paired_differences_of_seeds(
         assert name in text and (tmp_path / name).stat().st_size > 5000
 
 
+@pytest.mark.again("tests/training/test_fit.py")
 def test_a_run_of_several_in_one_program_is_the_run_of_its_seed_alone(tiny, tmp_path):
     config = _config(tmp_path, epochs=4, weight_decay=5e-3, input_dropout=0.3)
     alone = train(replace(config, seed=5), tiny)
@@ -117,6 +118,7 @@ def test_training_of_several_seeds_prints_their_mean(tmp_path, monkeypatch, caps
     assert "test accuracy: 60.00 ± 14.14 (2) %" in capsys.readouterr().out
 
 
+@pytest.mark.again("test_a_comparison_has_trivial_methods_and_paired_differences_of_seeds")
 @pytest.mark.costly
 @pytest.mark.parametrize("activation", ["maxk", "relu"])
 @pytest.mark.parametrize("model", ["sage", "gcn", "gin"])
@@ -129,6 +131,7 @@ def test_every_model_trains_and_its_loss_falls(model, activation, tiny, tmp_path
     assert outcome.test > 0.3  # of four classes
 
 
+@pytest.mark.again("tests/training/test_resume.py")
 def test_naming_the_k_of_the_recipe_goes_on_with_the_same_run(tiny, tmp_path):
     config = _config(tmp_path, k=None, hidden_features=64)
     first = train(config, tiny)
@@ -191,6 +194,7 @@ def test_validation_accepts_right_kernels_and_reports_the_error(tiny, tmp_path, 
     assert "kernel validation: forward error" in capsys.readouterr().out
 
 
+@pytest.mark.again("test_validation_accepts_right_kernels_and_reports_the_error")
 def test_validation_falls_back_to_dense_xla_above_the_threshold(tiny, tmp_path, monkeypatch):
     used = []
     original = kernels.validated

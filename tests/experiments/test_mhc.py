@@ -94,6 +94,7 @@ def test_compare_learns_and_draws_all_runs(compared):
     assert names[4:] == [outcome.label for outcome in (plain, wide, longer, mhc)]
 
 
+@pytest.mark.again("test_deep_compares_methods_seed_by_seed_and_goes_on_where_it_stopped")
 def test_the_wide_plain_model_has_as_many_parameters_as_its_width_allows(tmp_path):
     config = TrainConfig(run=tmp_path)
     plain, wide, longer, mhc = map(_num_parameters, variants_of(config, 1.7))
@@ -244,6 +245,7 @@ def test_deep_names_bad_options(name, tmp_path):
         deep(DeepConfig(run=tmp_path / "deep", progress=False, **options))
 
 
+@pytest.mark.again("test_deep_compares_methods_seed_by_seed_and_goes_on_where_it_stopped")
 def test_the_command_line_trains_on_the_text_of_python(tmp_path):
     options = ["--run", str(tmp_path / "run"), "--hyper-connections", "0", "--steps", "1"]
     options += ["--num-layers", "1", "--features", "8", "--num-heads", "2", "--no-progress"]

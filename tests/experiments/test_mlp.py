@@ -64,6 +64,7 @@ def benched(tmp_path_factory):
         return folder, bench(BenchConfig(scale="reduced", networks=(1, 3), run=folder))
 
 
+@pytest.mark.again("tests/test_documented_commands.py")
 def test_bench_times_every_dtype_and_direction_and_draws(benched):
     folder, rows = benched
     assert list(dict.fromkeys((row["dtype"], row["direction"]) for row in rows)) == KINDS
@@ -211,6 +212,7 @@ def test_validate_fails_if_a_fast_path_is_wrong(monkeypatch, capsys):
     assert "max abs diff: 1.0e-03" in capsys.readouterr().out
 
 
+@pytest.mark.again("test_validate_fails_if_a_fast_path_is_wrong")
 def test_validate_fails_in_the_strict_mode_if_a_small_gradient_is_wrong(monkeypatch, capsys):
     change = 1 + 5e-5  # of gradients that are less than a tenth
     _install(monkeypatch, "FUSED_MLP", lambda y: y)
@@ -219,6 +221,7 @@ def test_validate_fails_in_the_strict_mode_if_a_small_gradient_is_wrong(monkeypa
         validate(QUICK)
 
 
+@pytest.mark.again("test_validate_passes_and_prints_the_differences")
 def test_validate_says_whether_the_strict_mode_compared_anything(monkeypatch, capsys):
     _install(monkeypatch, "FUSED_MLP", lambda y: y)
     validate(QUICK)

@@ -7,6 +7,7 @@ from experiments.benchmarks._report import read_rows
 from experiments.benchmarks.near_ties import Layer, NearTiesOptions, compared, main
 
 
+@pytest.mark.again("tests/distributed/test_halo_exchange.py")
 def test_where_entries_are_rounded_on_the_wire_the_rows_that_differ_are_all_of_the_difference(
     tmp_path, four_devices, capsys
 ):

@@ -56,6 +56,7 @@ def _predicted(monkeypatch, *options):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.again("tests/exporting/test_export.py")
 def test_predictions_score_what_the_run_has_reported(served, monkeypatch, tmp_path):
     graph, outcome, file = served
     rows = _predicted(monkeypatch, file, "--dataset", graph, "--out", tmp_path / "made.csv")

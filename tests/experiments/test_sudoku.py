@@ -294,6 +294,7 @@ def test_measuring_in_batches_changes_nothing(trained, data):
 SHORT = {"steps": 12, "attempt_steps": 5, "attempts": 2, "progress": False}
 
 
+@pytest.mark.again("test_solve_and_evaluate_use_the_same_network_and_name_it")
 def test_evaluation_has_rows_by_givens_and_by_difficulty_beside_trivial_methods(
     trained, data, tmp_path, capsys
 ):
@@ -346,6 +347,7 @@ def test_solve_and_evaluate_use_the_same_network_and_name_it(trained, monkeypatc
     )
 
 
+@pytest.mark.again("test_training_learns_the_rules_of_sudoku")
 def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(data, tmp_path, capsys):
     config = _config(
         tmp_path, features=2, num_steps=1, test_steps=1, steps=1, evaluations=1, eval_puzzles=2

@@ -24,6 +24,7 @@ def dtypes_are_promoted_as_for_users():
         yield
 
 
+@pytest.mark.again("tests/ops/test_verify.py")
 @pytest.mark.costly(6)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)

@@ -101,6 +101,7 @@ def test_models_and_their_gradients_are_those_of_jraph(name):
     )
 
 
+@pytest.mark.again("tests/ops/aggregate/test_segments.py")
 @pytest.mark.costly(1)
 @pytest.mark.parametrize("name", jraphs_own.FILES)
 def test_jraphs_own_tests_of_segments_and_of_models_pass(name):

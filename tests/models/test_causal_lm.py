@@ -74,6 +74,7 @@ def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shap
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.again("tests/ops/test_forward_mode.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name", VARIANTS)

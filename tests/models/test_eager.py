@@ -22,6 +22,7 @@ def test_the_table_has_every_model():
     assert set(MODELS) == public_modules(models)
 
 
+@pytest.mark.again("tests/nn/test_eager.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("name, options", ALL)
 def test_a_model_is_compiled_once_and_leaves_nothing(name, options):

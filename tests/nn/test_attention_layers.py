@@ -321,6 +321,7 @@ def test_weights_come_with_the_graph_of_their_edges(kind):
         np.testing.assert_array_equal(looped.indices, graph.indices)
 
 
+@pytest.mark.again("tests/ops/attention/test_attention.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", LAYERS)
 def test_leading_axes_share_the_graph_as_vmap_does(kind):

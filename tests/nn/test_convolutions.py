@@ -251,6 +251,7 @@ def test_names_of_sparse_kernels_are_for_the_sparse_ops_alone(kind, name, by_def
     np.testing.assert_allclose(y, plain(GRAPH, X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.again("tests/ops/test_forward_mode.py")
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_the_reference_by_name_has_forward_mode_gradients(kind, by_default):

@@ -218,6 +218,7 @@ def test_values_and_gradients_are_those_of_the_formula_for_a_pair_on_a_padded_gr
 _call = jax.jit(lambda layer, *arguments: layer(*arguments))
 
 
+@pytest.mark.again("tests/nn/test_convolutions.py")
 @pytest.mark.costly(ONE_OF_EACH)
 @pytest.mark.parametrize("name", LAYERS)
 def test_leading_axes_of_one_array_for_both_ends_share_the_graph(name):

@@ -223,6 +223,7 @@ def test_an_activation_may_have_parameters_of_its_own():
 
 
 # As a function that the op has under a name, by the name, and as a function that it has not.
+@pytest.mark.again("tests/nn/test_hyper_connection.py")
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("activation", [jax.nn.gelu, "gelu", lambda h: jax.nn.gelu(h)])
 def test_gradients_are_those_of_the_same_layers_without_recomputation(activation, residual):
@@ -242,6 +243,7 @@ def test_gradients_are_those_of_the_same_layers_without_recomputation(activation
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.again("tests/ops/test_forward_mode.py")
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize(
     "activation", [jax.nn.gelu, lambda h: jax.nn.gelu(h)], ids=["named", "not"]

@@ -158,6 +158,7 @@ def test_wraps_a_graph_convolution():
     assert stack(graph, X, rngs=nnx.Rngs(dropout=0), k=2).shape == X.shape
 
 
+@pytest.mark.again("test_a_stack_that_recomputes_may_be_closed_over")
 @pytest.mark.parametrize(("recompute_every", "keep_outputs"), [(2, False), ("auto", True)])
 def test_recomputing_changes_no_value_no_gradient_and_no_state(recompute_every, keep_outputs):
     plain = _stack()
@@ -211,6 +212,7 @@ def test_gradient_and_implementation_are_those_that_were_asked_for():
     assert not np.allclose(slope("exact"), slope("implicit"), rtol=1e-2)
 
 
+@pytest.mark.again("tests/ops/test_forward_mode.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name", [n for n in VARIANTS if n != "xla"])
@@ -272,6 +274,7 @@ def test_recompute_interval_is_about_the_best():
         assert cost[nn.recompute_interval(layers, n)] <= 1.25 * min(cost.values())
 
 
+@pytest.mark.again("tests/ops/mhc/test_mhc_layer.py")
 def test_scan_over_layers_equals_a_loop_with_and_without_checkpoint():
     @nnx.split_rngs(splits=3)
     @nnx.vmap(in_axes=(0,), out_axes=0)

@@ -238,6 +238,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.again("tests/ops/test_dispatch.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name, implementation", NAMED)

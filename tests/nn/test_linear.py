@@ -82,6 +82,7 @@ def test_a_checkpoint_of_one_is_read_by_the_other(kind):
     _assert_same(FUSED[kind](seed=2)(X), plain(X))
 
 
+@pytest.mark.again("tests/ops/dense/test_fused_linear.py")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_converted_layer_computes_the_same_and_shares_its_parameters(kind, options):

@@ -18,6 +18,7 @@ def _short(tree):
     return jax.tree.map(cast, tree)
 
 
+@pytest.mark.again("tests/ops/test_result_types.py")
 @pytest.mark.parametrize("name", _OF_GRAPHS)
 def test_a_layer_has_gradients_in_bfloat16(name):
     case = LAYERS[name]

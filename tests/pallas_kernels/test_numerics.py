@@ -142,6 +142,7 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     assert_close(graph_calls.grad_logits(graph, p, dy), exact, reduction_length=EDGES)
 
 
+@pytest.mark.again("test_segment_softmax_and_its_gradient")
 @pytest.mark.costly
 @pytest.mark.parametrize(
     "lengths, heads, padding",

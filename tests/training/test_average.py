@@ -129,6 +129,7 @@ def whole(tmp_path_factory):
     return train(run, AVERAGED), run
 
 
+@pytest.mark.again("tests/training/test_resume.py")
 def test_a_run_that_stops_in_time_goes_on_to_the_same_end(tmp_path, whole):
     config = dataclasses.replace(
         AVERAGED, loop=dataclasses.replace(AVERAGED.loop, max_seconds=1e-9, log_every=1)

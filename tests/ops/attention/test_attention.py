@@ -197,6 +197,7 @@ def test_forward_mode_of_the_reference_agrees_with_its_reverse_mode(op):
     check_forward_mode(lambda a: TABLE[op](BARE["isolated_nodes"], a, implementation="xla"), arrays)
 
 
+@pytest.mark.again("tests/ops/attention/test_attention_second_order.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("op", ["gat_attention", "dot_attention"])
 @every_compiled

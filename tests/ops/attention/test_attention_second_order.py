@@ -196,6 +196,7 @@ def test_dropout_by_numbers_of_edges_has_the_second_derivatives_of_the_plain_for
         np.testing.assert_allclose(made[name], wanted, rtol=1e-4, atol=atol, err_msg=name)
 
 
+@pytest.mark.again("tests/ops/test_shard_map.py")
 @pytest.mark.costly(1)
 @every_op
 @pytest.mark.parametrize("order", [2, 3])
@@ -222,6 +223,7 @@ def test_derivatives_of_members_on_devices_of_their_own_are_those_of_the_plain_f
     np.testing.assert_allclose(made, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.again("tests/ops/test_export.py")
 def test_an_exported_second_derivative_takes_graphs_of_any_size():
     def second(graph, x):
         def loss(x):

@@ -233,6 +233,7 @@ class TestChoiceOfPath:
                 )
 
 
+@pytest.mark.again("tests/ops/test_verify.py")
 def test_verify_compares_the_mixing_with_the_reference(monkeypatch):
     given = arrays(attention=False)
     with jaxgnn.verify("strict"):

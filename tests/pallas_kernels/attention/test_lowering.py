@@ -34,6 +34,7 @@ def _lower(op, graph, operands) -> str:
     return jax.jit(both).trace(graph, operands).lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.lowers
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)

@@ -99,6 +99,7 @@ def test_linear_and_its_gradients(rows, widths, activation, dtype, tile):
     _assert_all_close(made, exact, dtype, max(rows, *widths))
 
 
+@pytest.mark.again("test_linear_and_its_gradients")
 @pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, activation, dtype, tile", MLP)
 def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
@@ -131,6 +132,7 @@ def test_what_is_not_finite_stays_with_its_row():
         assert np.isnan(made[5]).all()
 
 
+@pytest.mark.again("test_linear_and_its_gradients")
 @pytest.mark.costly(1)
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_layers_that_do_not_fit_together_are_several_kernels(activation):
@@ -261,6 +263,7 @@ WIDE_AND_DEEP = {
 }
 
 
+@pytest.mark.again("test_layers_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -274,6 +277,7 @@ def test_wide_and_deep_layers_lower(widths, activation):
     ]
 
 
+@pytest.mark.again("test_layers_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_wide_layer_whose_slope_is_recomputed_lowers():
@@ -282,6 +286,7 @@ def test_a_wide_layer_whose_slope_is_recomputed_lowers():
     assert len(kernels_of(*with_gradients(linear, x, kernel, bias))) == 3
 
 
+@pytest.mark.again("test_layers_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_batches_lower_under_vmap_and_shard_map_and_no_row_launches_nothing():

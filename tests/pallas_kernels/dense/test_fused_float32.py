@@ -150,6 +150,7 @@ def test_gradients_have_the_precision_of_three_products_of_parts(rows, widths, a
     _assert_gradients_are_close(made, exact)
 
 
+@pytest.mark.again("test_gradients_have_the_precision_of_three_products_of_parts")
 @pytest.mark.costly(1)
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_gradients_of_many_layers_are_those_of_several_kernels(activation):
@@ -239,6 +240,7 @@ WITH_GRADIENTS = {
 }
 
 
+@pytest.mark.again("tests/pallas_kernels/dense/test_fused.py")
 @pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")

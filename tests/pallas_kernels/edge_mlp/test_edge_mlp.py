@@ -361,6 +361,7 @@ def test_two_kernels_lower_for_a_batch_of_regular_graphs(layers, activation):
     assert _kernels(with_gradients(run), h, params) == 2
 
 
+@pytest.mark.again("test_general_graphs_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph():
@@ -380,6 +381,7 @@ def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph(
         assert f"x{graph.num_edges}x" not in lowered
 
 
+@pytest.mark.again("test_two_kernels_lower_for_a_batch_of_regular_graphs")
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_is_mapped_is_the_kernel_of_a_batch_and_chosen_as_that():
     h, params = op_structs((4, 64), 81, 96, 3)
@@ -389,6 +391,7 @@ def test_what_is_mapped_is_the_kernel_of_a_batch_and_chosen_as_that():
     assert len(together) == 2 and apart == together
 
 
+@pytest.mark.again("test_what_is_mapped_is_the_kernel_of_a_batch_and_chosen_as_that")
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_what_is_mapped_with_weights_is_the_kernel_of_a_batch():
     graph = prepared_graph(2000, 32_000, factors=False)
@@ -417,6 +420,7 @@ def test_general_graphs_lower_with_their_gradients():
     assert _kernels(with_gradients(run), h, params, graph) == 7
 
 
+@pytest.mark.again("test_general_graphs_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_weights_and_means_lower_with_gradients():
@@ -436,6 +440,7 @@ def test_weights_and_means_lower_with_gradients():
     assert "edge_mlp_aggregate_mosaic" not in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.again("test_general_graphs_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -467,6 +472,7 @@ def test_features_of_edges_lower_with_their_gradients(is_regular, width, layers,
     assert not signatures(functools.partial(run, implementation=None), *arguments)  # not timed
 
 
+@pytest.mark.again("test_general_graphs_lower_with_their_gradients")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_deep_layers_lower_with_their_gradients_where_asked_for():
@@ -514,6 +520,7 @@ def _with_bad_nodes(array, element):
     return array.at[element].set(jnp.nan).at[1 - element, 50:].set(jnp.inf)
 
 
+@pytest.mark.again("tests/ops/test_not_finite.py")
 def test_what_is_not_finite_stays_with_its_element_and_its_edges(monkeypatch):
     graph, element, other = GRAPHS["ragged"](), 0, 1  # no edge has a receiver behind 50
     given = operands_of(graph, 2, (32, 64, 32), 2, 2)

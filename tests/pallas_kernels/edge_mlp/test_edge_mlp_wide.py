@@ -46,6 +46,7 @@ def test_sums_of_layers(name, batch, widths, weights, features, activation, last
     check_sums(name, batch, widths, weights, features, activation, last, tile, capfd)
 
 
+@pytest.mark.again("tests/pallas_kernels/edge_mlp/test_edge_mlp.py")
 @pytest.mark.costly
 @pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", BACKWARD)
 def test_gradients_of_sums_of_layers(
@@ -59,6 +60,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
 
 
+@pytest.mark.again("tests/pallas_kernels/edge_mlp/test_edge_mlp.py")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges():
@@ -76,6 +78,7 @@ def test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges():
     assert not signatures(with_gradients(run), h, params)  # wide ones were not timed
 
 
+@pytest.mark.again("test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_wide_layers_of_general_graphs_lower_with_weights():

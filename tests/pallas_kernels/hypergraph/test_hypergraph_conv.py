@@ -216,6 +216,7 @@ def test_a_wider_kernel_is_behind_the_mixing():
     assert _kernels(gradient, x, kernel, bias, weight) == ["forward", "forward", "backward"]
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_it_lowers_under_vmap_checkpoint_shard_map_and_deterministic_mode():
@@ -236,6 +237,7 @@ def test_it_lowers_under_vmap_checkpoint_shard_map_and_deterministic_mode():
     assert "backward" in _kernels(sharded, x, kernel, bias, weight)
 
 
+@pytest.mark.again("test_value_and_gradients")
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("activation", [jax.nn.gelu, "silu", None])
 def test_layers_of_the_coupler_are_kernels(activation):
@@ -285,6 +287,7 @@ def test_both_tables_have_the_same_names():
     assert set(MIX.implementations) == set(MIX_BACKWARD.implementations) == {"xla", "pallas"}
 
 
+@pytest.mark.again("tests/ops/test_verify.py")
 @pytest.mark.emulated
 def test_verify_checks_the_kernels(monkeypatch):
     """Strictly, also what is made for the gradient."""

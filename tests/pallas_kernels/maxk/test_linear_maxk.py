@@ -241,6 +241,7 @@ def _kernels(function, *arguments) -> int:
     return lowered.as_text().count("mosaic_gpu_v2")
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
@@ -262,6 +263,7 @@ def _gradient(*inputs):
     return pull_back(y)
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("widths", [(64, 128), (256, 256)])
 def test_gradients_are_three_kernels_also_of_the_widest_layers(widths):
@@ -280,6 +282,7 @@ def test_gradients_are_those_of_two_ops():
         assert_close(gradient, expected, reduction_length=64, operands="float32")
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.lowers
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_gradients_lower_under_vmap_and_shard_map_and_with_wide_numbers():

@@ -130,6 +130,7 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
     assert shared["held_rows"].shape[0] - 1 == (SHAPES[shape].rows if held is None else held)
 
 
+@pytest.mark.again("test_blocks_agree_with_the_reference")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype):
     shape = BlockShape(416, COLS, 200, row_blocks=2, spans=1, tiles=(1,), order="degree")
@@ -187,6 +188,7 @@ def traffic(monkeypatch):
     return note
 
 
+@pytest.mark.again("test_blocks_agree_with_the_reference")
 @pytest.mark.costly(3)
 @pytest.mark.parametrize("held", [None, 5])
 @pytest.mark.parametrize(
@@ -285,6 +287,7 @@ def test_the_cuda_kernel_gets_the_same_tasks(monkeypatch, k, tiles):
     assert sizes == {"rows_per_block": 64, "senders_per_span": 60, "senders_per_tile": 60 // tiles}
 
 
+@pytest.mark.again("tests/pallas_kernels/test_numerics.py")
 def test_offsets_of_64_bits(monkeypatch):
     with jax.enable_x64(True):
         graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")

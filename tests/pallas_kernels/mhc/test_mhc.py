@@ -211,6 +211,7 @@ def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
         _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
 
 
+@pytest.mark.again("tests/pallas_kernels/hypergraph/test_hypergraph_conv.py")
 @pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -409,6 +410,7 @@ def test_post_pre_lowers_with_its_gradients(tokens, n, dim, dtype, kernels):
     assert len(_kernels(_with_gradients(post_pre), x, *between, *parameters, cotangents)) == kernels
 
 
+@pytest.mark.again("tests/pallas_kernels/mhc/test_mhc_slices.py")
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("fixed", [False, True])
 def test_inner_products_of_slices_are_in_memory_only_for_sums_in_a_fixed_order(fixed):

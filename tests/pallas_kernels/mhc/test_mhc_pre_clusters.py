@@ -109,6 +109,7 @@ BOUNDARIES = {
 }
 
 
+@pytest.mark.again("test_every_tile_gives_the_values")
 @pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])

@@ -99,6 +99,7 @@ def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
     _assert_all_close(made, exact, max(shape))
 
 
+@pytest.mark.again("test_every_tile_gives_the_gradients")
 @pytest.mark.costly
 @pytest.mark.parametrize("shape, transposed, tile", POSTS.values(), ids=POSTS)
 def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transposed, tile):
@@ -178,6 +179,7 @@ def test_partial_sums_are_added_up(n, ranges, blocks, posts):
     _assert_all_close(made, exact, max(ranges, blocks * n * n))
 
 
+@pytest.mark.again("tests/pallas_kernels/mhc/test_mhc.py")
 def test_the_ops_take_them(interpreted):
     tokens, n, dim = 72, 4, 64
     inputs = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim))
@@ -255,6 +257,7 @@ def test_what_they_do_not_take_is_left_to_other_kernels():
     assert _tile(64, 4, 64, chip=Chip.named("B200")) is None
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.lowers
 @pytest.mark.costly
 @pytest.mark.parametrize("tokens, n, dim", [(8192, 2, 7168), (16384, 4, 1280)])

@@ -71,6 +71,7 @@ def test_the_second_pass_makes_of_the_sums_what_mhc_pre_does(tokens, n, shares, 
         assert_close(a, e, reduction_length=n * dim, err_msg=f"result {i}")
 
 
+@pytest.mark.again("tests/pallas_kernels/mhc/test_mhc.py")
 def test_the_ops_take_them(interpreted, monkeypatch):
     monkeypatch.setattr(wide, "_LEAST_WIDTH", {True: 64, False: 64})
     tokens, n, dim = 72, 4, 64
@@ -112,6 +113,7 @@ def test_what_they_do_not_take_is_left_to_other_kernels():
     assert choose(chip=Chip.named("B200")) is None
 
 
+@pytest.mark.again("tests/pallas_kernels/test_lowering.py")
 @pytest.mark.lowers
 @pytest.mark.parametrize("posts", [False, True])
 def test_they_lower_at_real_shapes(posts):
