@@ -48,7 +48,7 @@ BIN := $(VENV)/bin
 JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX) jaxlib==$(JAX))
 # What an installation is made of; a new package changes which files it finds.
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
-  pallas_kernels/*/__init__.py jaxgnn/ops/_*/__init__.py)
+  pallas_kernels/*/__init__.py jaxgnn/ops/*/__init__.py)
 
 .PHONY: demo test test-all lint docs bench bench-report scaling gpu-installed gpu-test gpu-check \
   cuda-check wheel-check release release-ready clean

@@ -11,8 +11,8 @@ import jax
 
 from jaxgnn import _ffi
 from jaxgnn._version import __version__
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.registry import BY_NAME, OPS
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.registry import BY_NAME, OPS
 from pallas_kernels.chip import Chip
 
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")

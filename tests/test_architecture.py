@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +13,18 @@ from typing import get_args
 import pytest
 
 import jaxgnn.ops
-from jaxgnn.ops._core.dispatch import Kernel, Platform
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core.dispatch import Kernel, Platform
+from jaxgnn.ops.core.registry import OPS
 from pallas_kernels.attention.passes import PASSES
 
 ROOT = Path(__file__).parent.parent
 PLATFORMS = get_args(Platform)
 
-# Rooms of kernels, and what each may import beside itself.
+# Rooms of kernels, and what each may import beside itself and what all look at: ``chip`` and the
+# ``arguments`` that they share with ops.
 ROOMS = {
     "chip": (),
+    "arguments": (),
     "simt": ("chip",),
     "tensor_cores": ("chip", "simt"),
     "graph": ("chip", "simt"),
@@ -93,29 +96,28 @@ def _of_rooms(package: str, *below: str) -> dict[str, set[str]]:
 
 
 def _rooms(*names: str) -> set[str]:
-    return {f"pallas_kernels.{name}" for name in names}
+    return {f"pallas_kernels.{name}" for name in (*names, "arguments")}
 
 
 def _family(name: str, *below: str) -> dict[str, set[str]]:
     """What the ops of a family may import; its references, which are maths alone, much less."""
     families = {f"jaxgnn.ops._{family}" for family in (name, *below)}
     words = "activations", "custom_gradient", "dtypes", "finite"
-    core = {f"jaxgnn.ops._core.{word}" for word in words}
+    core = {f"jaxgnn.ops.core.{word}" for word in words}
     references = {f"{family}.reference" for family in families}
-    groups = {f"pallas_kernels.{name}.arguments"}  # what its functions take together
     below_ops = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn.graph",
         "jaxgnn._ffi",
-        "jaxgnn.ops._core",
+        "jaxgnn.ops.core",
     }
     return {
         f"jaxgnn.ops._{name}": below_ops | families | _rooms("chip", name, *below),
         f"jaxgnn.ops._{name}.reference": {"jaxgnn._arrays", "jaxgnn.graph"}
         | core
         | references
-        | groups,
+        | _rooms(),
     }
 
 
@@ -137,7 +139,7 @@ ALLOWED = {
         "jaxgnn._methods",
         "jaxgnn._version",
         "jaxgnn.graph",
-        "jaxgnn.ops._core.dispatch",
+        "jaxgnn.ops.core.dispatch",
     },
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
@@ -147,19 +149,17 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn.graph",
         "jaxgnn._ffi",
-        "pallas_kernels.chip",
-        "pallas_kernels.attention.arguments",
-        "pallas_kernels.aggregate.arguments",
+        *_rooms("chip"),
     },
     **{f"pallas_kernels.{room}": _rooms(room, *below) for room, below in ROOMS.items()},
     "pallas_kernels": set(),
     "jaxgnn.ops": {"jaxgnn.ops"},
-    "jaxgnn.ops._core": {
+    "jaxgnn.ops.core": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn.graph",
         "jaxgnn._ffi",
-        "jaxgnn.ops._core",
+        "jaxgnn.ops.core",
         "pallas_kernels.chip",
         "pallas_kernels.simt",
     },
@@ -224,7 +224,7 @@ ALLOWED = {
         "jaxgnn.interop",
         "jaxgnn.models",
         "jaxgnn.nn",
-        "jaxgnn.ops._aggregate.segments",
+        "jaxgnn.ops",
     },
     "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.metrics.host", "jaxgnn.training"},
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
@@ -314,6 +314,26 @@ def test_imports_point_down(name):
         )
 
 
+def _package(name: str) -> str:
+    """The package of the library that a module is in, or its top package."""
+    first, *rest = name.split(".")
+    return f"{first}.{rest[0]}" if first == "jaxgnn" and rest else first
+
+
+def test_no_private_name_crosses_packages():
+    # jaxgnn itself, and what a user imports from it, is made of private names.
+    crossing = [
+        f"{name} imports {imported}"
+        for name, path in MODULES.items()
+        if name != "jaxgnn"
+        for imported in _imports(name, path)
+        if imported.partition(".")[0] in ("jaxgnn", "pallas_kernels", "experiments")
+        if _package(imported) != _package(name)
+        if any(re.match("_(?!_)", part) for part in imported.split(".")[2:])
+    ]
+    assert crossing == []
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_third_party_packages_stay_in_their_homes(name):
     for imported in _imports(name, MODULES[name]):
@@ -355,7 +375,7 @@ def test_the_registry_has_every_public_function_that_takes_an_implementation():
         for name, function in vars(jaxgnn.ops).items()
         if inspect.isfunction(function)
         and "implementation" in inspect.signature(function).parameters
-        and not _is_below(function.__module__, "jaxgnn.ops._core")
+        and not _is_below(function.__module__, "jaxgnn.ops.core")
     }
     assert found == {name: op.module for op in OPS for name in op.functions}
     assert set(FAMILIES) == {op.family for op in OPS}

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import jaxgnn
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core.registry import OPS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,7 +15,7 @@ import jaxgnn
 from jaxgnn import datasets, graph, metrics, models, nn, ops, pretrained, sampling, training
 from jaxgnn.datasets import sudoku
 from jaxgnn.graph.plan.plan import make_plan
-from jaxgnn.ops._core.verify import Setting
+from jaxgnn.ops.core.verify import Setting
 from tests.models._table import MODELS
 from tests.nn._table import GRAPH, HETERO, HYPERGRAPH, LAYERS, X
 

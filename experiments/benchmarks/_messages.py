@@ -24,7 +24,7 @@ from experiments.benchmarks._workloads import Messages, input_sets
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.models import RecurrentRelationalNetwork, sudoku_cross_entropy
-from jaxgnn.ops._edge_mlp import edge_mlp_aggregate
+from jaxgnn.ops.shared import edge_mlp_aggregate
 
 # h and y; then h, dy and dh.
 _PASSES = {"forward": 2, "forward+backward": 5}

@@ -30,7 +30,7 @@ from experiments.benchmarks._report import Column, Output, Row, markdown, read_r
 from experiments.benchmarks._shades import shade
 from experiments.benchmarks._workloads import HEADLINE
 from jaxgnn._errors import bad_input
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core.registry import OPS
 
 _K = 32
 _SCALING = "scaling.jsonl"

@@ -11,7 +11,7 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
 from experiments.benchmarks._workloads import MESSAGES, ROWS, STREAMS, WORKLOADS
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core.registry import OPS
 
 
 def modules() -> list[ModuleType]:

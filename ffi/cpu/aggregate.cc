@@ -431,7 +431,7 @@ ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets
   });
 }
 
-// The terms of a gradient; see pallas_kernels/aggregate/arguments.py. Null where there is none.
+// The terms of a gradient; see pallas_kernels/arguments/aggregate.py. Null where there is none.
 struct TermBuffers {
   const Buffer *constant, *linear, *top, *top_gradient, *bottom, *bottom_gradient, *log_total,
       *exp_constant, *exp_linear;

@@ -17,7 +17,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._exporting.file import Description, packed, read_program
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt, structure_of
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core.dispatch import Platform, current_platform
+from jaxgnn.ops.core.dispatch import Platform, current_platform
 
 
 def export(

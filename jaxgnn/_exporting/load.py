@@ -20,7 +20,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._exporting.file import Description, Program, read_program, unpacked, versions_of
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt
 from jaxgnn._methods import Binding
-from jaxgnn.ops._core.dispatch import Platform, current_platform, no_mosaic_gpu
+from jaxgnn.ops.core.dispatch import Platform, current_platform, no_mosaic_gpu
 
 _LONGEST_SHAPE = 1000
 # Sizes, names of sizes, sums, products and functions of them.

@@ -12,9 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxgnn._arrays.arrays import empty_like
-from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
-from jaxgnn.graph.plan.parts import given_plan
-from pallas_kernels.chip import Chip
+from jaxgnn.graph import CSRGraph, edges_per_piece
 
 Shape = tuple[int, ...]
 
@@ -72,26 +70,6 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat)
 
 
-def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
-    """The operands that every sparse kernel starts with: unit rows, unit offsets, indices."""
-    schedule = graph.made_plan("schedule").schedule
-    return schedule.rows, schedule.offsets, graph.indices
-
-
-def pieces(graph: CSRGraph) -> tuple[Array, ...]:
-    """The first operands of sparse CUDA kernels: indptr, the schedule with its pieces, indices."""
-    schedule = graph.made_plan("schedule").schedule
-    offsets = schedule.offsets
-    return (
-        graph.indptr.astype(offsets.dtype),
-        schedule.rows,
-        offsets,
-        schedule.pieces,
-        schedule.piece_counts,
-        graph.indices,
-    )
-
-
 def piece_size(graph: CSRGraph) -> dict[str, np.int64]:
     """The attribute for CUDA kernels with the number of edges of a piece of ``pieces``."""
     return {"edges_per_piece": np.int64(edges_per_piece(graph.num_edges))}
@@ -102,31 +80,3 @@ def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
     size = edges_per_piece(graph.num_edges)
     slots = 0 if graph.num_edges <= size else 2 * (graph.num_edges // size + 1)
     return (slots, dim), jnp.float32
-
-
-def edge_blocks(graph: CSRGraph, dim: int, dtype: Any) -> EdgeBlocks | None:
-    """The edges by block, or None if they are not listed or ``dim`` is too wide.
-
-    Blocks of wider rows do not fit the shared memory of a GPU. Blocks that were built for a graph
-    without weights do not store the places of weights.
-    """
-    plan = given_plan(graph)
-    options = () if plan is None else plan.edge_blocks
-    if graph.weights is not None:
-        options = tuple(blocks for blocks in options if blocks.edges is not None)
-    return blocks_for(Chip.current(), options, dim * jnp.dtype(dtype).itemsize)
-
-
-def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:
-    """Weights and scales in float32, None where the graph has none."""
-    return as_float32(graph.weights), *scales(graph)
-
-
-def scales(graph: CSRGraph) -> tuple[Array | None, Array | None]:
-    """The scales of a normalised graph in float32, None where it has none."""
-    return as_float32(graph.row_scale), as_float32(graph.col_scale)
-
-
-def as_float32(array: Array | None) -> Array | None:
-    """Casts an array to float32 and returns None for None."""
-    return None if array is None else array.astype(jnp.float32)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._ffi._call import call, call_many, structure
+from jaxgnn._ffi._call import call, call_many
 from jaxgnn.graph import CSRGraph
-from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
+from jaxgnn.graph.csr.operands import structure
+from pallas_kernels.arguments.aggregate import Form, Statistics, Terms
 
 _KINDS = {"float": jnp.float32, "int": jnp.int32}
 _TERMS = tuple(Terms.__dataclass_fields__)

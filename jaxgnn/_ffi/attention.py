@@ -13,9 +13,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from jaxgnn._ffi._call import as_float32, call, call_many, structure
+from jaxgnn._ffi._call import call, call_many
 from jaxgnn.graph import CSRGraph
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from jaxgnn.graph.csr.operands import as_float32, structure
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
 # Largest number of runs of rows whose gradients to the shared arrays are computed separately.
 _MOST_PARTS = 256

@@ -9,19 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import (
-    MOST_COLUMNS_IN_SHARED,
-    call,
-    call_many,
-    coefficients,
-    edge_blocks,
-    partial_sums,
-    piece_size,
-    pieces,
-    scales,
-    structure,
-)
+from jaxgnn._ffi._call import MOST_COLUMNS_IN_SHARED, call, call_many, partial_sums, piece_size
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph.csr.operands import coefficients, edge_blocks, pieces, scales, structure
 from pallas_kernels.chip import Chip
 
 
@@ -150,7 +140,7 @@ def grad_values_cuda(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     shape = cbsr.values.shape
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
-    blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
+    blocks = edge_blocks(graph, Chip.current(), cbsr.dim * dy.dtype.itemsize)
     if blocks is not None:
         tasks = blocks.tasks_for(Chip.current(), cbsr.k, dy.dtype.itemsize)
         return call_many(

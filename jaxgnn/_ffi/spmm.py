@@ -10,18 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import (
-    MOST_COLUMNS_IN_SHARED,
-    call,
-    call_many,
-    coefficients,
-    partial_sums,
-    piece_size,
-    pieces,
-    scales,
-    structure,
-)
+from jaxgnn._ffi._call import MOST_COLUMNS_IN_SHARED, call, call_many, partial_sums, piece_size
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.operands import coefficients, pieces, scales, structure
 from pallas_kernels.chip import Chip
 
 # Numbers of lanes, of 16 bytes each, that may read a neighbour; more lanes need fewer passes.

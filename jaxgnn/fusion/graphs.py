@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from jaxgnn._arrays.arrays import own, put_own
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("jaxgnn.interop.jraph needs jraph: pip install jraph") from error
 
-import jaxgnn.ops._aggregate.segments as _segments
+from jaxgnn.ops.shared import segments as _segments
 
 
 def _dropping(name: str) -> Any:

@@ -10,14 +10,6 @@ from jaxgnn.models._graph_transformer import GraphTransformer as GraphTransforme
 from jaxgnn.models._hypergraph_gnn import HypergraphGNN as HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import HypergraphKind as HypergraphKind
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN
-from jaxgnn.models._sudoku_boards import sudoku_constraint_graph as sudoku_constraint_graph
-from jaxgnn.models._sudoku_boards import sudoku_constraint_loss as sudoku_constraint_loss
-from jaxgnn.models._sudoku_boards import sudoku_cross_entropy as sudoku_cross_entropy
-from jaxgnn.models._sudoku_boards import sudoku_digits as sudoku_digits
-from jaxgnn.models._sudoku_boards import sudoku_focal_loss as sudoku_focal_loss
-from jaxgnn.models._sudoku_boards import sudoku_graph as sudoku_graph
-from jaxgnn.models._sudoku_boards import sudoku_positions as sudoku_positions
-from jaxgnn.models._sudoku_boards import sudoku_relations as sudoku_relations
 from jaxgnn.models._sudoku_gnn import SudokuGNN as SudokuGNN
 from jaxgnn.models._sudoku_relational import CandidateNetwork as CandidateNetwork
 from jaxgnn.models._sudoku_relational import (
@@ -26,5 +18,13 @@ from jaxgnn.models._sudoku_relational import (
 from jaxgnn.models._sudoku_relational import (
     RecurrentRelationalNetwork as RecurrentRelationalNetwork,
 )
+from jaxgnn.models.sudoku_boards import sudoku_constraint_graph as sudoku_constraint_graph
+from jaxgnn.models.sudoku_boards import sudoku_constraint_loss as sudoku_constraint_loss
+from jaxgnn.models.sudoku_boards import sudoku_cross_entropy as sudoku_cross_entropy
+from jaxgnn.models.sudoku_boards import sudoku_digits as sudoku_digits
+from jaxgnn.models.sudoku_boards import sudoku_focal_loss as sudoku_focal_loss
+from jaxgnn.models.sudoku_boards import sudoku_graph as sudoku_graph
+from jaxgnn.models.sudoku_boards import sudoku_positions as sudoku_positions
+from jaxgnn.models.sudoku_boards import sudoku_relations as sudoku_relations
 
 _suggest_names(__name__)

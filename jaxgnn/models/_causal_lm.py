@@ -13,11 +13,11 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
-from jaxgnn.models._saveable import saveable
+from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import checked_options, is_integer
-from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops.core.eager import run_compiled
 
 # Longest period of the rotary positions, in tokens: far longer than any training text.
 _ROTARY_BASE = 10_000.0

@@ -15,7 +15,7 @@ from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
 from jaxgnn.models._causal_lm import causal_attention
-from jaxgnn.models._saveable import saveable
+from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import checked_options, is_integer

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.models._layer_scan import LayerScan
-from jaxgnn.models._saveable import saveable
+from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import (
     Activation,
     FusedLinear,

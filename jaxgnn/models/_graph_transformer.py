@@ -15,15 +15,15 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.models._layer_scan import HyperBody
-from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
+from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout, training_rngs
 from jaxgnn.nn.shared.linear import apply_mlp
 from jaxgnn.nn.shared.maxk import check_kept
 from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none, rate
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _NAME = "GraphTransformer"
 _EPSILON = 1e-5  # of LayerNorm

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import nn
 from jaxgnn.graph import Incidence
-from jaxgnn.models._saveable import saveable
+from jaxgnn.models.saveable import saveable
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.options import checked_options, named_one_of

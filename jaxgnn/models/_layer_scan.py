@@ -14,7 +14,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, xla_or_fastest
 from jaxgnn.nn.shared.dropout import require_stream
-from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops.core.eager import run_compiled
 
 
 class LayerScan[M: nnx.Module](nnx.Module):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.models._layer_scan import HyperBody, LayerScan
-from jaxgnn.models._saveable import saveable
+from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import (
     Activation,
     FusedLinear,

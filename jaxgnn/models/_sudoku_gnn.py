@@ -11,14 +11,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxgnn.models._saveable import saveable
-from jaxgnn.models._sudoku_boards import (
+from jaxgnn.models.saveable import saveable
+from jaxgnn.models.sudoku_boards import (
     checked_box,
     nan_without_digits,
     sudoku_constraint_graph,
     sudoku_positions,
 )
-from jaxgnn.models._sudoku_states import SudokuRecurrence, options_of_parts
+from jaxgnn.models.sudoku_states import SudokuRecurrence, options_of_parts
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
 from jaxgnn.nn.messages.node_updates import PlainUpdate
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxgnn.models._saveable import saveable
-from jaxgnn.models._sudoku_boards import (
+from jaxgnn.models.saveable import saveable
+from jaxgnn.models.sudoku_boards import (
     KINDS,
     checked_box,
     nan_without_digits,
@@ -19,7 +19,7 @@ from jaxgnn.models._sudoku_boards import (
     sudoku_positions,
     sudoku_relations,
 )
-from jaxgnn.models._sudoku_states import DigitStates, SudokuRecurrence, embedded, options_of_parts
+from jaxgnn.models.sudoku_states import DigitStates, SudokuRecurrence, embedded, options_of_parts
 from jaxgnn.nn import (
     EdgeMLP,
     FusedLinear,

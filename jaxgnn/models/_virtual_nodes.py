@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, GraphBatch, LocalGraph, is_concrete, sum_over_devices
 from jaxgnn.graph.local.local_graph import max_over_devices
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class SpreadNodes(NamedTuple):

@@ -18,12 +18,6 @@ from jaxgnn.ops._aggregate.segments import segment_variance as segment_variance
 from jaxgnn.ops._attention.dot_attention import dot_attention as dot_attention
 from jaxgnn.ops._attention.gat_attention import gat_attention as gat_attention
 from jaxgnn.ops._attention.gatv2_attention import gatv2_attention as gatv2_attention
-from jaxgnn.ops._core.dispatch import Name as Name
-from jaxgnn.ops._core.dispatch import default_implementation as default_implementation
-from jaxgnn.ops._core.dispatch import deterministic as deterministic
-from jaxgnn.ops._core.dispatch import requested_implementation as requested_implementation
-from jaxgnn.ops._core.verify import VerificationError as VerificationError
-from jaxgnn.ops._core.verify import verify as verify
 from jaxgnn.ops._dense.fused_linear import Activation as Activation
 from jaxgnn.ops._dense.fused_linear import MaxK as MaxK
 from jaxgnn.ops._dense.fused_linear import Precision as Precision
@@ -53,5 +47,11 @@ from jaxgnn.ops._mhc.mhc_post_pre import mhc_post_pre as mhc_post_pre
 from jaxgnn.ops._mhc.mhc_pre import mhc_pre as mhc_pre
 from jaxgnn.ops._mhc.sinkhorn import permutation_mixture as permutation_mixture
 from jaxgnn.ops._mhc.sinkhorn import sinkhorn as sinkhorn
+from jaxgnn.ops.core.dispatch import Name as Name
+from jaxgnn.ops.core.dispatch import default_implementation as default_implementation
+from jaxgnn.ops.core.dispatch import deterministic as deterministic
+from jaxgnn.ops.core.dispatch import requested_implementation as requested_implementation
+from jaxgnn.ops.core.verify import VerificationError as VerificationError
+from jaxgnn.ops.core.verify import verify as verify
 
 _suggest_names(__name__)

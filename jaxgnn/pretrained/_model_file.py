@@ -18,7 +18,7 @@ from jaxgnn._version import __version__
 from jaxgnn.datasets.formats.file_errors import naming
 from jaxgnn.datasets.formats.files import parse_json
 from jaxgnn.datasets.formats.npy import read_npz
-from jaxgnn.models._saveable import UNSAVED
+from jaxgnn.models.saveable import UNSAVED
 
 NETWORKS = (
     "CandidateNetwork",

@@ -21,8 +21,8 @@ from jaxgnn._errors import bad_input
 from jaxgnn._sudoku import CELLS, SudokuEffort
 from jaxgnn.datasets import sudoku
 from jaxgnn.models import sudoku_digits
-from jaxgnn.models._sudoku_boards import fulfils_rules
-from jaxgnn.models._sudoku_states import perturbed
+from jaxgnn.models.sudoku_boards import fulfils_rules
+from jaxgnn.models.sudoku_states import perturbed
 from jaxgnn.pretrained._model_file import load_weights
 
 # Standard deviation of noise added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 the one

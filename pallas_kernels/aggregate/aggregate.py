@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels.aggregate.arguments import Form, Statistics
 from pallas_kernels.aggregate.parts import Number, Part, State, parts_of
+from pallas_kernels.arguments.aggregate import Form, Statistics
 from pallas_kernels.attention.forward import for_each_long_row
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces

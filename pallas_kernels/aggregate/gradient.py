@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels.aggregate.arguments import Terms
+from pallas_kernels.arguments.aggregate import Terms
 from pallas_kernels.attention.softmax import power
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces, add_pieces

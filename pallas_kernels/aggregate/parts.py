@@ -10,7 +10,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pallas_kernels.aggregate.arguments import Form
+from pallas_kernels.arguments.aggregate import Form
 from pallas_kernels.attention.softmax import log_sum, power, rescaling, shift_of
 from pallas_kernels.simt.values import Value, fold_in_pairs
 from pallas_kernels.simt.warp import Warp

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pallas_kernels.attention.arguments import Form
+from pallas_kernels.arguments.attention import Form
 from pallas_kernels.attention.lanes import Lanes
 from pallas_kernels.simt.values import Array, Value
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels.attention.arguments import Operands
+from pallas_kernels.arguments.attention import Operands
 from pallas_kernels.attention.lanes import NUMBER, Lanes, Rows
 from pallas_kernels.attention.neighbours import Edges, Neighbours, Plan
 from pallas_kernels.attention.softmax import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.attention.arguments import Form, Operands
+from pallas_kernels.arguments.attention import Form, Operands
 from pallas_kernels.attention.dropout import Dropout
 from pallas_kernels.attention.lanes import NUMBER, Columns, Lanes, Rows
 from pallas_kernels.attention.scores import Rule, inner_product

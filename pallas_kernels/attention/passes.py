@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 from pallas_kernels.attention import backward
 from pallas_kernels.attention import forward as forward_kernels
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 from pallas_kernels.attention.neighbours import Edges, Plan
 from pallas_kernels.attention.scores import Dot, Gat, GatV2, Rule
 from pallas_kernels.attention.tile import AttentionTile, Work

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import jax
 
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.chip import Chip
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.mhc_post import mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre_backward
 from pallas_kernels.mhc.pre_backward import Gradients

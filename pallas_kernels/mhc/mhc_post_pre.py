@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.chip import Chip
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.cluster.post_pre import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels.mhc.mhc_post import mhc_post, mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre, mhc_pre_backward

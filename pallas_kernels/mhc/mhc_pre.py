@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 from pallas_kernels.chip import Chip
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from pallas_kernels.mhc.cluster.pre import Forward as _ForwardByClusters
 from pallas_kernels.mhc.cluster.streams import PARTS as FEW_PARTS
 from pallas_kernels.mhc.cluster.tile import LEAST_ENTRIES, MhcPreClusterTile

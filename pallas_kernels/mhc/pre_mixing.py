@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 from pallas_kernels.mhc.streams import READ_BYTES, combine, read_once, sum_terms
 from pallas_kernels.mhc.wide_sums import Sums
 from pallas_kernels.simt.blocks import striding_blocks

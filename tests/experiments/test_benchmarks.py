@@ -67,7 +67,7 @@ from experiments.benchmarks._workloads import (
 )
 from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core.registry import OPS
 from jaxgnn.testing import machine, timing
 from jaxgnn.testing.timing import Candidate
 from tests.testing.test_timing import DEVICE_KEYS, raise_else

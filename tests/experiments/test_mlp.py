@@ -21,8 +21,8 @@ from experiments.mlp.differences import largest_difference
 from experiments.mlp.validate import validate
 from jaxgnn import ops
 from jaxgnn.datasets import digits
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense import fused_mlp
+from jaxgnn.ops.core import dispatch
 
 QUICK = ValidateConfig(steps=10, progress=False)
 KINDS = [(t, d) for t in ("float32", "bfloat16") for d in ("forward", "forward+backward")]

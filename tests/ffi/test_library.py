@@ -12,7 +12,7 @@ import pytest
 from jaxgnn import CSRGraph, _ffi, ops
 from jaxgnn._ffi import _library
 from jaxgnn.ops import maxk_spmm as maxk_spmm_op
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -11,7 +11,7 @@ from jaxgnn import ops
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels.aggregate.aggregate import forward
-from pallas_kernels.aggregate.arguments import Form
+from pallas_kernels.arguments.aggregate import Form
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.spmm import SpmmTile
 from tests.gpu.test_attention import GRAPHS

@@ -11,7 +11,7 @@ import pytest
 from jaxgnn import CSRGraph
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal
-from pallas_kernels.attention.arguments import Cotangents
+from pallas_kernels.arguments.attention import Cotangents
 from pallas_kernels.attention.tile import AttentionTile
 from pallas_kernels.chip import Chip
 from tests.pallas_kernels.attention._cases import (

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import BACKWARD, FORWARD
 from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]

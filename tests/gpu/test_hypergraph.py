@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 from jaxgnn import Incidence, deterministic, nn, ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._hypergraph.hypergraph_conv import MIX, MIX_BACKWARD
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from tests.ops.hypergraph._mixing import check, exactly, inputs, integers, large_and_small
 

@@ -16,7 +16,7 @@ from jaxgnn.ops._mhc.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops._mhc.reference import mhc_pre as pre_reference
 from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from tests.ops.mhc._mhc import exactly, outputs, parameters, streams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]

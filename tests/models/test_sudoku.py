@@ -18,8 +18,8 @@ from jaxgnn.models import (
     sudoku_digits,
     sudoku_focal_loss,
 )
-from jaxgnn.models._sudoku_boards import fulfils_rules
-from jaxgnn.models._sudoku_states import perturbed
+from jaxgnn.models.sudoku_boards import fulfils_rules
+from jaxgnn.models.sudoku_states import perturbed
 from tests.ops.edge_mlp._edges import QUICK
 
 _jit = functools.partial(jax.jit, compiler_options=QUICK)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import CSRGraph, ops
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 from pallas_kernels import chip
 from tests.pallas_kernels._chips import H100
 

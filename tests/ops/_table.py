@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dispatch import Kernel
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.dispatch import Kernel
 from jaxgnn.testing import GRAPHS, random_array
 
 BUILT = {case.name: case.build() for case in GRAPHS}

@@ -21,8 +21,8 @@ from jaxgnn import (
     deterministic,
     ops,
 )
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.registry import OPS
 from jaxgnn.testing import assert_bit_equal, random_array
 from tests.ops._table import BUILT
 

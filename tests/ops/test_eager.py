@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, deterministic, ops, verify
-from jaxgnn.ops._core.eager import run_compiled, runs_now
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core.eager import run_compiled, runs_now
+from jaxgnn.ops.core.registry import OPS
 from tests._eager_costs import assert_costs_nothing_again
 from tests.ops._calls import EAGER, GRAPH, RING, SQUARE, X
 

@@ -16,8 +16,8 @@ import jaxgnn
 from jaxgnn import nn
 from jaxgnn._ffi import _library
 from jaxgnn.models import MaxKGNN
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.testing import random_array
 from tests.ops._calls import EXPORTED, NODES, OFFSETS, TOKENS, Exported, of_graph
 

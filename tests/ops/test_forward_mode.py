@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
-from jaxgnn.ops._core.one_platform import on_a_gpu
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.one_platform import on_a_gpu
 from tests.ops._calls import EAGER
 
 OPS = ("neighbour_reduce", "sinkhorn", "spmm")

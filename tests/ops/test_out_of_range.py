@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, ops
-from jaxgnn.ops._core import checks, dispatch
 from jaxgnn.ops._graph import pallas as graph_calls
+from jaxgnn.ops.core import checks, dispatch
 from jaxgnn.testing import random_array
 from tests.ops._calls import OUT_OF_RANGE
 from tests.pallas_kernels._emulator import emulated

@@ -8,15 +8,15 @@ import pytest
 
 import jaxgnn
 from jaxgnn import ops
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.registry import OPS
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.registry import OPS
 from pallas_kernels import simt, tensor_cores
 from tests.ops._calls import ON_A_GPU
 
 MOST_STOPS = 7
 ROOT = Path(jaxgnn.__file__).parent.parent
 # What is passed in any op: it gives a function its gradient, and does nothing else.
-PLUMBING = "jaxgnn/ops/_core/custom_gradient.py"
+PLUMBING = "jaxgnn/ops/core/custom_gradient.py"
 
 
 class _Launched(Exception):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgnn.ops._core.dispatch import Kernel
+from jaxgnn.ops.core.dispatch import Kernel
 from tests.ops._calls import EAGER, OUTPUTS, STREAMS
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.ops._core import rounding
+from jaxgnn.ops.core import rounding
 
 NUMBERS = 100_000
 

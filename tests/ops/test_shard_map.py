@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxgnn import Incidence, ops
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.plan.plan import make_traced_plan
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import random_array
 
 SENDERS, RECEIVERS = np.array([1, 2, 0, 3, 3]), np.array([0, 0, 2, 1, 3])

@@ -12,8 +12,8 @@ import pytest
 import jaxgnn
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops._attention import gat_attention
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.registry import BY_NAME
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.registry import BY_NAME
 from tests.ops._table import usable
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 2], [1, 0, 0, 2], 3, weights=jnp.arange(1.0, 5.0))

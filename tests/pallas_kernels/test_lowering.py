@@ -12,7 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxgnn import CBSR, CSRGraph, _ffi, deterministic, ops
 from jaxgnn.graph import BlockShape, BlockTasks, EdgeBlocks, GraphPlan, RowSchedule
 from jaxgnn.graph.plan.schedule import units
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import DTYPES
 from pallas_kernels.simt import module_names
 from tests.pallas_kernels._chips import H100

@@ -28,9 +28,8 @@ from jaxgnn.fusion.program import Atom, Equation, is_variable
 from jaxgnn.fusion.rewrite import Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.templates import Linear, activation_of, chain_of, linear_of
 from jaxgnn.fusion.view import View, need, required
-from jaxgnn.ops._core.dispatch import current_platform
-from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
-from jaxgnn.ops._dense.fused_mlp import FUSED_MLP
+from jaxgnn.ops.core.dispatch import current_platform
+from jaxgnn.ops.shared import FUSED_LINEAR, FUSED_MLP
 
 
 def _propose_mlp(view: View, equation: Equation) -> Rewrite:

@@ -51,9 +51,8 @@ from jaxgnn.fusion.view import (
     required,
     unrounded,
 )
-from jaxgnn.ops._core.dispatch import current_platform
-from jaxgnn.ops._mhc.mhc_post import MHC_POST
-from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, MHCConstants, MHCParams
+from jaxgnn.ops.core.dispatch import current_platform
+from jaxgnn.ops.shared import MHC_POST, MHC_PRE, MHCConstants, MHCParams
 
 
 @dataclass(frozen=True)

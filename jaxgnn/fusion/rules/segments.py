@@ -40,7 +40,7 @@ from jaxgnn.fusion.products import product_of
 from jaxgnn.fusion.program import Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
-from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 
 def _propose(view: View, equation: Equation) -> Rewrite:

@@ -41,8 +41,8 @@ from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
 from jaxgnn.fusion.templates import form_of
 from jaxgnn.fusion.transform import carries_of_scan
 from jaxgnn.fusion.view import View, need, or_none, required
-from jaxgnn.ops._core.dispatch import current_platform
-from jaxgnn.ops._mhc.sinkhorn import SINKHORN
+from jaxgnn.ops.core.dispatch import current_platform
+from jaxgnn.ops.shared import SINKHORN
 
 _AXES = (-1, -2)
 

@@ -30,7 +30,7 @@ from jaxgnn.nn.shared.layer import (
 )
 from jaxgnn.nn.shared.linear import FusedLinear
 from jaxgnn.nn.shared.options import at_least, checked_options, flag, number, one_of, or_none
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _glorot = nnx.initializers.glorot_uniform()
 

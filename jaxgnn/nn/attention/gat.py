@@ -16,7 +16,7 @@ from jaxgnn.graph import CSRGraph, FillValue, LocalGraph, sum_over_devices, with
 from jaxgnn.nn.attention.attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import Ends
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class GATConv(AttentionLayer):

@@ -14,7 +14,7 @@ from jaxgnn.graph import CSRGraph, with_one_loop_each
 from jaxgnn.nn.attention.attention_layer import AttentionLayer, EdgeOptions, Heads, checked
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import Ends, GraphLayer
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class TransformerConv(AttentionLayer):

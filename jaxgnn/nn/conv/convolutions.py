@@ -26,7 +26,7 @@ from jaxgnn.nn.shared.maxk import (
     make_activation,
 )
 from jaxgnn.nn.shared.options import checked_options, one_of
-from jaxgnn.ops._aggregate.aggregate import WEIGHTED
+from jaxgnn.ops.shared import WEIGHTED
 
 _checked = checked_options()
 

@@ -16,7 +16,7 @@ from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, one_of
-from jaxgnn.ops._aggregate.aggregate import WEIGHTED
+from jaxgnn.ops.shared import WEIGHTED
 
 
 class GatedGraphConv(GraphLayer):

@@ -16,7 +16,7 @@ from jaxgnn._arrays.arrays import shown_sides
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, every_node_has_a_loop, gcn_coefficients, is_concrete
 from jaxgnn.nn.shared.node_draws import bernoulli_of_edges, bernoulli_of_rows
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class GCNSum(NamedTuple):

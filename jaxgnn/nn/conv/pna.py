@@ -29,7 +29,7 @@ from jaxgnn.nn.shared.options import (
     names_of,
     or_none,
 )
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 """Scales by degree of the aggregated values of a node."""

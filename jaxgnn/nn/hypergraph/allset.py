@@ -24,7 +24,7 @@ from jaxgnn.nn.shared.linear import FusedMLP, apply_mlp
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import activation as known_activation
 from jaxgnn.nn.shared.options import checked_options
-from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
+from jaxgnn.ops.shared import edge_scores, row_scores, row_softmax, weighted_sums
 
 
 class AllDeepSetsConv(HypergraphLayer):

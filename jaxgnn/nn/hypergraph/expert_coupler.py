@@ -22,7 +22,7 @@ from jaxgnn.nn.shared.activations import name_of
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import any_activation, at_least, checked_options
-from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 """Hyperedges of experts: every pair, every triple, all experts together, or none."""

@@ -21,7 +21,7 @@ from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.layer import Layer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options
-from jaxgnn.ops._hypergraph.hypergraph_conv import check_incidence
+from jaxgnn.ops.shared import check_incidence
 
 
 class HyperedgeWeights(DocumentedModule):

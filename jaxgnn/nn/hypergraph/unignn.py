@@ -30,7 +30,7 @@ from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.dropout import dropout
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import any_activation, checked_options
-from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
+from jaxgnn.ops.shared import edge_scores, row_scores, row_softmax, weighted_sums
 
 
 class HyperGCNConv(HypergraphConvolution):

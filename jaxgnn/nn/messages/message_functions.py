@@ -18,7 +18,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.graph.csr.require_graph import refuse_weights, require_graph
 from jaxgnn.nn.messages.node_updates import PlainUpdate
-from jaxgnn.ops._aggregate.edge_ends import at_ends
+from jaxgnn.ops.shared import at_ends
 
 _WHERE = "MessagePassing"
 

@@ -31,7 +31,7 @@ from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.node_draws import bernoulli_of_edges
 from jaxgnn.nn.shared.options import activation as known_activation
 from jaxgnn.nn.shared.options import anything, checked_options, is_integer
-from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops.core.eager import run_compiled
 
 # States that ``recompute_every="auto"`` stores at a time: two levels for Sudoku networks.
 _MOST_STATES = 24

@@ -15,7 +15,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.nn.mhc.hyper_connection import LAYER_OUTPUT, HyperConnection
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.options import at_least, checked_options, or_none
-from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops.core.eager import run_compiled
 
 
 class HyperStack(DocumentedModule):

@@ -16,7 +16,7 @@ from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.graph_ids import check_batch, check_features, means, of_nodes, rows_where
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, flag, fraction, one_of, positive
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class _Norm(DocumentedModule):

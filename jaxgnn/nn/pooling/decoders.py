@@ -15,7 +15,7 @@ from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.linear import FusedMLP
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class _Decoder(DocumentedModule):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxgnn import ops
-from jaxgnn.ops._core.activations import ACTIVATIONS
+from jaxgnn.ops.core.activations import ACTIVATIONS
 
 Function = Callable[[Array], Array]
 

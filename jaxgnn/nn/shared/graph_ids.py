@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
 from jaxgnn.graph.plan.row_sums import sum_rows
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 def check_batch(where: str, x: Any, batch: Any) -> GraphBatch:

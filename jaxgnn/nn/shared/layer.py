@@ -25,7 +25,7 @@ from jaxgnn.nn.shared.common_options import (
 from jaxgnn.nn.shared.dropout import training_rngs
 from jaxgnn.nn.shared.linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.ops._aggregate.edge_ends import at_ends
+from jaxgnn.ops.shared import at_ends
 
 Nodes = (
     Float[Array, "*batch nodes in"]

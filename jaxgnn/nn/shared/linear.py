@@ -22,9 +22,9 @@ from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.maxk import Features, check_kept, check_widths
 from jaxgnn.nn.shared.options import activation as known_activation
 from jaxgnn.nn.shared.options import checked_options, either_of, instance_of
-from jaxgnn.ops._core.activations import ACTIVATIONS
-from jaxgnn.ops._core.checks import check_choice
-from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops.core.activations import ACTIVATIONS
+from jaxgnn.ops.core.checks import check_choice
+from jaxgnn.ops.core.eager import run_compiled
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()

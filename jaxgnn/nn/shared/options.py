@@ -16,8 +16,8 @@ from flax import nnx
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn.shared.common_options import with_common_options
-from jaxgnn.ops._core.activations import ACTIVATIONS
-from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
+from jaxgnn.ops.core.activations import ACTIVATIONS
+from jaxgnn.ops.shared import PRECISIONS
 
 # Returns None if a value is valid, otherwise a description of the expected value.
 type Check = Callable[[Any], str | None]

@@ -22,13 +22,13 @@ from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.spmm import spmm
-from pallas_kernels.aggregate.arguments import Form, Statistics
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.aggregate import Form, Statistics
 
 Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
 """Ways to reduce the numbers of a column over the edges of a row."""

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate.aggregate import aggregate
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_rows, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph.calls import graph_and_senders
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_rows, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 End = Literal["receivers", "senders"]
 """An end of an edge."""

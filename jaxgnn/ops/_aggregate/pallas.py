@@ -11,10 +11,10 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
-from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.pallas_call import compiled, vary_like
+from pallas_kernels.arguments.aggregate import Form, Statistics, Terms, count_of
 
 # Where more than an eighth of the edges share the extreme of their row, additions to each of them
 # take longer than a comparison of all edges.

@@ -21,12 +21,12 @@ from jaxgnn._ffi import aggregate as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.dtypes import accumulation_dtype
-from jaxgnn.ops._core.rounding import exponential, quotient
 from jaxgnn.ops._graph.calls import table
-from pallas_kernels.aggregate.arguments import Form, count_of
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.rounding import exponential, quotient
+from pallas_kernels.arguments.aggregate import Form, count_of
 
 
 def _by_rows(forward, order):

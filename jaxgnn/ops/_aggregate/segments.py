@@ -20,8 +20,8 @@ from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import is_concrete
 from jaxgnn.ops._aggregate.segment_parts import KINDS, Segments
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.eager import run_compiled
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.eager import run_compiled
 
 _MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
 

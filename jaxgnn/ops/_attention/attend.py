@@ -12,8 +12,8 @@ from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
 from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
-from jaxgnn.ops._core import dispatch
-from pallas_kernels.attention.arguments import Operands
+from jaxgnn.ops.core import dispatch
+from pallas_kernels.arguments.attention import Operands
 
 
 def attend(

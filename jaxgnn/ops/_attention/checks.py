@@ -15,9 +15,9 @@ from jaxtyping import Array, UInt32
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.csr.require_graph import refuse_weights
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_cbsr, check_float, check_graph, from_numpy
 from jaxgnn.ops._maxk.maxk import todense
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_cbsr, check_float, check_graph, from_numpy
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.reference import gatv2_attention, softmax_sum
 from jaxgnn.ops._attention.reference.ends import leaky_relu, of_real_edges
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph import pieces
 from jaxgnn.ops._graph.edge_products import (
     inner_products,
@@ -33,7 +31,9 @@ from jaxgnn.ops._graph.edge_products import (
     sums_of_edges,
     weighted_sums,
 )
-from pallas_kernels.attention.arguments import Form, Operands
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.attention import Form, Operands
 
 Scores = Callable[[dispatch.Request, CSRGraph, Operands, Form], Float[Array, "edges heads"]]
 """Returns one score for each edge slot and head; in padding slots any finite number."""

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.kernels import Computation
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph.spmm import spmm
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
 
 class Call(NamedTuple):

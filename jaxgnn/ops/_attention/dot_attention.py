@@ -15,10 +15,10 @@ from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dot_attention as reference
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import from_numpy
-from jaxgnn.ops._core.dtypes import accumulation_dtype
-from pallas_kernels.attention.arguments import Form, Operands
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import from_numpy
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.attention import Form, Operands
 
 EdgeKernel = (
     Float[Array, "features groups dim"]

@@ -15,9 +15,9 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.differentiable import Call
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.edge_products import products_with_edges, sums_of_edges
-from pallas_kernels.attention.arguments import Operands
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.attention import Operands
 
 
 def with_edge_terms(

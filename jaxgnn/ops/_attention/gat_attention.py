@@ -12,9 +12,9 @@ from jaxgnn.ops._attention.attend import attend
 from jaxgnn.ops._attention.checks import Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gat_attention as reference
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import from_numpy
-from pallas_kernels.attention.arguments import Form, Operands
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import from_numpy
+from pallas_kernels.arguments.attention import Form, Operands
 
 _OP = "gat_attention"
 _KERNELS = kernels.computation(_OP, reference.scores)

@@ -26,9 +26,9 @@ from jaxgnn._arrays.arrays import match_varying
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._attention.reference import softmax_sum
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph import pieces
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
 # Edges of a piece if the number of heads or columns is known only when the program is called.
 _OF_UNKNOWN_WIDTH = 4096

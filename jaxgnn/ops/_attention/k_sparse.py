@@ -19,11 +19,11 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention import numbered_dropout
 from jaxgnn.ops._attention.composed import sum_by_group
 from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_graph
 from jaxgnn.ops._graph.edge_products import sums_of_edges
 from jaxgnn.ops._maxk_spmm import maxk_spmm
-from pallas_kernels.attention.arguments import Operands
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_graph
+from pallas_kernels.arguments.attention import Operands
 
 # Up to this k / dim reading kept entries was faster than expanding them, forward and backward
 # together, for heads of 64 columns: ``python -m experiments.benchmarks.attention_k_sparse``. On a

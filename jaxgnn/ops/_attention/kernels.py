@@ -36,7 +36,7 @@ from typing import NamedTuple
 from jaxgnn._ffi import attention as ffi
 from jaxgnn.ops._attention import in_pieces, pallas
 from jaxgnn.ops._attention.reference import softmax_sum
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 """Names of the dtypes that the kernels support."""

@@ -19,9 +19,9 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import at_rows
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph.edge_products import products_with_edges
-from pallas_kernels.attention.arguments import Operands
+from jaxgnn.ops.core import dispatch
+from pallas_kernels.arguments.attention import Operands
 
 
 def with_numbered_dropout(

@@ -18,11 +18,11 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph import pieces as edge_pieces
 from jaxgnn.ops._graph.edge_products import add_heads
 from jaxgnn.ops._graph.pallas import pieces
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from jaxgnn.ops.core.pallas_call import compiled, vary_like
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
 if TYPE_CHECKING:
     from pallas_kernels.attention.passes import Passes

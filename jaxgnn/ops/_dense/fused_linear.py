@@ -9,11 +9,6 @@ from typing import Literal, overload
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense import pallas
 from jaxgnn.ops._dense.checks import check_layer, check_options
 from jaxgnn.ops._dense.kernels import (
@@ -26,6 +21,11 @@ from jaxgnn.ops._dense.kernels import kernel as kernel_table
 from jaxgnn.ops._dense.reference import fused_linear as reference
 from jaxgnn.ops._dense.reference.fused_linear import Precision
 from jaxgnn.ops._maxk.maxk import TODENSE, check_k, maxk
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.second_order import differentiable_again
 
 
 def _forward_limits(x, kernel, bias, *, activation, precision) -> str | None:

@@ -8,11 +8,6 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.checks import check_float, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense import pallas
 from jaxgnn.ops._dense.checks import check_layers, check_options
 from jaxgnn.ops._dense.fused_linear import fused_linear
@@ -24,6 +19,11 @@ from jaxgnn.ops._dense.kernels import (
 )
 from jaxgnn.ops._dense.reference import fused_mlp as reference
 from jaxgnn.ops._dense.reference.fused_linear import Precision
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.checks import check_float, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.second_order import differentiable_again
 
 
 def _forward_limits(x, kernels, biases, *, activation, precision) -> str | None:

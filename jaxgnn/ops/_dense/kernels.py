@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense.pallas import products
+from jaxgnn.ops.core import dispatch
 from pallas_kernels.chip import Chip
 
 _DTYPES = ("bfloat16", "float16")

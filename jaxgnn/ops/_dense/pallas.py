@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
-from jaxgnn.ops._core.pallas_call import compiled, flat_tokens, forget_variation, vary_like
+from jaxgnn.ops.core.pallas_call import compiled, flat_tokens, forget_variation, vary_like
 
 # The kernels' names of methods to multiply. If the precision is None, JAX's setting decides, as for
 # XLA on a GPU. Other settings have no kernels.

@@ -15,12 +15,6 @@ from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph
 from jaxgnn.graph.csr.edge_list import way_to_edge_slots
-from jaxgnn.ops._core import dispatch, verify
-from jaxgnn.ops._core.activations import ACTIVATIONS
-from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.checks import check_choice, check_float, check_rows, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense.checks import check_layer
 from jaxgnn.ops._dense.fused_linear import fused_linear
 from jaxgnn.ops._edge_mlp import pallas
@@ -28,6 +22,12 @@ from jaxgnn.ops._edge_mlp.fold import folded_by_vmap
 from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions, Reduce
 from jaxgnn.ops._graph.calls import graph_and_senders, set_gradient
+from jaxgnn.ops.core import dispatch, verify
+from jaxgnn.ops.core.activations import ACTIVATIONS
+from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.second_order import differentiable_again
 
 _OP = "edge_mlp_aggregate"
 

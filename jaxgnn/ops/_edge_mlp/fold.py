@@ -20,8 +20,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from jaxgnn.graph import is_concrete
-from jaxgnn.ops._core.eager import runs_now
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands
+from jaxgnn.ops.core.eager import runs_now
 
 
 def folded_by_vmap(name: str, function: Callable[..., Array]) -> Callable[..., Array]:

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._dense.kernels import device_limits
 from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, gradients, preactivation
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
 from jaxgnn.ops._graph.pallas import pieces
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.pallas_call import compiled, vary_like
 
 DTYPES = ("bfloat16", "float16")
 # (multiple, maximum) of the widths of layers that fit a multiprocessor, and of all others.

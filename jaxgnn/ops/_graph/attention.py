@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dtypes import accumulation_dtype
-from jaxgnn.ops._core.eager import run_compiled
 from jaxgnn.ops._graph.segment_softmax import segment_softmax
 from jaxgnn.ops._graph.spmm import sddmm, spmm
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.eager import run_compiled
 
 
 def row_scores(

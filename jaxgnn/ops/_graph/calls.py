@@ -7,9 +7,9 @@ from typing import Any
 
 from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.graph.local.local_graph import with_senders
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_graph, from_numpy
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_graph, from_numpy
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
 
 
 def table(

@@ -26,8 +26,6 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.plan import GraphPlan
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pieces
 from jaxgnn.ops._graph.calls import set_gradient
 from jaxgnn.ops._graph.spmm import (
@@ -38,6 +36,8 @@ from jaxgnn.ops._graph.spmm import (
     sddmm_of_request,
     spmm_of_request,
 )
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 # Most heads whose terms are unrolled, which XLA adds up in one pass.
 _WRITTEN_OUT = 8

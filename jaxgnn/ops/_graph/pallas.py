@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi import _call
 from jaxgnn.graph import CSRGraph, edges_per_piece
-from jaxgnn.ops._core.pallas_call import compiled, vary_like
+from jaxgnn.graph.csr import operands
+from jaxgnn.ops.core.pallas_call import compiled, vary_like
 
 if TYPE_CHECKING:
     from pallas_kernels.graph.rows import Pieces
@@ -56,4 +56,4 @@ def pieces(graph: CSRGraph) -> Pieces:
     from pallas_kernels.graph.rows import Pieces
 
     size = edges_per_piece(graph.num_edges)
-    return Pieces(*_call.pieces(graph), *_call.coefficients(graph), edges_per_piece=size)
+    return Pieces(*operands.pieces(graph), *operands.coefficients(graph), edges_per_piece=size)

@@ -10,13 +10,13 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_float, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference import segment_softmax as reference
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_float, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.second_order import differentiable_again
 
 _DTYPES = ("float32", "bfloat16")
 FORWARD = table(

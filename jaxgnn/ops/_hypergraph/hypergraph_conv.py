@@ -12,12 +12,6 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence, check_incidence_shapes, is_concrete
-from jaxgnn.ops._core import dispatch, verify
-from jaxgnn.ops._core.activations import ACTIVATIONS
-from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.kernels import product_tolerance
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision, behind_barrier
 from jaxgnn.ops._hypergraph import pallas
@@ -33,6 +27,12 @@ from jaxgnn.ops._hypergraph.paths import (
 from jaxgnn.ops._hypergraph.reference import hypergraph_conv as reference
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import AttentionMode as AttentionMode
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import Weighting as Weighting
+from jaxgnn.ops.core import dispatch, verify
+from jaxgnn.ops.core.activations import ACTIVATIONS
+from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _OP = "hypergraph_conv"
 

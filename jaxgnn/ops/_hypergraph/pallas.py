@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.pallas_call import compiled, flat_tokens, vary_like
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.pallas_call import compiled, flat_tokens, vary_like
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST_NODES = 8

@@ -12,11 +12,11 @@ from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk as ffi
 from jaxgnn.graph import CBSR
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_cbsr, check_float, from_numpy
-from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._maxk import pallas
 from jaxgnn.ops._maxk.reference import maxk as reference
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_cbsr, check_float, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 _DTYPES = ("float32", "bfloat16", "float16")
 

@@ -7,7 +7,7 @@ from functools import partial
 from jaxtyping import Array, Float, UInt
 
 from jaxgnn.graph import CBSR, column_dtype
-from jaxgnn.ops._core.pallas_call import batches_as_rows, compiled, vary_like
+from jaxgnn.ops.core.pallas_call import batches_as_rows, compiled, vary_like
 
 
 @partial(compiled, static_argnames=("k", "by", "early_stop"))

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi import _call
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph.csr.operands import coefficients, edge_blocks
 from jaxgnn.graph.plan.edge_blocks import use_limits
-from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
+from jaxgnn.ops.core.pallas_call import compiled, vary_like
 from pallas_kernels.chip import Chip
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def grad_weights(
 def _edge_blocks(graph: CSRGraph, cbsr: CBSR, dy: Array) -> EdgeBlocks | None:
     from pallas_kernels.maxk_spmm.edge_blocks import EdgeBlocks
 
-    blocks = _call.edge_blocks(graph, cbsr.dim, dy.dtype)
+    blocks = edge_blocks(graph, Chip.current(), cbsr.dim * dy.dtype.itemsize)
     if blocks is None:
         return None
     tasks = blocks.tasks_for(Chip.current(), cbsr.k, dy.dtype.itemsize)
@@ -69,7 +69,7 @@ def _edge_blocks(graph: CSRGraph, cbsr: CBSR, dy: Array) -> EdgeBlocks | None:
         tasks.blocks,
         tasks.begins,
         tasks.ends,
-        *_call.coefficients(graph),
+        *coefficients(graph),
         rows=blocks.shape.rows,
         span=blocks.shape.senders,
         senders=tasks.senders,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.ops._core.checks import check_float
 from jaxgnn.ops._mhc.reference.sinkhorn import STREAMS
+from jaxgnn.ops.core.checks import check_float
 
 
 def check_streams(op: str, x: Any) -> tuple[int, int]:

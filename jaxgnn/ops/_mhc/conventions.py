@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxgnn.ops._core.checks import check_choice
 from jaxgnn.ops._mhc.checks import check_count, check_number
+from jaxgnn.ops.core.checks import check_choice
 
 Preset = Literal["paper", "seed", "tilekernels", "liger"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
-from pallas_kernels.mhc.arguments import MHCParams, PostInputs
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from pallas_kernels.arguments.mhc import MHCParams, PostInputs
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192

@@ -6,13 +6,13 @@ from functools import partial
 
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_float
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc.checks import check_coefficients, check_count, check_number, check_streams
 from jaxgnn.ops._mhc.kernels import plain, with_backward
 from jaxgnn.ops._mhc.reference import mhc_head as reference
-from pallas_kernels.mhc.arguments import MHCParams
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_float
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from pallas_kernels.arguments.mhc import MHCParams
 
 MHC_EXPAND = plain("mhc_expand", reference.mhc_expand)
 EXPAND_BACKWARD = plain("mhc_expand.backward", reference.mhc_expand_backward)

@@ -10,9 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_choice
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_coefficients, check_output, check_pre, check_streams
 from jaxgnn.ops._mhc.kernels import of_streams
@@ -22,7 +19,10 @@ from jaxgnn.ops._mhc.reference import mhc_layer as reference
 from jaxgnn.ops._mhc.reference.sinkhorn import Last
 from jaxgnn.ops._mhc.sinkhorn import BACKWARD as SINKHORN_BACKWARD
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN, sinkhorn, sinkhorn_options
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_choice
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
 PRE_BACKWARD = of_streams(
     "mhc_layer.pre_backward", reference.mhc_layer_pre_backward, pallas.mhc_layer_pre_backward

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_choice, from_numpy
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post
 from jaxgnn.ops._mhc.kernels import of_streams, with_backward
 from jaxgnn.ops._mhc.reference import mhc_post as reference
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_choice, from_numpy
 
 MHC_POST = of_streams("mhc_post", reference.mhc_post, pallas.mhc_post)
 BACKWARD = of_streams("mhc_post.backward", reference.mhc_post_backward, pallas.mhc_post_backward)

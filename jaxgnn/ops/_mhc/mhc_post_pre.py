@@ -6,16 +6,16 @@ from functools import partial
 
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_choice, from_numpy
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post, check_pre
 from jaxgnn.ops._mhc.kernels import of_streams
 from jaxgnn.ops._mhc.mhc_post import for_each_token, mhc_post
 from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_post_pre as reference
-from pallas_kernels.mhc.arguments import MHCParams, PostInputs
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_choice, from_numpy
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from pallas_kernels.arguments.mhc import MHCParams, PostInputs
 
 
 def _pallas_backward(*arrays, **options):

@@ -7,14 +7,14 @@ from typing import Literal, overload
 
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_choice
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_number, check_pre
 from jaxgnn.ops._mhc.kernels import of_streams, plain
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_choice
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
 MHC_PRE = of_streams("mhc_pre", reference.mhc_pre, pallas.mhc_pre)
 BACKWARD = of_streams("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward)

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core.pallas_call import compiled, flat_tokens, vary_like
 from jaxgnn.ops._mhc.kernels import stream_limits
 from jaxgnn.ops._mhc.reference.mhc_pre import Saved
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
+from jaxgnn.ops.core.pallas_call import compiled, flat_tokens, vary_like
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 
 
 def _by_token(x: Array, run: Callable[..., Any], *arrays: Any) -> Any:

@@ -9,13 +9,13 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_choice, check_float
-from jaxgnn.ops._core.custom_gradient import reverse_vjp
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_count, check_number
 from jaxgnn.ops._mhc.kernels import of_matrices, plain, with_backward
 from jaxgnn.ops._mhc.reference import sinkhorn as reference
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.checks import check_choice, check_float
+from jaxgnn.ops.core.custom_gradient import reverse_vjp
 
 SINKHORN = of_matrices("sinkhorn", reference.sinkhorn, pallas.sinkhorn)
 BACKWARD = of_matrices(

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pallas_kernels.mhc.arguments import MHCConstants
+from pallas_kernels.arguments.mhc import MHCConstants
 from pallas_kernels.mhc.cluster.streams import PARTS, Streams
 from pallas_kernels.mhc.cluster.sums import Coefficients, Sums
 from pallas_kernels.mhc.cluster.tile import COLUMNS, TOKENS, MhcPreClusterTile

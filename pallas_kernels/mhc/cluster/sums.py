@@ -25,7 +25,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pallas_kernels.mhc.arguments import MHCConstants
+from pallas_kernels.arguments.mhc import MHCConstants
 from pallas_kernels.mhc.cluster.tile import PAIRS, ROWS, SPAN, TOKENS, MhcPreClusterTile
 from pallas_kernels.simt.values import Array, Signals, Value
 from pallas_kernels.simt.warp import LANES, Warp

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 from pallas_kernels.chip import Chip
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from pallas_kernels.mhc.slices.shapes import Slices, TokenParts
 from pallas_kernels.mhc.streams import READ_BYTES
 from pallas_kernels.simt.values import Array, Value

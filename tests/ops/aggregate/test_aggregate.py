@@ -14,7 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate.aggregate import FORWARD
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.testing import assert_close, check_against_float64, random_array
-from pallas_kernels.aggregate.arguments import Form
+from pallas_kernels.arguments.aggregate import Form
 from tests.ops._table import BARE, BUILT, longest_row, usable
 
 IMPLEMENTATIONS = usable(FORWARD)

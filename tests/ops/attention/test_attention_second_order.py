@@ -14,10 +14,10 @@ from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import composed, gat_attention, numbered_dropout
 from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph import pieces
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import check_against_float64
-from pallas_kernels.attention.arguments import Form, Operands
+from pallas_kernels.arguments.attention import Form, Operands
 from tests.ops._table import BARE, longest_row
 from tests.ops.attention._attention import COMPILED, TABLE
 from tests.ops.attention.test_attention_memory import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 from tests.ops.dense._linear import DTYPES, VALUES, check, features, layers, mlp
 
 ROWS, WIDTHS = 10, (7, 33, 16, 5)

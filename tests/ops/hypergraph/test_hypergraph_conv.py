@@ -12,9 +12,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxgnn
 from jaxgnn import Incidence, ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._hypergraph import hypergraph_conv
 from jaxgnn.ops._hypergraph.paths import MIXING_LIMITS
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
 from tests._settings import jax_settings
 from tests.ops.hypergraph._hypergraph import HYPEREDGES, INCIDENCE, NODES, arrays, formula

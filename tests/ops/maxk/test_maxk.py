@@ -9,9 +9,9 @@ import pytest
 
 from jaxgnn import _ffi, ops
 from jaxgnn.graph import CBSR
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._maxk.maxk import MAXK, TODENSE
 from jaxgnn.ops._maxk.reference import maxk as reference
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import (
     MAXK_SHAPES,
     assert_bit_equal,

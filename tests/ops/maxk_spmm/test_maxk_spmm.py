@@ -13,8 +13,6 @@ from jaxgnn.graph import CBSR, CSRGraph, column_dtype
 from jaxgnn.graph.csr import csr_graph as _csr
 from jaxgnn.graph.plan import edge_blocks as _edge_blocks
 from jaxgnn.graph.plan import parts as _parts
-from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.dispatch import Plan, current_platform, resolve
 from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     BREAK_EVEN,
     FORWARD,
@@ -25,6 +23,8 @@ from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     plan_kernels,
 )
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
+from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.dispatch import Plan, current_platform, resolve
 from jaxgnn.testing import (
     DTYPES,
     MAXK_SHAPES,

@@ -11,7 +11,7 @@ from jaxgnn import ops
 from jaxgnn.ops._mhc.mhc_head import MHC_HEAD
 from jaxgnn.ops._mhc.reference import mhc_head as reference
 from jaxgnn.testing import DTYPES, assert_close, check_against_float64, random_array
-from pallas_kernels.mhc.arguments import MHCParams
+from pallas_kernels.arguments.mhc import MHCParams
 from tests.ops._table import usable
 from tests.ops.mhc._mhc import SHAPES, length, parameters, streams
 

@@ -9,14 +9,14 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn import ops
-from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._mhc import mhc_layer, pallas
 from jaxgnn.ops._mhc.mhc_pre import MHC_PRE
 from jaxgnn.ops._mhc.reference import mhc_post as reference_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
 from jaxgnn.ops._mhc.reference import sinkhorn as reference_sinkhorn
+from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.testing import check_against_float64, random_array
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 from tests.ops.mhc._mhc import SHAPES, length, parameters, rounded, streams
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")

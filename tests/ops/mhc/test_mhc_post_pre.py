@@ -13,7 +13,7 @@ from jaxgnn.ops._mhc.mhc_post_pre import MHC_POST_PRE
 from jaxgnn.ops._mhc.reference import mhc_post as reference_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
 from jaxgnn.testing import check_against_float64
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 from tests.ops._table import usable
 from tests.ops.mhc._mhc import SHAPES, length, outputs, parameters, rounded, streams, width
 

@@ -11,7 +11,7 @@ from jaxgnn import ops
 from jaxgnn.ops._mhc.mhc_pre import BACKWARD, MHC_PRE, STATIC
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.testing import DTYPES, check_against_float64, check_numerical_gradients
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 from tests.ops._table import usable
 from tests.ops.mhc._mhc import SHAPES, length, parameters, streams, width
 

@@ -14,8 +14,8 @@ from jaxgnn.ops._aggregate.reference.aggregate import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels.aggregate.aggregate import forward
-from pallas_kernels.aggregate.arguments import Form
 from pallas_kernels.aggregate.gradient import grad_columns
+from pallas_kernels.arguments.aggregate import Form
 
 ALL = get_args(ops.Aggregation)
 PNA = ("mean", "max", "min", "std")

@@ -8,8 +8,8 @@ from experiments.benchmarks.attention_memory import prepared_shapes
 from jaxgnn.ops._aggregate.reference.aggregate import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
 from pallas_kernels.aggregate.aggregate import forward
-from pallas_kernels.aggregate.arguments import Form
 from pallas_kernels.aggregate.gradient import grad_columns
+from pallas_kernels.arguments.aggregate import Form
 from tests.pallas_kernels.aggregate._cases import ALL, PNA
 from tests.pallas_kernels.attention.test_lowering import MOLECULES, REDDIT
 

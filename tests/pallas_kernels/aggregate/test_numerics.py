@@ -11,8 +11,8 @@ from jaxgnn import CSRGraph
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels.aggregate.aggregate import forward
-from pallas_kernels.aggregate.arguments import Form
 from pallas_kernels.aggregate.gradient import tile_for
+from pallas_kernels.arguments.aggregate import Form
 from pallas_kernels.graph.spmm import SpmmTile
 from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated

@@ -10,7 +10,7 @@ from jaxgnn import CSRGraph
 from jaxgnn.ops._attention import pallas
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_close, random_array
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 from pallas_kernels.attention.passes import PASSES
 from tests.pallas_kernels.attention._formula import attention
 

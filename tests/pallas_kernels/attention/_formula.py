@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from pallas_kernels.attention.arguments import Form, Operands
+from pallas_kernels.arguments.attention import Form, Operands
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.benchmarks.attention_memory import prepared_shapes
 from jaxgnn.ops._graph import pallas as graph_calls
-from pallas_kernels.attention.arguments import Cotangents, Form
+from pallas_kernels.arguments.attention import Cotangents, Form
 from tests.pallas_kernels.attention._cases import OPS, passes, shapes_of
 
 REDDIT = (232_965, 111_400_000)

@@ -14,8 +14,8 @@ from jaxgnn.ops._attention import pallas
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.ops._graph import pieces
 from jaxgnn.testing import assert_bit_equal, assert_close
+from pallas_kernels.arguments.attention import Cotangents
 from pallas_kernels.attention import passes as passes_module
-from pallas_kernels.attention.arguments import Cotangents
 from pallas_kernels.attention.tile import AttentionTile, Work
 from pallas_kernels.simt import blocks
 from tests.pallas_kernels._chips import H100, on_a_chip

@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense.reference import fused_linear as linear_reference
 from jaxgnn.ops._dense.reference import fused_mlp as mlp_reference
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_close, random_array, to_float64
 from pallas_kernels.dense import activations as dense_activations
 from pallas_kernels.dense import backward as dense_backward

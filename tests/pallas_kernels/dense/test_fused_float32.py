@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from jaxgnn.ops._dense.reference import fused_linear as linear_reference
 from jaxgnn.ops._dense.reference import fused_mlp as mlp_reference
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_close, random_array, to_float64
 from pallas_kernels.dense import backward as dense_backward
 from pallas_kernels.dense import forward as dense_forward

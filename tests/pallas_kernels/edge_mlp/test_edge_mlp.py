@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._graph.pallas import pieces
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels import simt
 from pallas_kernels.edge_mlp import edge_mlp_aggregate

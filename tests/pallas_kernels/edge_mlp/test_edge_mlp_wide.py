@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops._core import dispatch
+from jaxgnn.ops.core import dispatch
 from pallas_kernels.edge_mlp.chunks import ChunkTile
 from pallas_kernels.edge_mlp.ring_forward import RingTile
 from pallas_kernels.edge_mlp.wide import WideTile

@@ -12,9 +12,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxgnn
 from jaxgnn import Incidence, nn, ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._hypergraph import pallas
 from jaxgnn.ops._hypergraph.hypergraph_conv import MIX, MIX_BACKWARD
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import random_array
 from pallas_kernels.dense import activations as dense_activations
 from pallas_kernels.hypergraph import hypergraph_conv as kernels

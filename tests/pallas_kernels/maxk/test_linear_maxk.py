@@ -17,11 +17,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CBSR, ops, verify
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense.fused_linear import MAXK
 from jaxgnn.ops._dense.fused_linear import _linear_maxk as _linear_maxk_op
 from jaxgnn.ops._dense.reference import fused_linear as linear_reference
 from jaxgnn.ops._maxk.reference import maxk as reference
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc

@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import deterministic, ops
-from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.reference import mhc_post as post_reference
 from jaxgnn.ops._mhc.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops._mhc.reference import mhc_pre as pre_reference
 from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import (
     DTYPES,
     assert_bit_equal,
@@ -25,8 +25,8 @@ from jaxgnn.testing import (
     tolerances,
 )
 from pallas_kernels import simt
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc import mhc_pre
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.simt import blocks, launching
 from pallas_kernels.tensor_cores.bfloat16_parts import products, split

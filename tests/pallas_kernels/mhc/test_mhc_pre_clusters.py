@@ -9,8 +9,8 @@ import pytest
 from jaxgnn.ops._mhc.reference import mhc_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc import mhc_post_pre
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.cluster.post_pre import MhcPostPreClusterTile as BoundaryTile
 from pallas_kernels.mhc.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
 from pallas_kernels.mhc.tokens.backward import Token, streams_backward

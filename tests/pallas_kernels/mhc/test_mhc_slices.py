@@ -8,8 +8,8 @@ import pytest
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.reference import mhc_post, mhc_post_pre, mhc_pre
 from jaxgnn.testing import assert_close, random_array
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.chip import Chip
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.slices import tokens as tokens_kernel
 from pallas_kernels.mhc.slices.backward import FollowingPost, SlicesTile, slices_backward
 from pallas_kernels.mhc.slices.post import PrecedingPost, SlicesPostTile, slices_post_backward

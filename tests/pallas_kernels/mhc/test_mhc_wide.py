@@ -8,9 +8,9 @@ import pytest
 from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc import wide_sums as wide
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.pre_mixing import MixingTile, mix_streams
 from pallas_kernels.mhc.wide_sums import Sums, WideTile, wide_sums
 from tests.ops.mhc._mhc import exactly, outputs, parameters, streams

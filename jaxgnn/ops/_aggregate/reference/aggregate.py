@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
-from jaxgnn.ops._core.dtypes import accumulation_dtype
-from pallas_kernels.aggregate.arguments import Form, Statistics, Terms, count_of
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.aggregate import Form, Statistics, Terms, count_of
 
 
 def forward(

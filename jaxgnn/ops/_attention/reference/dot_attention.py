@@ -13,7 +13,7 @@ from jaxgnn.ops._attention.reference.ends import (
     of_real_edges,
     repeat_groups,
 )
-from pallas_kernels.attention.arguments import Form, Operands
+from pallas_kernels.arguments.attention import Form, Operands
 
 
 def scores(graph: Edges, operands: Operands, form: Form) -> Float[Array, "edges heads"]:

@@ -7,7 +7,7 @@ from typing import Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class Edges(Protocol):

@@ -11,7 +11,7 @@ from jaxgnn.ops._attention.reference.ends import (
     leaky_relu,
     of_real_edges,
 )
-from pallas_kernels.attention.arguments import Form, Operands
+from pallas_kernels.arguments.attention import Form, Operands
 
 
 def scores(graph: Edges, operands: Operands, form: Form) -> Float[Array, "edges heads"]:

@@ -24,7 +24,7 @@ from jaxgnn.ops._attention.reference.ends import (
     of_real_edges,
     repeat_groups,
 )
-from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
 Scores = Callable[[Edges, Operands, Form], Float[Array, "edges heads"]]
 

@@ -11,9 +11,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
-from jaxgnn.ops._core.activations import ACTIVATIONS, Name
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._maxk.reference.maxk import maxk
+from jaxgnn.ops.core.activations import ACTIVATIONS, Name
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 Precision = Literal["highest", "tf32", "bf16x3"]
 """Products of float32 numbers in float32, in TF32, or as three products of bfloat16 parts."""

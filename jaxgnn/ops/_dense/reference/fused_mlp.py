@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core.activations import ACTIVATIONS, Name
-from jaxgnn.ops._core.dtypes import stored
 from jaxgnn.ops._dense.reference.fused_linear import (
     Precision,
     behind_barrier,
@@ -15,6 +13,8 @@ from jaxgnn.ops._dense.reference.fused_linear import (
     gradients,
     preactivation,
 )
+from jaxgnn.ops.core.activations import ACTIVATIONS, Name
+from jaxgnn.ops.core.dtypes import stored
 
 
 def fused_mlp(

@@ -14,9 +14,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
-from jaxgnn.ops._core.activations import ACTIVATIONS, Name
-from jaxgnn.ops._core.custom_gradient import custom_vjp
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.reference.fused_linear import (
     behind_barrier,
     gradients,
@@ -24,6 +21,9 @@ from jaxgnn.ops._dense.reference.fused_linear import (
     product,
 )
 from jaxgnn.ops._dense.reference.fused_mlp import fused_mlp
+from jaxgnn.ops.core.activations import ACTIVATIONS, Name
+from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 Reduce = Literal["sum", "mean", "max"]
 """Reduction of the messages of a node."""

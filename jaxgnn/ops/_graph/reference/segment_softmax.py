@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 def segment_softmax(

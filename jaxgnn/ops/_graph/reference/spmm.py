@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 def spmm(graph: CSRGraph, x: Float[Array, "cols *heads dim"]) -> Float[Array, "rows *heads dim"]:

@@ -12,16 +12,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import Incidence
 from jaxgnn.graph.plan.row_sums import sum_segments
-from jaxgnn.ops._core.activations import ACTIVATIONS
-from jaxgnn.ops._core.activations import Name as Activation
-from jaxgnn.ops._core.dtypes import accumulation_dtype
-from jaxgnn.ops._core.finite import (
+from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier, product
+from jaxgnn.ops.core.activations import ACTIVATIONS
+from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.finite import (
     add_nonfinite_terms,
     any_not_finite,
     exact_matmul,
     finite_part,
 )
-from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier, product
 
 Weighting = Literal["paper", "pyg"]
 """Hyperedges' weights in the formula of the paper, or only in degrees as in torch-geometric."""

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR, column_dtype
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | None) -> CBSR:

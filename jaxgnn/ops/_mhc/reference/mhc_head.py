@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._mhc.reference.mhc_pre import (
     Saved,
     aggregate,
@@ -15,7 +14,8 @@ from jaxgnn.ops._mhc.reference.mhc_pre import (
     sum_tokens,
     widened,
 )
-from pallas_kernels.mhc.arguments import MHCParams
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.mhc import MHCParams
 
 
 def mhc_expand(x: Float[Array, "*batch dim"], *, num_streams: int) -> Float[Array, "*batch n dim"]:

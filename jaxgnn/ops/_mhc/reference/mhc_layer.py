@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops._mhc.reference.mhc_post import mhc_post_backward, mixed
 from jaxgnn.ops._mhc.reference.mhc_pre import Saved, mhc_pre_backward
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
 
 def mhc_layer_post_backward(*inputs_and_dy: Array, transposed: bool) -> tuple[Array, ...]:

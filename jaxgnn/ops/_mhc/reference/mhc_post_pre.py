@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops._mhc.reference import mhc_pre as pre
 from jaxgnn.ops._mhc.reference.mhc_post import mhc_post, mhc_post_backward
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams, PostInputs
 
 
 def mhc_post_pre(

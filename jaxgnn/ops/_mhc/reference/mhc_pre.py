@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxgnn.ops._core.dtypes import accumulation_dtype
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from jaxgnn.ops.core.dtypes import accumulation_dtype
+from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
 
 class Saved(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 
 def differentiable_again(

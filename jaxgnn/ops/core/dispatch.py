@@ -27,9 +27,9 @@ from jaxgnn._arrays.arrays import empty_like
 from jaxgnn._arrays.arrays import match_varying as match_varying
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._core import verify as verification
-from jaxgnn.ops._core.eager import runs_now
-from jaxgnn.ops._core.one_platform import on_a_gpu
+from jaxgnn.ops.core import verify as verification
+from jaxgnn.ops.core.eager import runs_now
+from jaxgnn.ops.core.one_platform import on_a_gpu
 from pallas_kernels.chip import Chip
 
 Name = Literal["xla", "pallas", "ffi"]

@@ -13,7 +13,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.models._sudoku_boards import (
+from jaxgnn.models.sudoku_boards import (
     box_of,
     candidate_kinds,
     checked_box,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 Name = Literal["relu", "gelu", "gelu_exact", "silu", "mish", "squared_relu"]
 """Activations that ops know by name; gelu is computed by tanh, or exactly by erf."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 Mode = Literal["off", "warn", "strict"]
 

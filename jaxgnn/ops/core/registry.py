@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxgnn.ops._core.dispatch import Platform
+from jaxgnn.ops.core.dispatch import Platform
 
 
 @dataclass(frozen=True)

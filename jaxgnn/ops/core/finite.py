@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxgnn.ops._core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 
 def any_not_finite(*arrays: Float[Array, "*any"]) -> Bool[Array, ""]:

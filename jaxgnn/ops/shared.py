@@ -1,0 +1,22 @@
+"""Names of the families of ops that other packages of the library use.
+
+Users find theirs in ``jaxgnn.ops``. What families share among themselves is in ``jaxgnn.ops.core``.
+"""
+
+from jaxgnn.ops._aggregate import segments as segments
+from jaxgnn.ops._aggregate.aggregate import WEIGHTED as WEIGHTED
+from jaxgnn.ops._aggregate.edge_ends import at_ends as at_ends
+from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR as FUSED_LINEAR
+from jaxgnn.ops._dense.fused_mlp import FUSED_MLP as FUSED_MLP
+from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS as PRECISIONS
+from jaxgnn.ops._edge_mlp import edge_mlp_aggregate as edge_mlp_aggregate
+from jaxgnn.ops._graph.attention import edge_scores as edge_scores
+from jaxgnn.ops._graph.attention import row_scores as row_scores
+from jaxgnn.ops._graph.attention import row_softmax as row_softmax
+from jaxgnn.ops._graph.attention import weighted_sums as weighted_sums
+from jaxgnn.ops._hypergraph.hypergraph_conv import check_incidence as check_incidence
+from jaxgnn.ops._mhc.mhc_post import MHC_POST as MHC_POST
+from jaxgnn.ops._mhc.mhc_pre import MHC_PRE as MHC_PRE
+from jaxgnn.ops._mhc.mhc_pre import MHCConstants as MHCConstants
+from jaxgnn.ops._mhc.mhc_pre import MHCParams as MHCParams
+from jaxgnn.ops._mhc.sinkhorn import SINKHORN as SINKHORN

@@ -1,0 +1,1 @@
+"""Arguments that ops, wrappers of compiled kernels and Pallas kernels share, by family."""
