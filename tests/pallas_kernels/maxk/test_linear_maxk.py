@@ -274,8 +274,9 @@ def test_gradients_are_those_of_two_ops():
     """As the op composes them, of references."""
     inputs = features((13, 64), "float32"), *layer(64, 64, "float32")
     dy = random_array((13, 16), "float32", seed=3)
-    options = (("k", 16), ("by", "value"), ("precision", "highest"))
-    one = functools.partial(_linear_maxk_op, dispatch.resolve("fused_linear", "xla"), options)
+    request = dispatch.resolve("fused_linear", "xla")
+    plan = MAXK.plan(request, *inputs, k=16, by="value", precision="highest")
+    one = functools.partial(_linear_maxk_op, plan)
     two = _kept(precision="highest", implementation="xla")
     made = jax.vjp(lambda *inputs: one(*inputs)[0], *inputs)[1](dy)
     for gradient, expected in zip(made, jax.vjp(two, *inputs)[1](dy), strict=True):

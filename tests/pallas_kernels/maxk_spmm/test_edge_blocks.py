@@ -17,6 +17,7 @@ from jaxgnn.ops._maxk_spmm import pallas
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.testing import DTYPES, assert_close, random_array
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.maxk_spmm import edge_blocks, maxk_spmm
 from pallas_kernels.maxk_spmm.edge_blocks import BlocksTile
 from pallas_kernels.simt import launching
@@ -253,13 +254,19 @@ def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     np.testing.assert_allclose(got, exact, rtol=2e-4, atol=2e-4)
 
 
+def _cache_sums_of(monkeypatch, numbers):
+    """Lets the cache hold so many sums of float32, for each size of an entry of a row."""
+    parts = {size: 4 * number for size, number in numbers.items()}
+    monkeypatch.setattr(graph_edge_blocks, "_CACHED_PARTS", parts)
+    monkeypatch.setattr(graph_edge_blocks, "_PARTS", Chip.current().cache_bytes)
+
+
 @pytest.mark.parametrize(
     "dtype, k, tiles", [("float32", 8, 1), ("float32", 9, 3), ("bfloat16", 8, 3)]
 )
 def test_as_many_tiles_as_suit_k_and_the_gradient(monkeypatch, dtype, k, tiles):
     monkeypatch.setitem(SHAPES, "several", dataclasses.replace(SHAPES["one"], tiles=(1, 3)))
-    sums_of_all = {4: 60 * 8 * 4, 2: 60 * 7 * 4}
-    monkeypatch.setattr(graph_edge_blocks, "_bytes_of_sums", lambda chip, size: sums_of_all[size])
+    _cache_sums_of(monkeypatch, {4: 60 * 8, 2: 60 * 7})
     graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, dtype)
     dy = random_array((ROWS, 64), dtype, seed=1)
     blocks = pallas._edge_blocks(graph, kept, dy)
@@ -274,7 +281,7 @@ def test_as_many_tiles_as_suit_k_and_the_gradient(monkeypatch, dtype, k, tiles):
 @pytest.mark.parametrize("k, tiles", [(8, 1), (9, 3)])
 def test_the_cuda_kernel_gets_the_same_tasks(monkeypatch, k, tiles):
     monkeypatch.setitem(SHAPES, "several", dataclasses.replace(SHAPES["one"], tiles=(1, 3)))
-    monkeypatch.setattr(graph_edge_blocks, "_bytes_of_sums", lambda *_: 60 * 8 * 4)
+    _cache_sums_of(monkeypatch, {4: 60 * 8})
     graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, "float32")
     calls = []
     monkeypatch.setattr(ffi, "call_many", lambda *args, **sizes: [calls.append((args, sizes))])
