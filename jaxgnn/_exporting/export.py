@@ -115,7 +115,7 @@ def _structure(name: str, tree: Any) -> Any:
 
 def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.export.Exported:
     # The library writes its version to the file, and the reader compares it.
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _ffi.TARGETS]
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _ffi.targets()]
     make = jax.export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)
     try:
         return make(*inputs)

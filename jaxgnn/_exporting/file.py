@@ -184,7 +184,7 @@ class Program(NamedTuple):
     @property
     def kernels(self) -> list[str]:
         """Names of the custom calls of this library's kernels."""
-        return sorted(n for n in self.calls if n in _ffi.TARGETS or n.startswith(_GPU_KERNELS))
+        return sorted(n for n in self.calls if n in _ffi.targets() or n.startswith(_GPU_KERNELS))
 
 
 def read_program(exported: jax.export.Exported) -> Program:

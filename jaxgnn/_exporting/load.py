@@ -160,9 +160,9 @@ def _prepare(name: str, description: Description) -> None:
     if platform not in description.platforms:
         expected = f"{name} on {' or '.join(description.platforms)}, for which it was exported"
         raise ValueError(f"load_exported: must load {expected}, got {platform}")
-    compiled = any(platform in _ffi.TARGETS.get(kernel, ()) for kernel in description.kernels)
+    compiled = any(platform in _ffi.targets().get(kernel, ()) for kernel in description.kernels)
     reasons = [_ffi.why_missing(platform) if compiled else None]
-    if platform == "cuda" and any(kernel not in _ffi.TARGETS for kernel in description.kernels):
+    if platform == "cuda" and any(kernel not in _ffi.targets() for kernel in description.kernels):
         reasons.append(no_mosaic_gpu(platform))
     # With several platforms the kernels may belong to another one.
     known = [reason for reason in reasons if reason is not None]

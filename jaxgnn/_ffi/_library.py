@@ -8,42 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
+import pkgutil
 import warnings
 from pathlib import Path
 
 import jax
-
-# XLA target -> the symbol of that name in the library of each platform that has it.
-TARGETS: dict[str, tuple[str, ...]] = {
-    "jaxgnn_maxk": ("cpu", "cuda"),
-    "jaxgnn_todense": ("cpu", "cuda"),
-    "jaxgnn_gather_columns": ("cpu", "cuda"),
-    "jaxgnn_spmm": ("cpu", "cuda"),
-    "jaxgnn_sddmm": ("cpu", "cuda"),
-    "jaxgnn_maxk_spmm": ("cpu", "cuda"),
-    "jaxgnn_maxk_spmm_grad_values": ("cpu", "cuda"),
-    "jaxgnn_maxk_spmm_grad_values_blocks": ("cuda",),
-    "jaxgnn_maxk_spmm_grad_weights": ("cpu", "cuda"),
-    "jaxgnn_segment_softmax": ("cpu",),
-    "jaxgnn_segment_softmax_grad": ("cpu",),
-    "jaxgnn_aggregate": ("cpu",),
-    "jaxgnn_aggregate_grad_columns": ("cpu",),
-    "jaxgnn_aggregate_grad_edges": ("cpu",),
-    "jaxgnn_segment_order": ("cpu",),
-    "jaxgnn_dot_attention": ("cpu",),
-    "jaxgnn_dot_attention_weights": ("cpu",),
-    "jaxgnn_dot_attention_rows": ("cpu",),
-    "jaxgnn_dot_attention_columns": ("cpu",),
-    "jaxgnn_gat_attention": ("cpu",),
-    "jaxgnn_gat_attention_weights": ("cpu",),
-    "jaxgnn_gat_attention_rows": ("cpu",),
-    "jaxgnn_gat_attention_columns": ("cpu",),
-    "jaxgnn_gatv2_attention": ("cpu",),
-    "jaxgnn_gatv2_attention_weights": ("cpu",),
-    "jaxgnn_gatv2_attention_rows": ("cpu",),
-    "jaxgnn_gatv2_attention_columns": ("cpu",),
-}
 
 _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
 _COMPILERS = {"cpu": "a C++ compiler", "cuda": "nvcc"}
@@ -74,13 +45,29 @@ def open_library(platform: str) -> ctypes.CDLL | None:
 
 
 @functools.cache
+def targets() -> dict[str, tuple[str, ...]]:
+    """The platforms whose library has a symbol of the name of an XLA target, for each target.
+
+    They are the ``TARGETS`` of the modules of this package.
+    """
+    import jaxgnn._ffi
+
+    found: dict[str, tuple[str, ...]] = {}
+    for _, name, _ in pkgutil.iter_modules(jaxgnn._ffi.__path__):
+        if not name.startswith("lib"):  # the libraries themselves
+            module = importlib.import_module(f"jaxgnn._ffi.{name}")
+            found |= getattr(module, "TARGETS", {})
+    return found
+
+
+@functools.cache
 def load(platform: str) -> ctypes.CDLL | None:
     """Loads and registers the library for ``platform``; returns None if it can not be used."""
     library = open_library(platform)
     if library is None:
         return None
     jax.devices("cpu")  # a registration before the backends exist would be queued, unchecked
-    for target, platforms in TARGETS.items():
+    for target, platforms in targets().items():
         if platform in platforms:
             symbol = getattr(library, target)
             jax.ffi.register_ffi_target(

@@ -15,6 +15,14 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.operands import structure
 from pallas_kernels.arguments.aggregate import Form, Statistics, Terms
 
+TARGETS = {
+    "jaxgnn_aggregate": ("cpu",),
+    "jaxgnn_aggregate_grad_columns": ("cpu",),
+    "jaxgnn_aggregate_grad_edges": ("cpu",),
+    "jaxgnn_segment_order": ("cpu",),
+}
+
+
 _KINDS = {"float": jnp.float32, "int": jnp.int32}
 _TERMS = tuple(Terms.__dataclass_fields__)
 _OF_EDGES = tuple(field for field in _TERMS if not field.endswith("_holder"))

@@ -18,6 +18,13 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.operands import as_float32, structure
 from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
+TARGETS = {
+    f"jaxgnn_{op}{part}": ("cpu",)
+    for op in ("dot_attention", "gat_attention", "gatv2_attention")
+    for part in ("", "_weights", "_rows", "_columns")
+}
+
+
 # Largest number of runs of rows whose gradients to the shared arrays are computed separately.
 _MOST_PARTS = 256
 

@@ -8,6 +8,9 @@ from jaxtyping import Array, Float, UInt
 from jaxgnn._ffi._call import call, call_many
 from jaxgnn.graph import CBSR, column_dtype
 
+_NAMES = "jaxgnn_maxk", "jaxgnn_todense", "jaxgnn_gather_columns"
+TARGETS = dict.fromkeys(_NAMES, ("cpu", "cuda"))
+
 
 def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | None) -> CBSR:
     """Keeps the ``k`` largest entries of each row, on a CPU."""

@@ -14,6 +14,13 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.csr.operands import coefficients, edge_blocks, pieces, scales, structure
 from pallas_kernels.chip import Chip
 
+TARGETS = {
+    "jaxgnn_maxk_spmm": ("cpu", "cuda"),
+    "jaxgnn_maxk_spmm_grad_values": ("cpu", "cuda"),
+    "jaxgnn_maxk_spmm_grad_values_blocks": ("cuda",),
+    "jaxgnn_maxk_spmm_grad_weights": ("cpu", "cuda"),
+}
+
 
 def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
     """The product of a sparse matrix and compressed rows of k entries each, on a CPU."""

@@ -7,6 +7,8 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi._call import call
 from jaxgnn.graph import CSRGraph
 
+TARGETS = {"jaxgnn_segment_softmax": ("cpu",), "jaxgnn_segment_softmax_grad": ("cpu",)}
+
 
 def segment_softmax(
     graph: CSRGraph, logits: Float[Array, "edges heads"]

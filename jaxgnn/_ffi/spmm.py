@@ -15,6 +15,9 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.operands import coefficients, pieces, scales, structure
 from pallas_kernels.chip import Chip
 
+TARGETS = {"jaxgnn_spmm": ("cpu", "cuda"), "jaxgnn_sddmm": ("cpu", "cuda")}
+
+
 # Numbers of lanes, of 16 bytes each, that may read a neighbour; more lanes need fewer passes.
 _LANES = (32, 16, 8)
 _FEW_EDGES = 64

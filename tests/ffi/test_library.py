@@ -17,7 +17,7 @@ from jaxgnn.ops.core import dispatch
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("target", [t for t, where in _ffi.TARGETS.items() if "cpu" in where])
+@pytest.mark.parametrize("target", [t for t, where in _ffi.targets().items() if "cpu" in where])
 def test_every_cpu_target_has_its_symbol(target):
     path = _ffi.library_path("cpu")
     assert path is not None, "the CPU library is not built"
@@ -30,7 +30,7 @@ def test_where_nvcc_is_the_cuda_library_was_built_with_all_its_symbols():
         pytest.skip("reason: needs nvcc on PATH and JAXGNN_CUDA not 0 to build the CUDA library")
     assert path is not None, "nvcc is on PATH, but the CUDA library is not built"
     library = ctypes.CDLL(str(path))
-    for target, platforms in _ffi.TARGETS.items():
+    for target, platforms in _ffi.targets().items():
         if "cuda" in platforms:
             assert library[target]
 
@@ -46,7 +46,7 @@ def test_the_table_lists_exactly_the_handlers_of_the_sources():
             defined |= set(re.findall(r"XLA_FFI_DEFINE_HANDLER_SYMBOL\(\s*(\w+)", text))
             for op in re.findall(r"^JAXGNN_DEFINE_ATTENTION\((\w+)", text, re.MULTILINE):
                 defined |= {op + ending for ending in endings}
-        listed = {target for target, platforms in _ffi.TARGETS.items() if platform in platforms}
+        listed = {target for target, platforms in _ffi.targets().items() if platform in platforms}
         assert defined == listed
 
 

@@ -89,7 +89,7 @@ def _exported(case: Exported, run) -> jax.export.Exported:
         for i, shape in enumerate(case.shapes)
     ]
     # Compiled kernels are of this release, which JAX wants to be told.
-    targets = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _library.TARGETS]
+    targets = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _library.targets()]
     return jax.export.export(run, disabled_checks=targets)(*arguments)
 
 

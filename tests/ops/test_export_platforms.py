@@ -8,7 +8,7 @@ import pytest
 from jax import export
 
 from jaxgnn import Incidence, ops
-from jaxgnn._ffi._library import TARGETS
+from jaxgnn._ffi._library import targets
 from jaxgnn.graph import CSRGraph
 from jaxgnn.testing import random_array
 
@@ -58,7 +58,7 @@ def _roundings(name: str) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_one_export_for_cpu_and_cuda_has_the_kernels_and_runs_here(name):
     function, x = CASES[name]
-    checks = [export.DisabledSafetyCheck.custom_call(target) for target in TARGETS]
+    checks = [export.DisabledSafetyCheck.custom_call(target) for target in targets()]
     compiled = jax.jit(function)
     exported = export.export(compiled, platforms=["cpu", "cuda"], disabled_checks=checks)(x)
     assert re.search(r"custom_call @mosaic_gpu", exported.mlir_module())
