@@ -26,7 +26,7 @@ from experiments.benchmarks._report import Column, Output, Row, append_rows, hea
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion.constants import opened
 from jaxgnn.fusion.rewrite import Policy, Rules
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
 

@@ -22,7 +22,7 @@ from jaxgnn.fusion.graphs import digest_of_argument
 from jaxgnn.fusion.program import Program
 from jaxgnn.fusion.report import Explanation, Measured
 from jaxgnn.fusion.rewrite import Findings, Policy, RuleError, Rules
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.search import Search, check_search
 from jaxgnn.fusion.transform import index_inputs, transformed
 from jaxgnn.fusion.verify import difference

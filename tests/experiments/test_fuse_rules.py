@@ -7,7 +7,7 @@ import pytest
 
 from experiments.benchmarks import fuse_rules
 from experiments.benchmarks.fuse_rules import CASES, RuleOptions, Size, both
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 
 SMALL = Size(12, 60, 16)
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxgnn.fusion import fused as fuse_module
 from jaxgnn.fusion.rewrite import Rewrite, Rule
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
 X = arrays((NODES, 4))[0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jaxgnn
 from jaxgnn.fusion.rewrite import Policy, Rules
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing import assert_close
 from tests.fusion._eager import one_by_one

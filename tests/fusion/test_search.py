@@ -11,7 +11,7 @@ from jaxgnn.fusion import cost, rewrite
 from jaxgnn.fusion import search as search_module
 from jaxgnn.fusion.cost import Speeds, flops_of, seconds_of
 from jaxgnn.fusion.rewrite import Policy, Rewrite, Rule, Rules
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
 from tests.fusion.test_rules import APPLIES, DOES_NOT

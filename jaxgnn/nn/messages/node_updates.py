@@ -122,7 +122,11 @@ class MLPUpdate(PlainUpdate):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """Returns the state after a step; ``rngs`` are ignored, because there is no dropout."""
+        """Returns the state after a step.
+
+        Args:
+          rngs: ignored, because there is no dropout.
+        """
         _check_messages(self, messages)
         y = self.mlp(_side_by_side(self.dtype, state, messages, inputs)).astype(state.dtype)
         return state + y if self.residual else y
@@ -199,7 +203,11 @@ class GRUUpdate(_CellUpdate[Array], PlainUpdate):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """Returns the state after a step; ``rngs`` are ignored, because there is no dropout."""
+        """Returns the state after a step.
+
+        Args:
+          rngs: ignored, because there is no dropout.
+        """
         h, x = promote_dtype((state, self._read(messages, inputs)), dtype=self.dtype)
         return self.cell(h, x)[0].astype(state.dtype)
 
@@ -262,7 +270,11 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> LSTMState:
-        """Returns the state after a step; ``rngs`` are ignored, because there is no dropout."""
+        """Returns the state after a step.
+
+        Args:
+          rngs: ignored, because there is no dropout.
+        """
         hidden = jnp.where(state.is_first, 0, state.hidden)
         z: Any = self.gates(_side_by_side(self.dtype, self._read(messages, inputs), hidden))
         h, cell = _lstm_cell(z, state.cell)

@@ -91,9 +91,12 @@ _CALL_LINES: dict[str, str] = {
     "edge_features": "features of the edge slots, with the leading axes of ``x`` or without.",
     "graph": "rows are receivers, columns are senders.",
     "incidence": "the hypergraph.",
+    "inputs": "inputs of each node, equal at every step.",
     "k": "number of kept entries instead of the layer's ``k``; None keeps the layer's.",
+    "messages": "aggregated messages of each node.",
     "num_steps": "number of steps; None for the model's.",
     "rngs": "random streams with one named ``dropout`` in training; None in evaluation.",
+    "state": "state before the step.",
     "x": "features of the nodes.",
     "x: Nodes": (
         "features of the nodes of a square graph, whose leading axes share the graph; or a pair\n"

@@ -16,7 +16,7 @@ import pytest
 
 import jaxgnn
 from jaxgnn.fusion.rewrite import Policy, Rewrite, Rules
-from jaxgnn.fusion.rules import RULES, neighbour_sum
+from jaxgnn.fusion.rules.table import RULES, neighbour_sum
 from jaxgnn.fusion.transform import transformed
 from tests.fusion.proofs._exact import as_exact, evaluated, rationals, same
 from tests.fusion.test_rules import APPLIES

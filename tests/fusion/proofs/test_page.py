@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from jaxgnn.fusion.rules import RULES
+from jaxgnn.fusion.rules.table import RULES
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs/proofs.md"

@@ -1,0 +1,35 @@
+"""All rules, in the order in which they are tried."""
+
+from jaxgnn.fusion.rewrite import Rule
+from jaxgnn.fusion.rules import (
+    by_nodes,
+    dense,
+    edge_mlp,
+    linear_order,
+    maxk,
+    mhc,
+    neighbour_sum,
+    segments,
+    sinkhorn,
+    softmax,
+    unrolled_loop,
+)
+
+RULES: tuple[Rule, ...] = (
+    unrolled_loop.RULE,
+    edge_mlp.RULE,
+    by_nodes.PROJECTION,
+    by_nodes.SUM,
+    linear_order.RULE,
+    neighbour_sum.RULE,
+    segments.EXTREME,
+    softmax.RULE,
+    maxk.RULE,
+    segments.SEGMENTS,
+    mhc.PRE,
+    mhc.POST,
+    sinkhorn.RULE,
+    dense.MLP,
+    dense.LINEAR,
+)
+"""Those with the largest patterns come first."""
