@@ -1,1 +1,0 @@
-"""Why each rule of ``jaxgnn.fuse`` gives the same numbers, in proofs that are checked."""
