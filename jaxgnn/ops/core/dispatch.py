@@ -345,11 +345,11 @@ class Kernel:
         return self.implementations[name].unsupported(platform, *args, **options)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The implementations that a call of a kernel runs: chosen once, then called with arrays.
 
-    Plans are equal for equal choices, and static: they hold no array.
+    Plans are equal for equal choices, and static: they hold no array. JAX compares them in each
+    call of a gradient, which is fast for tuples.
 
     Attributes:
       kernel: the kernel.
