@@ -14,7 +14,7 @@ from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.kernels import Computation
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 from pallas_kernels.arguments.attention import Cotangents, Form, Operands
 
 
@@ -105,18 +105,12 @@ def _gradients(call, graph, operands, cotangents, dlse):
     return call.kernels.backward(call.request, graph, operands, cotangents, form=call.form)
 
 
-def _gradients_forward(call, graph, operands, cotangents, dlse):
-    made = _gradients(call, graph, operands, cotangents, dlse)
-    return made, (graph, operands, cotangents, dlse)
-
-
-def _gradients_backward(call, residuals, slopes):
+def _second_derivatives(call, graph, operands, cotangents, dlse, slopes):
     """Second derivatives, by ops that have their own kernels and derivatives.
 
     ``lse`` and ``delta`` are functions of the other arguments. The gradients of the composed ops
     are the same function with both computed from these, so its derivative is complete.
     """
-    graph, operands, cotangents, dlse = residuals
     seed = operands.seed
 
     def gradients(operands, dy, dlse, dweights):
@@ -136,4 +130,4 @@ def _gradients_backward(call, residuals, slopes):
     return None, doperands, Cotangents(None, None, ddy, ddweights), ddlse
 
 
-_gradients.defvjp(_gradients_forward, _gradients_backward)
+set_gradient(_gradients, _second_derivatives, 1)

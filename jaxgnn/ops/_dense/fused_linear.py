@@ -24,8 +24,7 @@ from jaxgnn.ops._maxk.maxk import TODENSE, check_k, maxk
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp
-from jaxgnn.ops.core.second_order import differentiable_again
+from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
 
 
 def _forward_limits(x, kernel, bias, *, activation, precision) -> str | None:

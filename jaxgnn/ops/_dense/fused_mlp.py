@@ -22,8 +22,7 @@ from jaxgnn.ops._dense.reference.fused_linear import Precision
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_float, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp
-from jaxgnn.ops.core.second_order import differentiable_again
+from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
 
 
 def _forward_limits(x, kernels, biases, *, activation, precision) -> str | None:
@@ -124,14 +123,6 @@ def _fused_mlp(plan, x, kernels, biases):
     return plan(x, kernels, biases)
 
 
-def _fused_mlp_forward(plan, *inputs):
-    return _fused_mlp(plan, *inputs), inputs
-
-
-def _fused_mlp_backward(plan, inputs, dy):
-    return _gradient(plan, *inputs, dy)
-
-
 def _by_kernel(plan, x, kernels, biases, dy):
     options = dict(plan.options)
     request = gradient_request(plan.request, x, kernels, **options)
@@ -145,4 +136,4 @@ def _by_formula(plan, *arrays):
 _gradient = differentiable_again(_by_kernel, _by_formula)
 
 
-_fused_mlp.defvjp(_fused_mlp_forward, _fused_mlp_backward)
+set_gradient(_fused_mlp, _gradient, 1)

@@ -21,13 +21,12 @@ from jaxgnn.ops._edge_mlp import pallas
 from jaxgnn.ops._edge_mlp.fold import folded_by_vmap
 from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions, Reduce
-from jaxgnn.ops._graph.calls import graph_and_senders, set_gradient
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch, verify
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp
-from jaxgnn.ops.core.second_order import differentiable_again
+from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
 
 _OP = "edge_mlp_aggregate"
 

@@ -1,4 +1,4 @@
-"""Tables, the beginning and the gradients that ops on graphs share."""
+"""Tables, and the beginning, that ops on graphs share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_graph, from_numpy
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
 
 
 def table(
@@ -62,23 +61,3 @@ def graph_and_senders(
     if instead_of_weights is not None:
         refuse_weights(op, "graph", graph, instead_of_weights, scales=scales)
     return graph, *arrays
-
-
-def set_gradient(function: reverse_vjp, gradient: Callable[..., Any], statics: int = 0) -> None:
-    """Gives ``function`` its gradient, which is a function of the arguments of the call.
-
-    Args:
-      function: a function whose first ``statics`` arguments are static.
-      gradient: ``gradient(*arguments, slope)``, with the slope of the result, returns a gradient or
-        None for each argument that is not static.
-      statics: the number of static arguments.
-    """
-
-    def forward(*arguments):
-        return function(*arguments), arguments[statics:]
-
-    def backward(*arguments):
-        *static, arrays, slope = arguments
-        return gradient(*static, *arrays, slope)
-
-    function.defvjp(forward, backward)

@@ -27,7 +27,6 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.plan import GraphPlan
 from jaxgnn.ops._graph import pieces
-from jaxgnn.ops._graph.calls import set_gradient
 from jaxgnn.ops._graph.spmm import (
     SDDMM,
     SDDMM_OF_HEADS,
@@ -37,7 +36,7 @@ from jaxgnn.ops._graph.spmm import (
     spmm_of_request,
 )
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 
 # Most heads whose terms are unrolled, which XLA adds up in one pass.
 _WRITTEN_OUT = 8

@@ -23,9 +23,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jaxgnn._arrays.arrays import match_varying
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops._graph.calls import set_gradient
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 
 # Entries of the largest array of a piece: edges times heads times columns.
 ENTRIES = 2**24

@@ -15,8 +15,7 @@ from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference import segment_softmax as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_float, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp
-from jaxgnn.ops.core.second_order import differentiable_again
+from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
 
 _DTYPES = ("float32", "bfloat16")
 FORWARD = table(

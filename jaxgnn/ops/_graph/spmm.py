@@ -13,11 +13,11 @@ from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas
-from jaxgnn.ops._graph.calls import graph_and_senders, set_gradient
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops._graph.reference import spmm as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_float, check_rows, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 
 _DTYPES = ("float32", "bfloat16")
 

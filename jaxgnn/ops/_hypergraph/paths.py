@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
 from jaxgnn.ops._graph.attention import edge_scores, row_softmax, weighted_sums
-from jaxgnn.ops._graph.calls import set_gradient
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import (
     AttentionMode,
@@ -30,7 +29,7 @@ from jaxgnn.ops._hypergraph.reference.hypergraph_conv import (
 )
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.activations import Name as Activation
-from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from jaxgnn.ops.core.eager import run_compiled
 from jaxgnn.ops.core.finite import any_not_finite, exact_matmul, masked_product

@@ -27,8 +27,7 @@ from jaxgnn.ops._maxk_spmm import pallas
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_cbsr, check_graph
-from jaxgnn.ops.core.custom_gradient import custom_vjp
-from jaxgnn.ops.core.second_order import differentiable_again
+from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
 from pallas_kernels.chip import Chip
 
 _DTYPES = ("float32", "bfloat16")
@@ -268,13 +267,8 @@ def _maxk_spmm(plan, structure, weights, cbsr):
     return plan(structure.with_weights(weights), cbsr)
 
 
-def _maxk_spmm_forward(plan, structure, weights, cbsr):
-    return _maxk_spmm(plan, structure, weights, cbsr), (structure, weights, cbsr)
-
-
-def _maxk_spmm_backward(plan, residuals, dy):
-    *_, cbsr = residuals
-    dweights, dvalues = _gradients(plan.request, *residuals, dy)
+def _gradients_of_maxk_spmm(plan, structure, weights, cbsr, dy):
+    dweights, dvalues = _gradients(plan.request, structure, weights, cbsr, dy)
     # None: integers have no gradient.
     return None, dweights, dataclasses.replace(cbsr, values=dvalues, indices=None)
 
@@ -300,4 +294,4 @@ def _by_dense_products(request, structure, weights, cbsr, dy):
 _gradients = differentiable_again(_by_kernels, _by_dense_products)
 
 
-_maxk_spmm.defvjp(_maxk_spmm_forward, _maxk_spmm_backward)
+set_gradient(_maxk_spmm, _gradients_of_maxk_spmm, 1)
