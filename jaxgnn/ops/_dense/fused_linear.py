@@ -26,34 +26,18 @@ from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
 
-
-def _forward_limits(x, kernel, bias, *, activation, precision) -> str | None:
-    del bias, activation
-    return forward_limits(x, (kernel,), precision)
-
-
-def _backward_limits(x, kernel, *arrays, activation, precision) -> str | None:
-    del arrays
-    return backward_limits(x, (kernel,), activation, precision)
-
-
-def _limits(x, kernel, *arrays, **options) -> str | None:
-    del arrays, options  # also the precision: products of 16-bit numbers are exact
-    return layer_limits(x, (kernel,))
-
-
 # The unfused formula, differentiated by JAX.
 REFERENCE = dispatch.Kernel(
     "fused_linear", {"xla": dispatch.xla(reference.fused_linear, scatters=False)}
 )
 FUSED_LINEAR = kernel_table(
-    "fused_linear", reference.fused_linear, pallas.fused_linear, limits=_forward_limits
+    "fused_linear", reference.fused_linear, pallas.fused_linear, limits=forward_limits
 )
 BACKWARD = kernel_table(
     "fused_linear.backward",
     reference.fused_linear_backward,
     pallas.fused_linear_backward,
-    limits=_backward_limits,
+    limits=backward_limits,
     backward=True,
 )
 
@@ -61,7 +45,7 @@ MAXK = kernel_table(
     "fused_linear.maxk",
     reference.fused_linear_maxk,
     pallas.fused_linear_maxk,
-    limits=_limits,
+    limits=layer_limits,
 )
 
 
@@ -224,7 +208,7 @@ def _fused_linear_backward(plan, residuals, dy):
 
 def _by_kernel(plan, x, kernel, *arrays):
     options = dict(plan.options)
-    request = gradient_request(plan.request, x, (kernel,), **options)
+    request = gradient_request(plan.request, x, kernel, **options)
     return BACKWARD(request, x, kernel, *arrays, **options)
 
 

@@ -24,25 +24,14 @@ from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
 
-
-def _forward_limits(x, kernels, biases, *, activation, precision) -> str | None:
-    del biases, activation
-    return forward_limits(x, kernels, precision)
-
-
-def _backward_limits(x, kernels, *arrays, activation, precision) -> str | None:
-    del arrays
-    return backward_limits(x, kernels, activation, precision)
-
-
 # The unfused formula, differentiated by JAX.
 REFERENCE = dispatch.Kernel("fused_mlp", {"xla": dispatch.xla(reference.fused_mlp, scatters=False)})
-FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=_forward_limits)
+FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=forward_limits)
 BACKWARD = kernel(
     "fused_mlp.backward",
     reference.fused_mlp_backward,
     pallas.fused_mlp_backward,
-    limits=_backward_limits,
+    limits=backward_limits,
     backward=True,
 )
 

@@ -57,15 +57,22 @@ def kernel(
     )
 
 
-def layer_limits(x: Any, kernels: Any) -> str | None:
-    """The reason why kernels for 16 bits do not support these layers here, or None."""
+def layer_limits(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason why kernels for 16 bits do not support these layers here, or None.
+
+    As of the other limits, ``kernels`` are those of an MLP, or the one of a layer.
+    """
+    del arrays, options  # also the precision: products of 16-bit numbers are exact
     if x.dtype.name not in _DTYPES:
         return f"needs {' or '.join(_DTYPES)} values, got {x.dtype.name}"
     return _width_limits(x, kernels) or device_limits()
 
 
-def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
+def forward_limits(
+    x: Any, kernels: Any, *arrays: Any, precision: str | None, **options: Any
+) -> str | None:
     """The reason why the kernels of the forward pass do not support these layers, or None."""
+    del arrays, options
     if x.dtype.name != "float32":
         return layer_limits(x, kernels)
     reason = _width_limits(x, kernels) or _precision_limits(x, precision)
@@ -73,10 +80,11 @@ def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
 
 
 def backward_limits(
-    x: Any, kernels: Any, activation: str | None, precision: str | None
+    x: Any, kernels: Any, *arrays: Any, activation: str | None, precision: str | None
 ) -> str | None:
     """The reason why backward kernels, which rerun part of the forward, do not support these."""
-    reason = forward_limits(x, kernels, precision)
+    del arrays
+    reason = forward_limits(x, kernels, precision=precision)
     if reason is not None or x.dtype.name != "float32":
         return reason
     from pallas_kernels.dense import fused_mlp
@@ -95,7 +103,7 @@ def _precision_limits(x: Any, precision: str | None) -> str | None:
 
 
 def _widths(x: Any, kernels: Any) -> tuple[int, ...]:
-    return x.shape[-1], *(kernel.shape[1] for kernel in kernels)
+    return x.shape[-1], *(kernel.shape[1] for kernel in jax.tree.leaves(kernels))
 
 
 def _width_limits(x: Any, kernels: Any) -> str | None:
@@ -131,7 +139,7 @@ def gradient_request(
     """
     if request.name != "pallas" or x.dtype.name != "float32":
         return request
-    refused = backward_limits(x, kernels, activation, precision)
+    refused = backward_limits(x, kernels, activation=activation, precision=precision)
     return request._replace(name=None) if refused else request
 
 
@@ -150,7 +158,7 @@ def _not_worth(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None
     """The reason if a launch may outlast its work or such layers were not timed, or None."""
     del arrays, options
     if x.dtype.name == "float32":
-        count, widest = _size(x, kernels)
+        count, widest = len(jax.tree.leaves(kernels)), max(_widths(x, kernels))
         if count != 2 or widest > _MOST_TIMED_FLOAT32:
             known = f"for two layers up to {_MOST_TIMED_FLOAT32} wide"
             return f"was timed in float32 {known}, got {count} of {widest}"
@@ -163,7 +171,7 @@ def _backward_not_worth(
 ) -> str | None:
     """The reason if backward kernels may be slower or were not timed with such layers, or None."""
     del arrays, options
-    count, widest = _size(x, kernels)
+    count, widest = len(jax.tree.leaves(kernels)), max(_widths(x, kernels))
     if x.dtype.name == "float32" and activation not in _TIMED_FLOAT32_BACKWARD:
         known = " or ".join(_TIMED_FLOAT32_BACKWARD)
         return f"was timed in float32 with {known}, got {activation}"
@@ -172,12 +180,6 @@ def _backward_not_worth(
         known = f"with {' or '.join(map(str, timed))}, or up to {_MOST_TIMED_BACKWARD} wide"
         return f"was timed {known}, got {activation} and {widest}"
     return _not_worth(x, kernels)
-
-
-def _size(x: Any, kernels: Any) -> tuple[int, int]:
-    """The number of layers, and the largest width of their inputs and results."""
-    widths = [kernel.shape[1] for kernel in jax.tree.leaves(kernels)]
-    return len(widths), max(x.shape[-1], *widths)
 
 
 def device_limits() -> str | None:
