@@ -9,8 +9,8 @@ from pathlib import Path
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
 from experiments.graphs.config import MODELS, NAMES, GraphsConfig, Model, variants_of
-from experiments.graphs.tables import scores_table
-from experiments.graphs.train import Outcome, in_own_folder, train
+from experiments.graphs.tables import Outcome, scores_table
+from experiments.graphs.train import in_own_folder, train
 from jaxgnn.training import Table, plot_curves
 
 

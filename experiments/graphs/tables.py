@@ -1,19 +1,47 @@
-"""Tables of scores of trivial methods and networks."""
+"""Results of runs, and tables of scores of trivial methods and networks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from experiments._node_training import mean_of
 from experiments._seeds import paired, summarize
+from experiments.graphs.task import Task
 from jaxgnn.training import Table
 
-if TYPE_CHECKING:
-    from experiments.graphs.train import Outcome
-
 _AGAINST = "bag of nodes"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a run.
+
+    Attributes:
+      label: names the run in tables and pictures.
+      task: the task and its score.
+      parameters: number of trained parameters.
+      test: the score of the test graphs at the best validation epoch.
+      validation: the score of the validation graphs there.
+      epoch: the epoch of that evaluation.
+      step: the step of that evaluation; an epoch has one step for each batch.
+      ms_per_epoch: mean time of the training steps of an epoch; None if the run was already
+        complete.
+      history: a row for each step.
+      trivial: the test score of each method without a network, by its name.
+    """
+
+    label: str
+    task: Task
+    parameters: int
+    test: float
+    validation: float
+    epoch: int
+    step: int
+    ms_per_epoch: float | None
+    history: list[dict[str, float]]
+    trivial: dict[str, float]
 
 
 def scores_table(data: str, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:

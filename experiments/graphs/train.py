@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flax import nnx
 
@@ -14,7 +14,7 @@ from experiments.graphs.config import GraphsConfig
 from experiments.graphs.data import Batches, load
 from experiments.graphs.networks import GraphNetwork
 from experiments.graphs.setup import Loss, Scores, loop_of, optimizer_of
-from experiments.graphs.tables import scores_table
+from experiments.graphs.tables import Outcome, scores_table
 from experiments.graphs.task import Task, task_of
 from experiments.graphs.trivial import trivial_scores
 from jaxgnn.datasets import GraphsDataset
@@ -23,36 +23,6 @@ from jaxgnn.training import FitResult, RunFolder, fit, phase, plot_curves
 # Options that a resumed run may change: they do not change the result. The learning rate falls to
 # zero at the last epoch, so that another number of epochs is another run.
 _MAY_CHANGE = ("run", "fresh", "progress", "data", "checkpoint_every", "report", "devices")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Results of a run.
-
-    Attributes:
-      label: names the run in tables and pictures.
-      task: the task and its score.
-      parameters: number of trained parameters.
-      test: the score of the test graphs at the best validation epoch.
-      validation: the score of the validation graphs there.
-      epoch: the epoch of that evaluation.
-      step: the step of that evaluation; an epoch has one step for each batch.
-      ms_per_epoch: mean time of the training steps of an epoch; None if the run was already
-        complete.
-      history: a row for each step.
-      trivial: the test score of each method without a network, by its name.
-    """
-
-    label: str
-    task: Task
-    parameters: int
-    test: float
-    validation: float
-    epoch: int
-    step: int
-    ms_per_epoch: float | None
-    history: list[dict[str, float]]
-    trivial: dict[str, float]
 
 
 def train(config: GraphsConfig, dataset: GraphsDataset | None = None) -> Outcome:
