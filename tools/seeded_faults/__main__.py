@@ -54,10 +54,14 @@ class Outcome:
     output: str
 
 
-# A development install finds the packages in the checkout, before any path is searched.
+# An editable install finds the packages in the checkout before any path is searched, not the seeded
+# ones of the copy. Python runs this file of the copy first, also in processes that tests start.
+_SITECUSTOMIZE = """
+import sys
+sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+"""
 _RUN_IN_COPY = """
 import importlib.util, os, sys
-sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
 sys.path.insert(0, os.getcwd())
 for package in ("jaxgnn", "pallas_kernels"):
     origin = importlib.util.find_spec(package).origin
@@ -180,6 +184,7 @@ def _copy_sources(copy: Path) -> None:
             shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, copy / part)
+    (copy / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     library = _compiled_library()
     if library is not None:
         shutil.copy2(library, copy / "jaxgnn" / "_ffi")
