@@ -238,7 +238,7 @@ def _labels(path: Path) -> np.ndarray:
 
 
 def _features(path: Path, nodes: int) -> np.ndarray:
-    """[nodes, features] float32."""
+    """Reads the features of nodes from a file, as an array [nodes, features] of float32."""
     rows: list[list[float]] = []
     contents, expected = "a line of features for each node", "numbers: expected a number"
     for number, row in _rows(path, contents, real_number, expected):

@@ -24,7 +24,7 @@ degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
 
 
 def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
-    """Implements ``CSRGraph.normalized``."""
+    """The graph with the scales or weights of a kind of normalisation; unchanged for None."""
     where = "CSRGraph.normalized"
     if kind is None:
         return graph

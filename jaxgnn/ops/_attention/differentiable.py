@@ -56,13 +56,7 @@ def run_kernels(
 def differentiable_kernels(
     call: Call, graph: CSRGraph, operands: Operands
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"], Any]:
-    """The result of ``run_kernels``, with gradients by the kernels of the backward pass.
-
-    Args:
-      call: the static description.
-      graph: without weights and scales.
-      operands: arrays without batch axes.
-    """
+    """The result of ``run_kernels``, with gradients by the kernels of the backward pass."""
     y, lse, weights = run_kernels(call, graph, operands)
     # These do not depend on the values, which may be all that jax.vmap maps.
     lse = dispatch.mapped_with(lse, y[:1, :1, 0])

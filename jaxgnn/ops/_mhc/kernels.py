@@ -22,7 +22,7 @@ _LEAST_TOKENS = 1024
 
 
 def plain(name: str, reference: Callable[..., Any]) -> dispatch.Kernel:
-    """The reference alone."""
+    """A table with the reference as its only implementation, ``"xla"``."""
     return dispatch.Kernel(name, {"xla": dispatch.xla(reference, scatters=False)})
 
 

@@ -20,7 +20,7 @@ class reverse_vjp(jax.custom_vjp):
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
+        """Runs the function with its custom gradient, or raises the error of forward mode."""
         try:
             return super().__call__(*args, **kwargs)
         except TypeError as error:
