@@ -58,7 +58,7 @@ FAMILIES = {
 PACKAGES = {
     "jaxgnn.graph": {
         "plan": (),
-        "csr": ("plan", "batch"),  # CSRGraph.batch makes a GraphBatch
+        "csr": ("plan",),
         "batch": ("plan", "csr"),
         "local": ("plan", "csr"),
         "hetero": ("plan", "csr", "local"),
@@ -484,6 +484,15 @@ def _rooms_of_the_guide() -> str:
             lines.append(f"| `{room}/` | {holds} | {', '.join(below)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "table", [*PACKAGES.values(), ROOMS, FAMILIES], ids=[*PACKAGES, "kernels", "ops"]
+)
+def test_rooms_import_only_rooms_that_stand_before_them(table):
+    rooms = list(table)
+    upward = {room: set(below) - set(rooms[: rooms.index(room)]) for room, below in table.items()}
+    assert {room: names for room, names in upward.items() if names} == {}
 
 
 def test_the_guide_prints_the_rooms_that_this_table_allows():

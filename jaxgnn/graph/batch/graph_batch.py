@@ -184,6 +184,10 @@ class GraphBatch(KeepsArrays):
         )
 
 
+# A graph knows nothing of batches, which are made of graphs.
+CSRGraph.batch = GraphBatch.from_graphs
+
+
 def unbatch(
     batch: GraphBatch, tree: Any, of: Literal["nodes", "edges", "globals"] = "nodes"
 ) -> list[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +55,6 @@ from jaxgnn.graph.plan.parts import (
 from jaxgnn.graph.plan.plan import GraphPlan, Part, make_traced_plan
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
-
-if TYPE_CHECKING:
-    from jaxgnn.graph.batch.graph_batch import GraphBatch
-    from jaxgnn.graph.batch.shape import PadTo
 
 
 @jax.tree_util.register_dataclass
@@ -195,12 +191,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
         return graphs_tuple(self, nodes, edges, globals, padded=padded)
 
-    @classmethod
-    def batch(cls, graphs: Sequence[Any], pad_to: PadTo = None) -> GraphBatch:
-        """Joins many graphs to one batch of a fixed shape; see ``GraphBatch.from_graphs``."""
-        from jaxgnn.graph.batch.graph_batch import GraphBatch
-
-        return GraphBatch.from_graphs(graphs, pad_to)
+    batch: ClassVar[Callable[..., Any]]
+    """Joins many graphs to a ``GraphBatch``; it is ``GraphBatch.from_graphs``."""
 
     # -- shape -------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
-from jaxgnn.ops._graph.calls import graph_and_senders, table
+from jaxgnn.ops._graph.calls import graph_and_senders, over_leading_axes, table
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
@@ -344,15 +344,14 @@ def _apart(call: _Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregat
 
 def _in_one_pass(call: _Call, x: Array, names: Sequence[Aggregation]) -> Array:
     """All these reductions, side by side."""
-    structure, x = dispatch.match_varying(call.graph, x)
     form = Form(tuple(names), call.by_edge, call.ties)
 
-    def run(x):
+    def run(structure, x):
         if call.request.name == "xla":
             return _run(call.request, form, structure, x, keep=False)[0]
         return _aggregate(call.request, form, False, structure, x)[0]
 
-    return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
+    return over_leading_axes(run, x.ndim - 2, call.graph, x)
 
 
 # The structure is a graph without weights and scales.

@@ -12,6 +12,7 @@ from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
 from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
+from jaxgnn.ops._graph.calls import over_leading_axes
 from jaxgnn.ops.core import dispatch
 from pallas_kernels.arguments.attention import Operands
 
@@ -32,16 +33,15 @@ def attend(
       batch_dims: number of batch axes; of arrays of edges each has all of them or none.
       numbers: number of each edge, from which dropout draws; None for the edge slots.
     """
-    edges, operands, numbers = dispatch.match_varying(graph, operands, numbers)
 
-    def run(operands):
+    def run(graph, operands, numbers):
         compute = _by_formula if call.request.name == "xla" else _by_kernels
-        y, weights = compute(call, edges, operands, numbers)
+        y, weights = compute(call, graph, operands, numbers)
         dtype = operands.summed.dtype
         return y.astype(dtype), None if weights is None else weights.astype(dtype)
 
-    batch = _batched(operands, batch_dims)
-    return dispatch.vmap_leading(run, batch_dims, (batch,))(operands)
+    in_axes = _batched(operands, batch_dims), None
+    return over_leading_axes(run, batch_dims, graph, operands, numbers, in_axes=in_axes)
 
 
 # Axes of the arrays of one member of a batch.

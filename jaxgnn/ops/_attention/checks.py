@@ -14,10 +14,11 @@ from jaxtyping import Array, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.ops._maxk.maxk import todense
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_cbsr, check_float, check_graph, from_numpy
+from jaxgnn.ops.core.checks import check_cbsr, check_float, from_numpy
+
+INSTEAD_OF_WEIGHTS = "give their logarithms as edge_logits"
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,19 @@ class Checker:
     dtype: Any
 
     @classmethod
-    def start(cls, op: str, graph: Any, argument: str, rows: Any, axes: int, dtype: Any) -> Checker:
+    def start(
+        cls, op: str, graph: CSRGraph, argument: str, rows: Any, axes: int, dtype: Any
+    ) -> Checker:
         """The checks of a call with this graph and this array of the receivers.
 
         Args:
           op: name of the op.
-          graph: graph as the caller gave it.
+          graph: graph of ``graph_and_senders``.
           argument: name of ``rows``.
           rows: array of the receivers, [*batch, N, heads], with another axis for ``axes`` 3.
           axes: number of axes after the batch axes.
           dtype: dtype of the values.
         """
-        graph = check_graph(op, graph)
-        refuse_weights(op, "graph", graph, "give their logarithms as edge_logits")
         check_float(op, argument, rows, axes)
         return cls(op, graph, tuple(rows.shape[: rows.ndim - axes]), jnp.dtype(dtype))
 

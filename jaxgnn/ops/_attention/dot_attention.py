@@ -9,12 +9,13 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.local.local_graph import edge_words, with_senders
+from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.ops._attention import composed, kernels
 from jaxgnn.ops._attention.attend import attend
-from jaxgnn.ops._attention.checks import Checker, checked_senders
+from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dot_attention as reference
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import from_numpy
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -114,7 +115,9 @@ def dot_attention(
       [0.0, 1.0, 3.0]
     """
     numbers = None if key is None else edge_words(graph)
-    graph, k, v = with_senders(graph, k, v, axes=(-3, -3))
+    graph, k, v = graph_and_senders(
+        _OP, graph, k, v, axes=(-3, -3), instead_of_weights=INSTEAD_OF_WEIGHTS
+    )
     values = checked_senders(_OP, "v", v)
     q, k, edge_features, edge_kernel, edge_logits, edge_values = from_numpy(
         q, k, edge_features, edge_kernel, edge_logits, edge_values

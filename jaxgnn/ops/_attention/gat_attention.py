@@ -6,12 +6,13 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.local.local_graph import edge_words, with_senders
+from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.ops._attention import composed, kernels
 from jaxgnn.ops._attention.attend import attend
-from jaxgnn.ops._attention.checks import Checker, checked_senders
+from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gat_attention as reference
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import from_numpy
 from pallas_kernels.arguments.attention import Form, Operands
@@ -90,7 +91,9 @@ def gat_attention(
       [0.0, 1.0, 3.0]
     """
     numbers = None if key is None else edge_words(graph)
-    graph, a_src, v = with_senders(graph, a_src, v, axes=(-2, -3))
+    graph, a_src, v = graph_and_senders(
+        _OP, graph, a_src, v, axes=(-2, -3), instead_of_weights=INSTEAD_OF_WEIGHTS
+    )
     values = checked_senders(_OP, "v", v)
     a_dst, a_src, edge_logits = from_numpy(a_dst, a_src, edge_logits)
     check = Checker.start(_OP, graph, "a_dst", a_dst, 2, values.dtype)

@@ -6,12 +6,13 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.local.local_graph import edge_words, with_senders
+from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.ops._attention import composed, kernels
 from jaxgnn.ops._attention.attend import attend
-from jaxgnn.ops._attention.checks import Checker, checked_senders, expanded
+from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders, expanded
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gatv2_attention as reference
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import from_numpy
 from pallas_kernels.arguments.attention import Form, Operands
@@ -95,7 +96,9 @@ def gatv2_attention(
       [0.0, 1.0, 3.0]
     """
     numbers = None if key is None else edge_words(graph)
-    graph, x_src = with_senders(graph, x_src, axes=(-3,))
+    graph, x_src = graph_and_senders(
+        _OP, graph, x_src, axes=(-3,), instead_of_weights=INSTEAD_OF_WEIGHTS
+    )
     sources = expanded(checked_senders(_OP, "x_src", x_src), implementation)
     x_dst, attention, edge_features, edge_kernel, edge_logits = from_numpy(
         x_dst, attention, edge_features, edge_kernel, edge_logits

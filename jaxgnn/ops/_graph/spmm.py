@@ -13,7 +13,7 @@ from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas
-from jaxgnn.ops._graph.calls import graph_and_senders
+from jaxgnn.ops._graph.calls import graph_and_senders, over_leading_axes
 from jaxgnn.ops._graph.reference import spmm as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_float, check_rows, from_numpy
@@ -102,14 +102,13 @@ def spmm(
     graph, x = graph_and_senders("spmm", graph, x, axes=(node_axis,))
     item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)
-    graph, x = dispatch.match_varying(graph, x)
 
-    def run(features):
+    def run(graph, features):
         if request.name == "xla":
             return _table(SPMM, SPMM_OF_HEADS, features)(request, graph, features)
         return spmm_of_request(request, graph.with_weights(None), graph.weights, features)
 
-    return dispatch.vmap_leading(run, x.ndim - item_axes, 0)(x)
+    return over_leading_axes(run, x.ndim - item_axes, graph, x)
 
 
 def _check_features(graph: CSRGraph, x: Array) -> int:
@@ -174,13 +173,12 @@ def sddmm(
         expected = f"{a.dtype}[{', '.join(map(str, (*a.shape[:-2], graph.num_cols, a.shape[-1])))}]"
         raise bad_input("sddmm", "b", f"like a, {expected}", f"{b.dtype}{list(b.shape)}")
     request = dispatch.resolve("sddmm", implementation)
-    graph, a, b = dispatch.match_varying(graph, a, b)
 
-    def run(left, right):
+    def run(graph, left, right):
         products = SDDMM if request.name == "xla" else sddmm_of_request
         return products(request, graph, left, right).astype(left.dtype)
 
-    return dispatch.vmap_leading(run, a.ndim - 2, (0, 0))(a, b)
+    return over_leading_axes(run, a.ndim - 2, graph, a, b)
 
 
 # The structure is a graph without weights: the weights are a separate argument, because they have a

@@ -17,8 +17,9 @@ from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.csr.operands import edge_blocks
-from jaxgnn.graph.local.local_graph import sum_of_parts, with_senders
+from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas as graph_pallas
+from jaxgnn.ops._graph.calls import graph_and_senders, over_leading_axes
 from jaxgnn.ops._graph.spmm import sddmm_of_request, spmm, spmm_of_request
 from jaxgnn.ops._maxk import pallas as maxk_pallas
 from jaxgnn.ops._maxk.maxk import todense
@@ -26,7 +27,7 @@ from jaxgnn.ops._maxk.reference import maxk as maxk_reference
 from jaxgnn.ops._maxk_spmm import pallas
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_cbsr, check_graph
+from jaxgnn.ops.core.checks import check_cbsr
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
 from pallas_kernels.chip import Chip
 
@@ -200,8 +201,7 @@ def maxk_spmm(
     summed = sum_of_parts(graph, cbsr, -2, partial(maxk_spmm, implementation=implementation))
     if summed is not None:
         return summed
-    graph, cbsr = with_senders(graph, cbsr)
-    graph = check_graph("maxk_spmm", graph)
+    graph, cbsr = graph_and_senders("maxk_spmm", graph, cbsr)
     require_no_heads("maxk_spmm", "graph", graph.weights)
     cbsr = check_cbsr("maxk_spmm", cbsr)
     if cbsr.values.shape[-2] != graph.num_cols:
@@ -221,11 +221,13 @@ def plan_kernels(request: dispatch.Request, graph: CSRGraph, cbsr: CBSR) -> disp
 
 def sum_kept(plan: dispatch.Plan, graph: CSRGraph, cbsr: CBSR) -> Float[Array, "*batch rows dim"]:
     """The sums of checked rows by a plan of ``plan_kernels``, whatever the break-even."""
-    graph, cbsr = dispatch.match_varying(graph, cbsr)
-    run = partial(_maxk_spmm, plan, graph.with_weights(None), graph.weights)
-    if plan.request.name == "xla":
-        run = partial(plan, graph)
-    return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
+
+    def run(graph, cbsr):
+        if plan.request.name == "xla":
+            return plan(graph, cbsr)
+        return _maxk_spmm(plan, graph.with_weights(None), graph.weights, cbsr)
+
+    return over_leading_axes(run, cbsr.values.ndim - 2, graph, cbsr)
 
 
 def is_worth_it(plan: dispatch.Plan, graph: CSRGraph, cbsr: CBSR) -> bool:
