@@ -29,6 +29,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core import verify as verification
 from jaxgnn.ops.core.eager import runs_now
+from jaxgnn.ops.core.kernel_programs import identity_of
 from jaxgnn.ops.core.one_platform import on_a_gpu
 from pallas_kernels.chip import Chip
 
@@ -442,7 +443,9 @@ _run_compiled = jax.jit(_run_choice, static_argnums=0)
 def _branch_of(name: Name, call: _Call) -> Callable[..., Any]:
     """``call`` for the branch of one platform, in a program that may be lowered for others too."""
     run = functools.partial(_run, call)
-    return on_a_gpu(run) if name == "pallas" else run
+    if name != "pallas":
+        return run
+    return on_a_gpu(run, functools.partial(identity_of, call.run, call.label, call.options))
 
 
 def _run(call: _Call, *args: Any) -> Any:

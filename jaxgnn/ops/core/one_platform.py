@@ -16,6 +16,8 @@ import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from jaxgnn.ops.core import kernel_programs
+
 _ON_A_GPU = Primitive("jaxgnn_on_a_gpu")
 _ON_A_GPU.multiple_results = True
 
@@ -30,18 +32,26 @@ class _Program:
     """
 
     jaxpr: Any
+    identity: str | None
 
     def __call__(self, *arrays: Any) -> list[Any]:
         return jax.jit(jaxpr_as_fun(self.jaxpr))(*arrays)
 
 
-def on_a_gpu(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, a function of pytrees of arrays, whose kernels are lowered for a GPU alone."""
+def on_a_gpu(run: Callable[..., Any], identity: Callable[[Any], str | None]) -> Callable[..., Any]:
+    """``run``, a function of pytrees of arrays, whose kernels are lowered for a GPU alone.
+
+    Args:
+      run: the function.
+      identity: returns a text for the structure of the arrays. Calls of equal texts and shapes
+        share a program; those of None share none.
+    """
 
     @functools.wraps(run)
     def whole(*args: Any) -> Any:
         jaxpr, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
-        leaves = _ON_A_GPU.bind(*jax.tree.leaves(args), program=_Program(jaxpr))
+        leaves, structure = jax.tree.flatten(args)
+        leaves = _ON_A_GPU.bind(*leaves, program=_Program(jaxpr, identity(structure)))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     return whole
@@ -61,6 +71,8 @@ def _lower(context, *arrays, program):
     module = context.module_context
     if len(module.platforms) > 1:
         context = context.replace(module_context=module.replace(platforms=("cuda",)))
+    elif kernel_programs.are_used(program.jaxpr):
+        program = kernel_programs.exported(program.jaxpr, program.identity).call
     return mlir.lower_fun(program, multiple_results=True)(context, *arrays)
 
 
@@ -68,7 +80,8 @@ mlir.register_lowering(_ON_A_GPU, _lower)
 
 
 def _batch(arrays, axes, *, program):
-    made = on_a_gpu(jax.vmap(program, in_axes=tuple(axes)))(*arrays)
+    identity = program.identity and f"{program.identity}\nvmap {axes}"
+    made = on_a_gpu(jax.vmap(program, in_axes=tuple(axes)), lambda _: identity)(*arrays)
     return made, [0] * len(made)
 
 
