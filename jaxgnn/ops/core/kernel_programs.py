@@ -123,10 +123,18 @@ def _export(jaxpr: Any) -> jax.export.Exported:
     # The same versions call the program, which JAX does not promise of others.
     targets = "mosaic_gpu_v2", "mosaic_gpu", *_ffi.targets()
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets]
-    export = jax.export.export(
-        jax.jit(jaxpr_as_fun(jaxpr)), platforms=["cuda"], disabled_checks=checks
-    )
-    return export(*_specs(jaxpr.in_avals))
+
+    def kernels(*arrays):
+        return jaxpr_as_fun(jaxpr)(*arrays)
+
+    return _exported(kernels, jaxpr, checks)
+
+
+def _exported(kernels: Callable[..., Any], jaxpr: Any, checks: Any = ()) -> jax.export.Exported:
+    """Exports a function of the arrays of ``jaxpr``; its name becomes part of programs."""
+    function = jax.jit(kernels, keep_unused=True)
+    specs = _specs(jaxpr.in_avals)
+    return jax.export.export(function, platforms=["cuda"], disabled_checks=checks)(*specs)
 
 
 def _specs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
@@ -167,11 +175,8 @@ def _write(key: str, program: jax.export.Exported) -> None:
     path = _path(key)
     if path is None or program.ordered_effects or program.uses_global_constants:
         return
-    head = {
-        "kept": list(program.module_kept_var_idx),
-        "convention": program.calling_convention_version,
-    }
-    body = json.dumps(head).encode() + b"\n" + bytes(program.mlir_module_serialized)
+    head = json.dumps({"convention": program.calling_convention_version}).encode()
+    body = head + b"\n" + bytes(program.mlir_module_serialized)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -192,17 +197,11 @@ def _read(key: str, jaxpr: Any) -> jax.export.Exported | None:
     if not body or hashlib.sha256(body).digest() != digest:
         return None
     head, _, module = body.partition(b"\n")
-    fields = json.loads(head)
+    convention = json.loads(head)["convention"]
 
-    def same_shapes(*_):
+    def kernels(*_):
         return [jnp.zeros(aval.shape, aval.dtype) for aval in jaxpr.out_avals]
 
-    # JAX fills in all fields of a program that takes and returns arrays of the same shapes.
-    function = jax.jit(same_shapes, keep_unused=True)
-    template = jax.export.export(function, platforms=["cuda"])(*_specs(jaxpr.in_avals))
-    return dataclasses.replace(
-        template,
-        mlir_module_serialized=module,
-        module_kept_var_idx=tuple(fields["kept"]),
-        calling_convention_version=fields["convention"],
-    )
+    # JAX fills in the other fields for a program that takes and returns arrays of the same shapes.
+    fields = {"mlir_module_serialized": module, "calling_convention_version": convention}
+    return dataclasses.replace(_exported(kernels, jaxpr), **fields)
