@@ -25,8 +25,9 @@ def mathml(formula: str, display: str = "inline") -> str:
     Raises:
       ValueError: A command is not known: its name would be printed instead.
     """
-    html = convert(formula, display=display)
-    if unknown := re.findall(r">(\\\w+)<", html):
+    # The converter knows the environment by its other name alone.
+    html = convert(re.sub(r"(begin|end)\{aligned\}", r"\1{align*}", formula), display=display)
+    if unknown := re.findall(r">(\\\w+|&)<", html):
         raise ValueError(f"formula {formula!r} has {', '.join(unknown)}, which is not known")
     return html
 
