@@ -1,4 +1,4 @@
-"""Formulas, links and notebooks as the site of the docs shows them; `make docs` installs its parts."""
+"""Formulas, links and notebooks, as the site of the docs shows them."""
 
 import json
 
