@@ -36,6 +36,12 @@ def test_lines_of_a_formula_are_rows_of_a_table():
     assert html.count("<mtr>") == 2 and html.count("<mtd") == 4 and 'display="block"' in html
 
 
+def test_a_word_of_a_formula_is_one_identifier():
+    html = docs_formulas.mathml(r"\mathrm{mlp}(x) + h_\mathrm{in} + \langle a, b\rangle")
+    assert "<mi>mlp</mi>" in html and "<mi>in</mi>" in html and "<mi>x</mi>" in html
+    assert html.count('<mo stretchy="false">') == 4  # the brackets
+
+
 @pytest.mark.parametrize("formula", [r"\fused x", "a & b"])
 def test_a_formula_that_would_be_printed_as_it_is_ends_the_build(formula):
     with pytest.raises(ValueError, match="which is not known"):

@@ -17,6 +17,9 @@ from markdown.inlinepatterns import InlineProcessor
 
 INLINE = r"(?<![\\$\w])\$(?!\s)((?:\\.|[^$\\\n])+?)(?<!\s)\$(?![$\w])"
 BLOCK = re.compile(r"^\$\$\n(.+)\n\$\$$", re.S)
+# The converter makes an identifier of each letter of a word in ``mathrm``, and of an angle bracket.
+_LETTERS = re.compile(r'(?:<mi mathvariant="normal">\w</mi>){2,}')
+_ANGLE = re.compile(r"<mi>(&#x027E[89];)</mi>")
 
 
 def mathml(formula: str, display: str = "inline") -> str:
@@ -29,7 +32,8 @@ def mathml(formula: str, display: str = "inline") -> str:
     html = convert(re.sub(r"(begin|end)\{aligned\}", r"\1{align*}", formula), display=display)
     if unknown := re.findall(r">(\\\w+|&)<", html):
         raise ValueError(f"formula {formula!r} has {', '.join(unknown)}, which is not known")
-    return html
+    words = _LETTERS.sub(lambda run: f"<mi>{re.sub('<[^>]+>', '', run[0])}</mi>", html)
+    return _ANGLE.sub(r'<mo stretchy="false">\1</mo>', words)
 
 
 class _Inline(InlineProcessor):
