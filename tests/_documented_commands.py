@@ -28,7 +28,8 @@ from tests.experiments.test_report import make_run
 from tests.experiments.test_serving import _write_graph
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(DOCS.rglob("*.ipynb"))]
 _PROGRAM = r"(?:python -m experiments[\w.]*|jaxgnn (?:info|sudoku))\b"
 _ENVIRONMENT = r"(?:[A-Z_]+=\S+ )*"
 # In a block, or between backticks; a line may go on behind a backslash.

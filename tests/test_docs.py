@@ -4,8 +4,11 @@ import ast
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -16,6 +19,16 @@ from jaxgnn.ops.core.registry import OPS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+KERNELS = sorted((ROOT / "docs/internals/kernels").glob("*.md"))
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
+SECTIONS = {
+    "Start": ("start",),
+    "Guides": ("guides", "notebooks", "recipes"),
+    "Layers and ops": ("layers", "ops"),
+    "Performance": ("performance",),
+    "Internals": ("internals",),
+    "API": ("api",),
+}
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(jaxgnn.__path__, "jaxgnn.")
@@ -64,6 +77,16 @@ def test_python_blocks_of_a_page_run_from_top_to_bottom(page, tmp_path, monkeypa
         exec(compile(_blocks(page), page.name, "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.again("the pages of tests/test_docs.py")
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(notebook, tmp_path):
+    # In a process of its own, since one chooses the number of its devices.
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, ROOT / "tools/run_notebook.py", notebook]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_to_files_of_the_project_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
@@ -71,7 +94,7 @@ def test_links_to_files_of_the_project_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs/kernels").glob("*.md")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", KERNELS, ids=lambda page: page.stem)
 def test_files_that_a_page_of_kernels_names_exist(page):
     kernels = ROOT / "pallas_kernels"
     homes = [ROOT, kernels, kernels / page.stem]
@@ -126,11 +149,35 @@ def test_every_public_class_and_function_says_what_it_is(package):
             assert documentation and not documentation.startswith(f"{name}("), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_page_is_in_the_navigation(page):
-    if page.name != "README.md":
-        path = page.relative_to(ROOT / "docs").as_posix()
-        assert re.search(rf"[ ]{re.escape(path)}$", (ROOT / "mkdocs.yml").read_text(), re.M)
+def _navigation() -> list[tuple[str, str]]:
+    """The pages of the navigation, with their sections; a deeper level has no match."""
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    found, section = [], ""
+    for line in navigation.splitlines():
+        if heading := re.fullmatch(r"  - ([\w ]+):", line):
+            section = heading[1]
+        else:
+            page = re.fullmatch(r"(?:  |      )- (?:.+: )?([\w/]+\.md)", line)
+            assert page is not None, f"{line!r} is neither a section nor a page of one"
+            found.append((section, page[1]))
+    return found
+
+
+def test_every_page_is_in_the_navigation_once():
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+    pages += [f"notebooks/{notebook.stem}.md" for notebook in NOTEBOOKS]
+    pages += ["internals/changelog.md", "internals/contributing.md"]  # of tools/docs_pages.py
+    assert sorted(page for _, page in _navigation()) == sorted(pages)
+
+
+def test_folders_of_the_docs_are_the_sections_of_the_navigation():
+    for section, page in _navigation():
+        if page != "index.md":
+            assert page.partition("/")[0] in SECTIONS[section], f"{page} is in {section}"
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
 def _docstrings(path: Path):

@@ -54,7 +54,8 @@ def test_nothing_is_suggested_where_nothing_is_alike(path):
 
 
 def test_names_of_pytorch_geometric_are_those_of_the_docs():
-    told = (DOCS / "coming_from_pyg.md").read_text() + (DOCS / "readouts.md").read_text()
+    pages = ("start/coming_from_pyg.md", "layers/readouts.md")
+    told = "".join((DOCS / page).read_text() for page in pages)
     for theirs, ours in FROM_PYG.items():
         assert re.search(rf"`(torch_geometric\.utils\.)?{theirs}[`(]", told), theirs
         path = re.match(r"(jaxgnn|flax)\.([\w.]+)", ours)

@@ -66,7 +66,8 @@ class Recipe:
     virtual_nodes: int = 0
 
 
-# Differences from MaxK-GNN's recipe. How the values of Cora were found: docs/experiments.md.
+# Differences from MaxK-GNN's recipe. How the values of Cora were found:
+# docs/performance/experiments/attention.md.
 _OWN: dict[tuple[str, Model], dict[str, Any]] = {
     ("cora", "sage"): {"num_layers": 2, "dropout": 0.8, "k": 32},
     ("cora", "gat"): {"num_layers": 2},

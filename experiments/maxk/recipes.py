@@ -53,7 +53,7 @@ class Recipe:
 _RECIPES = {
     # Ours: small enough for two CPU cores. Cora's has the highest mean validation accuracy over ten
     # splits among those tried, and is also used for users' own graphs. How k was found:
-    # docs/experiments.md.
+    # docs/performance/experiments/nodes.md.
     "cora": Recipe(8, 64, 0.5, 0.01, 100, 1, "accuracy", 48, 5e-3, 0.5),
     "digits": Recipe(2, 128, 0.3, 0.01, 100, 0, "accuracy", 16),
     "synthetic": Recipe(4, 256, 0.5, 0.01, 100, 0, "accuracy", 32),

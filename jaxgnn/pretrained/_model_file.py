@@ -47,7 +47,7 @@ _LISTS = ("k", "strategy")  # options that may be sequences
 # The arrays of a network are in its file. Its other sizes are of tables that are built at once.
 _MOST = {"box": 16, "num_layers": 4096, "coupler_layers": 4096, "num_experts": 128}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-# The docs have it too, in docs/serving.md.
+# The docs have it too, in docs/guides/serving.md.
 _RECIPE = """; the arrays of a network of your own are written, and read by the same class, so:
 
     def arrays_of(network):

@@ -31,7 +31,7 @@ CASES = {
 
 def _table() -> dict[str, str]:
     """What the docs say of each layer."""
-    page = (Path(__file__).parents[2] / "docs/layers.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/layers/index.md").read_text()
     section = page.partition("\n## Weights of edges\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (\w+)", section, re.M)
     return {name: says for cell, says in rows for name in re.findall(r"`(\w+)`", cell)}

@@ -140,7 +140,7 @@ def test_the_recipe_for_a_network_of_ones_own_works_as_the_error_prints_it(tmp_p
         jaxgnn.save_model(tmp_path / "x.npz", network)
     recipe = textwrap.dedent(str(error.value).partition("\n")[2])
     lines = [line for line in recipe.splitlines() if line]
-    docs = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs/guides/serving.md").read_text()
     assert all(line.replace("flax.serialization", "serialization") in docs for line in lines)
     monkeypatch.chdir(tmp_path)
     exec(recipe, {"nnx": nnx, "flax": flax, "Path": Path, "network": network, "again": again})

@@ -226,7 +226,7 @@ def test_a_missing_folder_and_what_is_no_picture_are_named(run):
 
 
 def test_the_callback_for_weights_and_biases_logs_each_step_once(tmp_path, monkeypatch):
-    page = Path(__file__).parents[2] / "docs" / "reports.md"
+    page = Path(__file__).parents[2] / "docs/guides/reports.md"
     (block,) = re.findall(r"^```py\n(.*?)^```", page.read_text(), re.M | re.S)
     logged, finished = [], []
 

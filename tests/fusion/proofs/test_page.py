@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxgnn.fusion.rules.table import RULES
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[2] / "docs/proofs.md"
+PAGE = HERE.parents[2] / "docs/internals/proofs.md"
 
 
 def _sections():
