@@ -22,7 +22,7 @@ from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
-from jaxgnn.ops._graph.calls import graph_and_senders, over_leading_axes, table
+from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
@@ -351,7 +351,7 @@ def _in_one_pass(call: _Call, x: Array, names: Sequence[Aggregation]) -> Array:
             return _run(call.request, form, structure, x, keep=False)[0]
         return _aggregate(call.request, form, False, structure, x)[0]
 
-    return over_leading_axes(run, x.ndim - 2, call.graph, x)
+    return dispatch.over_leading_axes(run, x.ndim - 2, call.graph, x)
 
 
 # The structure is a graph without weights and scales.

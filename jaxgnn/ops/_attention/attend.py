@@ -12,7 +12,6 @@ from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
 from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
-from jaxgnn.ops._graph.calls import over_leading_axes
 from jaxgnn.ops.core import dispatch
 from pallas_kernels.arguments.attention import Operands
 
@@ -41,7 +40,7 @@ def attend(
         return y.astype(dtype), None if weights is None else weights.astype(dtype)
 
     in_axes = _batched(operands, batch_dims), None
-    return over_leading_axes(run, batch_dims, graph, operands, numbers, in_axes=in_axes)
+    return dispatch.over_leading_axes(run, batch_dims, graph, operands, numbers, in_axes=in_axes)
 
 
 # Axes of the arrays of one member of a batch.

@@ -1,12 +1,10 @@
-"""Tables, the checks of the graph, and the map over leading axes, which ops on graphs share."""
+"""Tables, and the checks of the graph, which ops on graphs share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops.core import dispatch
@@ -63,21 +61,3 @@ def graph_and_senders(
     if instead_of_weights is not None:
         refuse_weights(op, "graph", graph, instead_of_weights, scales=scales)
     return graph, *arrays
-
-
-def over_leading_axes(
-    function: Callable[..., Any], axes: int, graph: CSRGraph, *arrays: Any, in_axes: Any = 0
-) -> Any:
-    """Maps ``function(graph, *arrays)`` over leading axes of the arrays, which share the graph.
-
-    Inside ``shard_map`` the graph and the arrays vary over the same mesh axes.
-
-    Args:
-      function: what is computed without leading axes.
-      axes: number of leading axes.
-      graph: the checked graph.
-      *arrays: pytrees of arrays.
-      in_axes: 0 for the trees that have the leading axes and None for others, as in ``jax.vmap``.
-    """
-    shared, *varying = dispatch.match_varying(graph, *arrays)
-    return dispatch.vmap_leading(partial(function, shared), axes, in_axes)(*varying)

@@ -13,7 +13,7 @@ from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas
-from jaxgnn.ops._graph.calls import graph_and_senders, over_leading_axes
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops._graph.reference import spmm as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_float, check_rows, from_numpy
@@ -108,7 +108,7 @@ def spmm(
             return _table(SPMM, SPMM_OF_HEADS, features)(request, graph, features)
         return spmm_of_request(request, graph.with_weights(None), graph.weights, features)
 
-    return over_leading_axes(run, x.ndim - item_axes, graph, x)
+    return dispatch.over_leading_axes(run, x.ndim - item_axes, graph, x)
 
 
 def _check_features(graph: CSRGraph, x: Array) -> int:
@@ -178,7 +178,7 @@ def sddmm(
         products = SDDMM if request.name == "xla" else sddmm_of_request
         return products(request, graph, left, right).astype(left.dtype)
 
-    return over_leading_axes(run, a.ndim - 2, graph, a, b)
+    return dispatch.over_leading_axes(run, a.ndim - 2, graph, a, b)
 
 
 # The structure is a graph without weights: the weights are a separate argument, because they have a

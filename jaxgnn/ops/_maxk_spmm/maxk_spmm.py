@@ -19,7 +19,7 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.csr.operands import edge_blocks
 from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas as graph_pallas
-from jaxgnn.ops._graph.calls import graph_and_senders, over_leading_axes
+from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops._graph.spmm import sddmm_of_request, spmm, spmm_of_request
 from jaxgnn.ops._maxk import pallas as maxk_pallas
 from jaxgnn.ops._maxk.maxk import todense
@@ -227,7 +227,7 @@ def sum_kept(plan: dispatch.Plan, graph: CSRGraph, cbsr: CBSR) -> Float[Array, "
             return plan(graph, cbsr)
         return _maxk_spmm(plan, graph.with_weights(None), graph.weights, cbsr)
 
-    return over_leading_axes(run, cbsr.values.ndim - 2, graph, cbsr)
+    return dispatch.over_leading_axes(run, cbsr.values.ndim - 2, graph, cbsr)
 
 
 def is_worth_it(plan: dispatch.Plan, graph: CSRGraph, cbsr: CBSR) -> bool:

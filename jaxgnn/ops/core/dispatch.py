@@ -536,3 +536,21 @@ def vmap_leading(function: Callable[..., Any], batch_dims: int, in_axes: Any):
     for _ in range(batch_dims):
         function = jax.vmap(function, in_axes=in_axes)
     return function
+
+
+def over_leading_axes(
+    function: Callable[..., Any], axes: int, graph: CSRGraph, *arrays: Any, in_axes: Any = 0
+) -> Any:
+    """Maps ``function(graph, *arrays)`` over leading axes of the arrays, which share the graph.
+
+    Inside ``shard_map`` the graph and the arrays vary over the same mesh axes.
+
+    Args:
+      function: what is computed without leading axes.
+      axes: number of leading axes.
+      graph: the checked graph.
+      *arrays: pytrees of arrays.
+      in_axes: 0 for the trees that have the leading axes and None for others, as in ``jax.vmap``.
+    """
+    shared, *varying = match_varying(graph, *arrays)
+    return vmap_leading(functools.partial(function, shared), axes, in_axes)(*varying)

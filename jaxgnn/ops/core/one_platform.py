@@ -38,7 +38,9 @@ class _Program:
         return jax.jit(jaxpr_as_fun(self.jaxpr))(*arrays)
 
 
-def on_a_gpu(run: Callable[..., Any], identity: Callable[[Any], str | None]) -> Callable[..., Any]:
+def on_a_gpu(
+    run: Callable[..., Any], identity: Callable[[Any], str | None] = lambda _: None
+) -> Callable[..., Any]:
     """``run``, a function of pytrees of arrays, whose kernels are lowered for a GPU alone.
 
     Args:
