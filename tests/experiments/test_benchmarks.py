@@ -25,6 +25,7 @@ from experiments.benchmarks import (
     _break_even,
     _hypergraphs,
     _layers,
+    _origin,
     _streams,
     aggregate,
     maxk,
@@ -41,6 +42,7 @@ from experiments.benchmarks import (
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
+from experiments.benchmarks._origin import origin
 from experiments.benchmarks._ratios import ratio_fields, ratio_text
 from experiments.benchmarks._report import (
     PICTURES,
@@ -856,6 +858,7 @@ def test_report_draws_the_last_scaling_of_each_platform(tmp_path, monkeypatch):
     rows = [row("cpu", "2", 1.0), row("cpu", "2", 2.0), row("gpu", "1", 3.0), row("cpu", "1", 4.0)]
     append_rows(tmp_path / "scaling.jsonl", rows)
     found = report.last_scaling(tmp_path)
+    rows = [origin() | row for row in rows]
     assert found == {"cpu": rows[:2], "gpu": rows[2:3]}
     assert report.last_scaling(tmp_path / "nowhere") == {}
 
@@ -929,7 +932,23 @@ def test_rows_are_appended(tmp_path):
     path = tmp_path / "new" / "op.jsonl"
     append_rows(path, [{"a": 1}])
     append_rows(path, [{"a": None}])
-    assert [json.loads(text) for text in path.read_text().splitlines()] == [{"a": 1}, {"a": None}]
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    assert rows == [origin() | {"a": 1}, origin() | {"a": None}]
+
+
+def test_a_row_names_the_commit_and_the_flags(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", " --xla_a=1 ")
+    head = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(head, capture_output=True, text=True)
+    assert origin()["xla_flags"] == "--xla_a=1"
+    if done.returncode == 0:
+        assert str(origin()["commit"]).removesuffix("+changes") == done.stdout.strip()
+    _origin._commit.cache_clear()
+    monkeypatch.setenv("JAXGNN_COMMIT", "abc")
+    try:
+        assert origin()["commit"] == "abc"
+    finally:
+        _origin._commit.cache_clear()
 
 
 def test_a_row_that_is_none_is_named(tmp_path):
