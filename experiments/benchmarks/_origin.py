@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 from pathlib import Path
@@ -20,11 +19,11 @@ def origin() -> dict[str, str | None]:
       ``commit``, twelve digits, followed by ``+changes`` if tracked files differ from it, and None
       if neither git nor ``JAXGNN_COMMIT`` knows it; and ``xla_flags``, the variable ``XLA_FLAGS``.
     """
-    return {"commit": _commit(), "xla_flags": os.environ.get("XLA_FLAGS", "").strip()}
+    return {"commit": _STARTED_AT, "xla_flags": os.environ.get("XLA_FLAGS", "").strip()}
 
 
-@functools.cache
-def _commit() -> str | None:
+def read_commit() -> str | None:
+    """The commit of the checkout as it is now, or the one that ``JAXGNN_COMMIT`` names."""
     named = os.environ.get(COMMIT)
     if named:
         return named
@@ -44,3 +43,7 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+# The code that runs is that of the start of the process, whatever is edited later.
+_STARTED_AT = read_commit()
