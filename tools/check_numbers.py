@@ -16,15 +16,14 @@ A comment beside a table names the files of rows and a filter for each cell::
     | backward | 69.0 ms | 12.4 ms |
 
 There is a `column:` for each column after the first (`column: -` for one of words) and a `line:`
-for each line of the table (or none). A filter of a line overrides one of its column, and that of a
-column one of all rows. Text has `number:` lines instead, one for each number with a unit in the
-paragraph.
+for each line of the table (or none). A cell is checked by the rows that fit its line, its column and
+`rows:`. Text has `number:` lines instead, one for each number with a unit in the paragraph.
 
 In a filter `a|b` stands for either, `null` for a missing value, and a date for its beginning.
 `value` names fields, one for each number in the cell: `ms`, `peak_mib/1024`, `mean(test)*100`,
 `std(test)*100`. A number must be one of the selected rows' values, rounded to the digits that are
 shown. With filters that begin with `over.`, such as `over.implementation=xla`, it is a ratio: the
-value of a row that differs in these, over the value of the row.
+value of a row that fits these instead, over the value of the row.
 
 Files are those of `experiments/benchmarks/results`, or paths from the root. A row must have a
 `device`; one with a `source` (once measured, or published) needs that word in its line or column.
@@ -198,7 +197,7 @@ def _table_findings(
         for title, cell, column in zip(header[1:], line[1:], marker.columns, strict=True):
             shown = [] if column is None else _NUMBER.findall(_CODE.sub("", cell))
             if shown:
-                conditions = marker.common | (column or {}) | own
+                conditions = (marker.common, column or {}, own)
                 words = " ".join((title, cell, line[0]))
                 for text in _mismatches(shown, marker.files, conditions, words):
                     yield number + 2 + at, f"{line[0]}, {title}: {text}"
@@ -210,22 +209,22 @@ def _text_findings(text: str, number: int, marker: Marker) -> Iterator[tuple[int
         yield number, f"{len(shown)} numbers with a unit need as many number:, got {shown}"
         return
     for one, own in zip(shown, marker.numbers, strict=True):
-        for finding in _mismatches([one], marker.files, marker.common | own, text):
+        for finding in _mismatches([one], marker.files, (marker.common, own), text):
             yield number, finding
 
 
 def _mismatches(
-    shown: Sequence[str], files: Sequence[str], conditions: Filter, words: str
+    shown: Sequence[str], files: Sequence[str], conditions: Sequence[Filter], words: str
 ) -> Iterator[str]:
     """Yields what is wrong with the numbers of one cell.
 
     Args:
       shown: the numbers, as they are written.
       files: files of rows.
-      conditions: filter, and ``value``.
+      conditions: filters that a row must fit; the last ``value`` counts.
       words: text of the cell, its column and its line.
     """
-    values = conditions.get("value", "ms").split(",")
+    values = next((c["value"] for c in reversed(conditions) if "value" in c), "ms").split(",")
     if len(shown) != len(values):
         yield f"expected {len(values)} numbers ({', '.join(values)}), got {' '.join(shown)}"
         return
@@ -248,15 +247,21 @@ def _mismatches(
                 yield f"{number} is {source}: the line or the column must say so"
 
 
-def _selected(files: Sequence[str], conditions: Filter) -> list[Row]:
-    return [row for name in files for row in _read(name) if _is_selected(row, conditions)]
+def _selected(files: Sequence[str], conditions: Sequence[Filter]) -> list[Row]:
+    rows = (row for name in files for row in _read(name))
+    return [row for row in rows if all(_fits(row, filter_) for filter_ in conditions)]
 
 
-def _others(files: Sequence[str], conditions: Filter) -> list[Row] | None:
+def _others(files: Sequence[str], conditions: Sequence[Filter]) -> list[Row] | None:
     """The rows whose values are divided by those of a row; None for a number that is no ratio."""
-    own = {key: value for key, value in conditions.items() if not key.startswith(_OVER)}
-    theirs = {key.removeprefix(_OVER): value for key, value in conditions.items() if key not in own}
-    return _selected(files, own | theirs) if theirs else None
+    theirs = {
+        key.removeprefix(_OVER): wanted
+        for filter_ in conditions
+        for key, wanted in filter_.items()
+        if key.startswith(_OVER)
+    }
+    kept = [{k: v for k, v in filter_.items() if k not in theirs} for filter_ in conditions]
+    return _selected(files, [*kept, theirs]) if theirs else None
 
 
 def _values(row: Row, name: str, others: Sequence[Row] | None) -> Iterator[float]:
@@ -279,8 +284,8 @@ def _read(name: str) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _is_selected(row: Row, conditions: Filter) -> bool:
-    for key, wanted in conditions.items():
+def _fits(row: Row, filter_: Filter) -> bool:
+    for key, wanted in filter_.items():
         if key == "value" or key.startswith(_OVER):
             continue
         value = row.get(key)
@@ -311,8 +316,9 @@ def _rounds_to(value: float, shown: str) -> bool:
     return abs(value - float(text)) <= 0.5 * 10**-decimals * (1 + 1e-6)
 
 
-def _text(conditions: Filter) -> str:
-    return " ".join(f"{key}={value}" for key, value in conditions.items() if key != "value")
+def _text(conditions: Sequence[Filter]) -> str:
+    pairs = (pair for filter_ in conditions for pair in filter_.items() if pair[0] != "value")
+    return " ".join(f"{key}={wanted}" for key, wanted in pairs)
 
 
 if __name__ == "__main__":
