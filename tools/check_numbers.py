@@ -16,8 +16,8 @@ A comment beside a table names the files of rows and a filter for each cell::
     | backward | 69.0 ms | 12.4 ms |
 
 There is a `column:` for each column after the first (`column: -` for one of words) and a `line:`
-for each line of the table (or none). A cell is checked by the rows that fit its line, its column and
-`rows:`. Text has `number:` lines instead, one for each number with a unit in the paragraph.
+for each line of the table (or none). A cell is checked by the rows that fit its line, its column
+and `rows:`. Text has `number:` lines instead, one for each number with a unit in the paragraph.
 
 In a filter `a|b` stands for either, `null` for a missing value, and a date for its beginning.
 `value` names fields, one for each number in the cell: `ms`, `peak_mib/1024`, `mean(test)*100`,
