@@ -64,6 +64,8 @@ def _table(cell, line, *, rows="", column="implementation=xla", title="ms", labe
         ("16.95", "op=rival", {"column": "k=null", "title": "best other, once measured"}),
         ("16.95 `k = 7`", "op=rival", {"column": "k=null", "label": "once measured"}),
         ("7", "op=none", {"column": "-"}),
+        ("22.2 / 12.4", "op=spmm", {"column": "value=ms,ms"}),
+        ("22.2 / –", "op=spmm", {"column": "value=ms,ms"}),
     ],
 )
 def test_a_number_of_a_row_rounded_to_its_digits_is_accepted(cell, line, options):
@@ -82,6 +84,7 @@ def test_a_number_of_a_row_rounded_to_its_digits_is_accepted(cell, line, options
         ("1.9", "op=spmm", {"column": "implementation=ffi over.implementation=xla"}, "in no row"),
         ("5.0", "op=dated", {"column": "date=2026-11-24"}, "no row"),
         ("16.95", "op=rival", {"column": "k=null"}, "is once measured: the line or the column"),
+        ("– / 12.5", "op=spmm", {"column": "value=ms,ms"}, "12.5 is in no row"),
         ("1 and 2", "op=spmm", {}, "expected 1 numbers (ms), got 1 2"),
         ("80.0", "op=scores", {"column": "value=mean(test)*100"}, "80.0 is in no row"),
     ],

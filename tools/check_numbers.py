@@ -21,7 +21,7 @@ and `rows:`. Text has `number:` lines instead, one for each number with a unit i
 
 In a filter `a|b` stands for either, `null` for a missing value, and a date for its beginning.
 `value` names fields, one for each number in the cell: `ms`, `peak_mib/1024`, `mean(test)*100`,
-`std(test)*100`. A number must be one of the selected rows' values, rounded to the digits that are
+`std(test)*100`; a number may be missing, as `–`. A number must be one of the selected rows' values, rounded to the digits that are
 shown. With filters that begin with `over.`, such as `over.implementation=xla`, it is a ratio: the
 value of a row that fits these instead, over the value of the row.
 
@@ -60,6 +60,8 @@ Row = Mapping[str, Any]
 Filter = dict[str, str]
 
 _NUMBER = re.compile(r"(?<![\w.,^])\d[\d,]*+(?:\.\d++)?(?!\w)")
+_DASH = "–"
+_NUMBER_OR_DASH = re.compile(f"{_DASH}|{_NUMBER.pattern}")
 _WITH_UNIT = re.compile(r"(?<![\w.,^])(\d[\d,]*+(?:\.\d++)?) (?:ms|ns|s|GiB|MiB|%)(?!\w)")
 _CODE = re.compile(r"`[^`]*`")
 _OVER = "over."
@@ -195,8 +197,8 @@ def _table_findings(
     for at, line in enumerate(body):
         own = marker.lines[at] if marker.lines else {}
         for title, cell, column in zip(header[1:], line[1:], marker.columns, strict=True):
-            shown = [] if column is None else _NUMBER.findall(_CODE.sub("", cell))
-            if shown:
+            shown = [] if column is None else _NUMBER_OR_DASH.findall(_CODE.sub("", cell))
+            if any(text != _DASH for text in shown):
                 conditions = (marker.common, column or {}, own)
                 words = " ".join((title, cell, line[0]))
                 for text in _mismatches(shown, marker.files, conditions, words):
@@ -234,6 +236,8 @@ def _mismatches(
         return
     others = _others(files, conditions)
     for number, name in zip(shown, values, strict=True):
+        if number == _DASH:
+            continue
         found = [(row, value) for row in rows for value in _values(row, name, others)]
         equal = [row for row, value in found if _rounds_to(value, number)]
         if not equal:
