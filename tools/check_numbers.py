@@ -21,9 +21,10 @@ and `rows:`. Text has `number:` lines instead, one for each number with a unit i
 
 In a filter `a|b` stands for either, `null` for a missing value, and a date for its beginning.
 `value` names fields, one for each number in the cell: `ms`, `peak_mib/1024`, `mean(test)*100`,
-`std(test)*100`; a number may be missing, as `–`. A number must be one of the selected rows' values, rounded to the digits that are
-shown. With filters that begin with `over.`, such as `over.implementation=xla`, it is a ratio: the
-value of a row that fits these instead, over the value of the row.
+`std(test)*100`; a number may be missing, as `–`. A number must be one of the selected rows'
+values, rounded to the digits that are shown. With filters that begin with `over.`, such as
+`over.implementation=xla`, it is a ratio: the value of a row that fits these instead, over the value
+of the row.
 
 Files are those of `experiments/benchmarks/results`, or paths from the root. A row must have a
 `device`; one with a `source` (once measured, or published) needs that word in its line or column.

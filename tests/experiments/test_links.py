@@ -107,6 +107,18 @@ def test_no_part_is_asked_for_what_it_has_seen(tiny, tmp_path):
     assert _pairs(drawn) & _pairs(links.examinations["test"].positives)
 
 
+def test_validation_edges_are_read_at_the_test_only_where_asked(tiny, tmp_path):
+    seen = {}
+    for read in (False, True):
+        links = links_of(_config(tmp_path, read_validation=read), tiny)
+        split, nodes = links.split, links.examinations["test"].nodes
+        seen[read] = nodes.graph.num_edges
+        validation, test = (_pairs(part.messages) for part in (split.validation, split.test))
+        assert (_pairs(split.validation.supervision) <= test) == read
+        assert validation <= test and (validation == test) == (not read)
+    assert seen[True] > seen[False]
+
+
 def test_methods_without_a_network_score_as_their_formulas_say(tiny, tmp_path):
     links = links_of(_config(tmp_path), tiny)
     part, asked = links.split.test, links.examinations["test"]
