@@ -163,8 +163,8 @@ def _run(
         params = optax.apply_updates(state.params, updates)
         value, logits = loss(params, validation)
         is_right = jnp.argmax(logits, axis=1) == batch.labels
-        scores = (jnp.mean(is_right, where=part) for part in (validation, test))
-        now, is_best = Best(value, *scores, state.epoch), value <= state.best.loss
+        validated, tested = (jnp.mean(is_right, where=part) for part in (validation, test))
+        now, is_best = Best(value, validated, tested, state.epoch), value <= state.best.loss
         best = jax.tree.map(lambda new, old: jnp.where(is_best, new, old), now, state.best)
         waited = jnp.where(is_best, 0, state.waited + 1)
         return _State(params, optimized, state.epoch + 1, waited, best)

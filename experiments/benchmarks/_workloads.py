@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -270,8 +270,8 @@ def _graph(scale: str | None, nodes: int, edges: int, communities: bool = True) 
         # Features of width one, because only the edges are used.
         sizes = dataclasses.replace(SCALES[scale], features=1, tasks=None)
         on_device = jax.default_backend() != "cpu"
-        homophily = {} if communities else {"homophily": 0.0}
-        data = synthetic(sizes, on_device=on_device, **homophily)
+        options: dict[str, Any] = {} if communities else {"homophily": 0.0}
+        data = synthetic(sizes, on_device=on_device, **options)
         return build_graph(data.senders, data.receivers, nodes)
     return uniform_graph(nodes, edges)
 

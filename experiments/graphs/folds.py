@@ -50,7 +50,8 @@ class _Layer(nnx.Module):
         """The features after the layer, [nodes, width]."""
         out: Any = self.conv(batch.graph, h)
         for linear, norm in zip(self.linears, self.norms, strict=True):
-            out = jax.nn.relu(norm(linear(out), batch))
+            summed: Any = linear(out)
+            out = jax.nn.relu(norm(summed, batch))
         return out
 
 
@@ -77,11 +78,11 @@ class PublishedGIN(nnx.Module):
         outputs = [h]
         for layer in self.layers:
             outputs.append(h := layer(batch, h))
-        scores = [
-            dropout(head(nn.pool(h, batch, "sum")), self.rate, rngs)
-            for head, h in zip(self.heads, outputs, strict=True)
-        ]
-        return sum(scores[1:], scores[0])
+        logits: Any = 0.0
+        for head, output in zip(self.heads, outputs, strict=True):
+            score: Any = head(nn.pool(output, batch, "sum"))
+            logits += dropout(score, self.rate, rngs)
+        return logits
 
 
 def run(config: FoldsConfig) -> Row:
@@ -178,7 +179,8 @@ def _epoch(
         model = nnx.merge(structure, params, rest)
         logits = model(batch, nnx.Rngs(dropout=key))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.globals)
-        rest = nnx.to_pure_dict(nnx.split(model, _is_trained, ...)[2])
+        _, _, changed = nnx.split(model, _is_trained, ...)
+        rest = nnx.to_pure_dict(changed)
         return jnp.mean(losses, where=batch.graph_mask), rest
 
     def step(state: Any, of_step: tuple[GraphBatch, jax.Array]) -> tuple[Any, None]:
