@@ -371,7 +371,7 @@ def test_all_rows_carry_device_and_versions(rows_of_all):
     written = [row for path in sorted(folder.iterdir()) for row in read_rows(path)]
     assert len(written) == len(rows)
     for row in written:
-        assert set(row) >= DEVICE_KEYS
+        assert set(row) >= DEVICE_KEYS | set(origin())
         assert row["ms"] >= row["min_ms"] > 0
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["ms"] / 1e6)
     assert len({row["date"] for row in written}) == 1
@@ -515,7 +515,7 @@ def test_ratios_are_told_apart_from_noise(session, monkeypatch, capsys):
     }
     monkeypatch.setattr("experiments.benchmarks._session.measure_in_turns", lambda *_, **__: times)
     rows = session.run([next(iter(spmm.cases(TINY[0])))])
-    assert read_rows(session.out / "spmm.jsonl") == rows
+    assert read_rows(session.out / "spmm.jsonl") == [origin() | row for row in rows]
     assert [row["same_program_as_xla"] for row in rows] == [True, True, False, False]
     assert [row["program"] for row in rows] == [16 * "a", 16 * "a", 16 * "b", None]
     assert rows[3]["speedup_over_xla"] == 2.0
@@ -705,9 +705,9 @@ def test_break_even_run_ends_where_the_sparse_product_has_lost(session, monkeypa
     rows = _break_even.run(session, dims=(32,), parts=(8, 32))
     assert [row["k"] for row in rows] in ([], ks)
     written = read_rows(session.out / "maxk_spmm_break_even.jsonl") if rows else []
-    assert written == rows
+    assert written == [origin() | row for row in rows]
     for row in written:
-        assert set(row) >= DEVICE_KEYS
+        assert set(row) >= DEVICE_KEYS | set(origin())
         assert row["ratio"] == row["k"] / 32
 
 
@@ -725,7 +725,7 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
         "tiny", layers=2, hidden=16, ks=(2, 4), out=session.out
     )
     rows = training_step.main(options, session)
-    assert read_rows(session.out / "training_step.jsonl") == rows
+    assert read_rows(session.out / "training_step.jsonl") == [origin() | row for row in rows]
     assert [(row["activation"], row["k"]) for row in rows] == [
         ("relu", None),
         ("maxk", 2),
@@ -759,11 +759,11 @@ def test_plain_linear_layers_take_the_same_step(session):
 def test_training_measures_every_activation_in_a_process_of_its_own(tmp_path, capsys):
     options = training.TrainingOptions("tiny", 3, (4,), torch=False, out=tmp_path)
     rows = training.main(options)
-    assert read_rows(tmp_path / "training.jsonl") == rows
+    assert read_rows(tmp_path / "training.jsonl") == [origin() | row for row in rows]
     assert [(row["activation"], row["k"]) for row in rows] == [("relu", None), ("maxk", 4)]
     assert rows[0]["speedup_over_relu"] == 1
     for row in rows:
-        assert set(row) >= DEVICE_KEYS
+        assert set(row) >= DEVICE_KEYS | set(origin())
         assert row["library"] == "jaxgnn"
         assert row["epoch_ms"] > 0
         assert row["ms"] > 0
@@ -824,7 +824,7 @@ def test_a_command_names_the_option_at_fault(command, options, message):
 def test_scaling_draws(session):
     options = scaling.ScalingOptions(100, 100, dim=8, k=2, out=session.out)
     rows = scaling.main(options, session)
-    assert read_rows(session.out / "scaling.jsonl") == rows
+    assert read_rows(session.out / "scaling.jsonl") == [origin() | row for row in rows]
     assert all(row["ns_per_edge"] > 0 for row in rows)
     for row in rows:
         assert row["limit_ms"] == pytest.approx(row["bytes_once"] / 10.0 / 1e6)
@@ -835,7 +835,7 @@ def test_scaling_draws(session):
 def test_preparation_times_all_candidates_and_counts_bytes(tmp_path):
     options = preparation.PreparationOptions(1000, 10, repeats=2, out=tmp_path)
     rows = preparation.main(options)
-    assert read_rows(tmp_path / "preparation.jsonl") == rows
+    assert read_rows(tmp_path / "preparation.jsonl") == [origin() | row for row in rows]
     assert {"numpy", "device", "maxk_spmm", "scipy"} <= {row["candidate"] for row in rows}
     for row in rows:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
