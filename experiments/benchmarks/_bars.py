@@ -180,16 +180,6 @@ def limit_ms(row: Row) -> float | None:
 # Once-measured times of other libraries; each row has its card, date and command.
 PEERS = RESULTS / "peers.jsonl"
 
-# Ops with known times of other libraries.
-PUBLISHED_OPS = {
-    "expert_coupling",
-    "fused_linear",
-    "fused_mlp",
-    "maxk",
-    "maxk_spmm",
-    "mhc_layer",
-    "spmm",
-}
 _SAME = ("op", "workload", "direction", "k", "dtype", "dim", "device")
 
 
@@ -202,6 +192,11 @@ def _peers() -> dict[tuple[Any, ...], tuple[str, float]]:
         if row["ms"] is not None and row["ms"] < fastest.get(key, ("", math.inf))[1]:
             fastest[key] = row["implementation"], row["ms"]
     return fastest
+
+
+def has_peers(op: str, device: str) -> bool:
+    """Whether another library was once measured on a device at what an op does."""
+    return any((row["op"], row["device"]) == (op, device) for row in read_rows(PEERS))
 
 
 def published(row: Row) -> tuple[str, float] | None:

@@ -154,7 +154,7 @@ class Session:
             absent |= {"tflop_per_s"}
         if not on_h200:
             absent |= {"fraction_of_limit"}
-        if not on_h200 or case.op not in _bars.PUBLISHED_OPS:
+        if not _bars.has_peers(case.op, str(self.device["device"])):
             absent |= {"peer", "peer_ms"}
         return tuple(column for column in COLUMNS if column.key not in absent)
 
