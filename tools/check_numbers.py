@@ -66,7 +66,7 @@ _NUMBER_OR_DASH = re.compile(f"{_DASH}|{_NUMBER.pattern}")
 _WITH_UNIT = re.compile(r"(?<![\w.,^])(\d[\d,]*+(?:\.\d++)?) (?:ms|ns|s|GiB|MiB|%|points)(?!\w)")
 _CODE = re.compile(r"`[^`]*`")
 _OVER = "over."
-_VALUE = re.compile(r"(?:(mean|std)\((\w+)\)|(\w+))(?:([*/])([\d.]+))?")
+_VALUE = re.compile(r"(?:(mean|std)\(([\w@-]+)\)|([\w@-]+))(?:([*/])(-?[\d.]+))?")
 
 
 @dataclass

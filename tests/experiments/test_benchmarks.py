@@ -572,7 +572,7 @@ def test_every_op_that_is_quoted_has_a_column_and_every_peer_its_source():
             assert name and ms <= row["ms"]
             assert _bars.has_peers(row["op"], row["device"])
     # A minimum over neighbours is timed as a maximum here.
-    assert {row["op"] for row in rows} - {"neighbour_min"} <= set(ALL_ROWS)
+    assert {row["op"] for row in rows} - {"neighbour_min", "training"} <= set(ALL_ROWS)
     assert not _bars.has_peers("spmm", "NVIDIA H100 80GB HBM3")
     assert not _bars.has_peers("sinkhorn", "NVIDIA H200")
 
