@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments._seeds import Repeats
+from experiments.benchmarks._report import read_rows
 from experiments.links import __main__ as command_line
 from experiments.links import train as train_module
 from experiments.links.config import TrainConfig
@@ -167,7 +168,12 @@ def test_other_networks_decoders_and_negatives_run(options, tiny, tmp_path):
 def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypatch, capsys, tiny):
     monkeypatch.setattr(train_module, "load", lambda config: tiny)
     config = _config(tmp_path, epochs=1, eval_every=0)
-    outcomes = train_all(config, Repeats((0, 1)))
+    monkeypatch.setattr(train_module, "RESULTS", tmp_path / "rows.jsonl")
+    outcomes = train_all(config, Repeats((0, 1)), commit_results=True)
+    *_, row = read_rows(tmp_path / "rows.jsonl")
+    assert row["method"] == config.label() and row["seeds"] == [0, 1]
+    assert row["ROC-AUC"] == [outcome.test["ROC-AUC"] for outcome in outcomes]
+    assert not row["read_validation"] and row["device"] and "commit" in row
     assert {path.name for path in config.run.iterdir()} == {
         f"gcn-relu-dot-seed{seed}" for seed in (0, 1)
     }
@@ -194,11 +200,14 @@ def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name
 
 def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr("experiments.links.train.train_all", lambda *options: given.append(options))
+    monkeypatch.setattr(
+        "experiments.links.train.train_all",
+        lambda *options, commit_results: given.append((*options, commit_results)),
+    )
     arguments = ["links", "train", "--model", "sage", "--seeds", "0", "1", "--run", str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
     command_line.main()
-    assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)))]
+    assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)), False)]
     monkeypatch.undo()
     monkeypatch.setattr("sys.argv", ["links", "train", "--dataset", "nowhere"])
     with pytest.raises(SystemExit, match="error: train: --dataset must be one of cora, citeseer"):
