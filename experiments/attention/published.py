@@ -159,8 +159,9 @@ def _run(
     def step(state: _State) -> _State:
         drawn = jax.random.fold_in(key, state.epoch)
         gradients, _ = jax.grad(loss, has_aux=True)(state.params, train, drawn)
-        updates, optimized = optimizer.update(gradients, state.optimizer)
-        params = optax.apply_updates(state.params, updates)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            updates, optimized = optimizer.update(gradients, state.optimizer)
+            params = optax.apply_updates(state.params, updates)
         value, logits = loss(params, validation)
         is_right = jnp.argmax(logits, axis=1) == batch.labels
         validated, tested = (jnp.mean(is_right, where=part) for part in (validation, test))

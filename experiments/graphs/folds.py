@@ -186,8 +186,10 @@ def _epoch(
     def step(state: Any, of_step: tuple[GraphBatch, jax.Array]) -> tuple[Any, None]:
         params, rest, optimized = state
         gradients, rest = jax.grad(loss, has_aux=True)(params, rest, *of_step)
-        updates, optimized = _optimizer().update(gradients, optimized)
-        return (optax.apply_updates(params, updates), rest, optimized), None
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            updates, optimized = _optimizer().update(gradients, optimized)
+            params = optax.apply_updates(params, updates)
+        return (params, rest, optimized), None
 
     keys = jax.random.split(key, _STEPS_OF_EPOCH)
     state, _ = jax.lax.scan(step, state, (batches, keys))

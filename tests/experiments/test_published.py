@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,12 +14,6 @@ from experiments.attention.config import PublishedConfig
 from experiments.graphs import folds
 from experiments.graphs.config import FoldsConfig
 from jaxgnn import datasets
-
-
-@pytest.fixture(autouse=True)
-def standard():
-    with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes
-        yield
 
 
 @pytest.fixture(scope="module")
