@@ -42,7 +42,7 @@ from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
 from experiments.benchmarks._origin import origin, read_commit
-from experiments.benchmarks._ratios import ratio_fields, ratio_text
+from experiments.benchmarks._ratios import below_forward, ratio_fields, ratio_text
 from experiments.benchmarks._report import (
     PICTURES,
     RESULTS,
@@ -590,6 +590,17 @@ def test_a_busy_machine_is_told_of_in_one_line(session, monkeypatch, capsys):
     (warning,) = [text for text in capsys.readouterr().out.splitlines() if "warning" in text]
     assert f"in {len(rows)} of {len(rows)} measurements other processes" in warning
     assert "75% at most" in warning
+
+
+def test_gradients_in_less_time_than_the_forward_pass_alone_are_named():
+    common = {"op": "maxk", "workload": "w", "dtype": "float32", "k": 4, "implementation": "xla"}
+    times = (("forward", 2.0), ("forward+backward", 1.5), ("backward", 0.1))
+    rows = [{**common, "direction": direction, "ms": ms} for direction, ms in times]
+    (text,) = below_forward(rows)
+    assert text.startswith("warning: maxk w float32 4 xla: 1.500 ms with gradients is less than 2")
+    assert list(below_forward([rows[0], {**rows[1], "ms": 2.5}])) == []
+    assert list(below_forward([rows[0], {**rows[1], "implementation": "ffi"}])) == []
+    assert list(below_forward([{**rows[0], "ms": None}, rows[1]])) == []
 
 
 def test_bars_are_printed_beside_the_ratios():
