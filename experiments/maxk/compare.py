@@ -95,6 +95,8 @@ def _rows(
     first = variants[0]
     common: Row = {"experiment": "maxk", "data": first.data_name(), "seeds": list(repeats.seeds)}
     common |= {"metric": first.recipe().metric, **device_description()}
+    if first.dataset == "synthetic":
+        common["scale"] = first.scale
     rows: list[Row] = [
         {**common, "method": name, "k": None, "test": list(scores)}
         for name, scores in trivial.items()
