@@ -164,8 +164,8 @@ def _line(bar: Bar, workload: str, ratio: float) -> str:
     )
 
 
-# GB/s, read and written together, of a memory-to-memory copy on one NVIDIA H200. The rows "copy" of
-# results/fused_mlp.jsonl have 4,185 of 1000000x128 on 2026-11-24.
+# GB/s, read and written together, of a memory-to-memory copy on one NVIDIA H200, once measured with
+# torch. Kernels of the rows "copy" in results/fused_mlp.jsonl reach up to 4,251.
 _H200_COPY_GB_PER_S = 4300
 
 

@@ -861,6 +861,19 @@ def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
     assert f"jax {jax.__version__}" in printed
 
 
+def test_a_picture_marks_libraries_that_were_measured_once(tmp_path, monkeypatch):
+    marked = []
+    monkeypatch.setattr(report, "_draw_peer", lambda axes, at, *peer: marked.append(peer))
+    options = report.ReportOptions(device="NVIDIA H200")
+    of_card = [row for row in report.read_all(RESULTS) if row["device"] == options.device]
+    rows = report.select(report.newest(of_card), options)
+    report.draw(rows, tmp_path / "speed.png")
+    assert _is_png(tmp_path / "speed.png")
+    assert {name for name, _ in marked} == {"RTop-K", "cuSPARSE ALG3", "MaxK-GNN"}
+    with pytest.raises(ValueError, match="--device must be one that was measured"):
+        report.check(rows, report.ReportOptions(device="abacus"))
+
+
 def test_report_draws_the_last_scaling_of_each_platform(tmp_path, monkeypatch):
     def row(platform, date, ms):
         return {"op": "spmm", "direction": "forward", "platform": platform, "date": date, "ms": ms}
