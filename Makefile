@@ -4,7 +4,7 @@
 #   make test          the tests that need no GPU, in minutes: of costly ones two cases each, and none
 #                      of those that test again what another one shows
 #   make test-all      all tests that need no GPU
-#   make lint          formatting, lint, types, plain English of docstrings
+#   make lint          formatting, lint, types, plain English of docstrings, measured numbers of docs
 #   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
 #   make gpu-test      on a GPU box: build, and a few cases of each test, in minutes
@@ -127,6 +127,7 @@ lint: $(VENV)/installed
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cc %.cu %.h,$(SOURCES))
 	$(BIN)/pyrefly check
 	$(BIN)/python tools/check_language.py
+	$(BIN)/python tools/check_numbers.py
 
 # Any warning ends it. The package is read, not imported: mkdocstrings finds it in the checkout.
 docs: $(VENV)/docs

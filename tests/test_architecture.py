@@ -251,7 +251,7 @@ HOMES = {
     },
     "optax": {"jaxgnn.training", "experiments"},
     "orbax": {"jaxgnn.training"},
-    "sklearn": {"jaxgnn.datasets"},
+    "sklearn": {"jaxgnn.datasets", "experiments.graphs.folds"},
     "torch": {"experiments.benchmarks"},
     "jax._src": set(),
 }

@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments.attention train|compare``."""
+"""Command line: ``python -m experiments.attention train|compare|published``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import tyro
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
-from experiments.attention.config import AttentionConfig, variants_of
+from experiments.attention.config import AttentionConfig, PublishedConfig, variants_of
 from experiments.attention.recipes import MODELS, Model
 
 Config = Annotated[AttentionConfig, tyro.conf.arg(name="")]
+Published = Annotated[PublishedConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
 Processes = Annotated[ProcessOptions, tyro.conf.arg(name="")]
 
@@ -62,9 +63,23 @@ def compare(
     run_compare(config, models, repeats, vmap=vmap)
 
 
+def published(config: Published, repeats: Seeds = ONE_SEED) -> None:
+    """Train GCN and GAT on Cora by the protocol and with the recipes of Shchur et al. 2018.
+
+    Args:
+      config: options of the repetition.
+      repeats: a split for each seed; --processes must be 1.
+    """
+    repeats.check("published")
+    config.check(repeats)
+    from experiments.attention.published import train_all
+
+    train_all(config, repeats)
+
+
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
-    commands = {"train": train, "compare": compare}
+    commands = {"train": train, "compare": compare, "published": published}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.attention")
     except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:

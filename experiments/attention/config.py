@@ -9,8 +9,11 @@ from typing import Literal
 
 from experiments._node_options import NodeDataOptions
 from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options, option
+from experiments._seeds import Repeats
 from experiments.attention.recipes import NAMES, Model, Recipe, recipe
 from jaxgnn._errors import bad_input
+
+PublishedModel = Literal["gcn", "gat"]
 
 # Minimum of each numeric option.
 _LOWEST = {
@@ -161,6 +164,37 @@ class AttentionConfig(NodeDataOptions, GraphDevices):
     def variant_name(self) -> str:
         """Folder name that distinguishes the run from others on the same data."""
         return f"{self.model}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class PublishedConfig:
+    """Options of the repetition of published results.
+
+    Attributes:
+      models: the networks.
+      epochs: most epochs; training stops long before.
+      progress: print a line for each seed.
+      commit_results: add the results to those that are stored with the code.
+    """
+
+    models: tuple[PublishedModel, ...] = ("gcn", "gat")
+    epochs: int = 10_000
+    progress: bool = True
+    commit_results: bool = False
+
+    def check(self, repeats: Repeats) -> None:
+        """Raises an error for invalid options.
+
+        Raises:
+          ValueError: naming the option as it is typed.
+        """
+        if not self.models or len(set(self.models)) < len(self.models):
+            got = " ".join(self.models) or "none"
+            raise bad_input("published", "--models", "one or more, each once", got)
+        if self.epochs < 1:
+            raise bad_input("published", "--epochs", "at least 1", self.epochs)
+        if repeats.processes != 1:
+            raise bad_input("published", "--processes", "1", repeats.processes)
 
 
 def variants_of(config: AttentionConfig, models: Sequence[Model]) -> list[AttentionConfig]:

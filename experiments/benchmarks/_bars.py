@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+from experiments.benchmarks._report import RESULTS, read_rows
 
 Row = Mapping[str, Any]
 
@@ -160,7 +164,8 @@ def _line(bar: Bar, workload: str, ratio: float) -> str:
     )
 
 
-# GB/s, read and written together, of a memory-to-memory copy on one NVIDIA H200.
+# GB/s, read and written together, of a memory-to-memory copy on one NVIDIA H200, once measured with
+# torch. Kernels of the rows "copy" in results/fused_mlp.jsonl reach up to 4,251.
 _H200_COPY_GB_PER_S = 4300
 
 
@@ -172,98 +177,31 @@ def limit_ms(row: Row) -> float | None:
     return row["bytes"] / _H200_COPY_GB_PER_S / 1e6 if "H200" in row["device"] else None
 
 
-# Medians in ms on one NVIDIA H200, width 256, on synthetic graphs of the same sizes and degrees,
-# without communities. MaxK-GNN's CUDA kernels (float32) do not zero the output, and at k = 16 skip
-# a part of the work. cuSPARSE: the better of ALG2 and ALG3. RTop-K: the exact variant.
-_MAXK_GNN = {
-    "reddit": {16: (4.96, 2.79), 32: (7.30, 6.63), 64: (13.2, 13.7)},
-    "products": {16: (14.5, 9.31), 32: (15.8, 14.5), 64: (26.7, 26.3)},
-    "proteins": {16: (3.26, 1.92), 32: (4.75, 4.59), 64: (8.36, 6.94)},
-    "flickr": {16: (0.14, 0.07), 32: (0.17, 0.11), 64: (0.29, 0.16)},
-}
-_CUSPARSE = {
-    "reddit": {"float32": 16.95, "bfloat16": 18.2},
-    "products": {"float32": 34.2, "bfloat16": 16.85},
-    "proteins": {"float32": 9.67, "bfloat16": 4.67},
-    "flickr": {"float32": 0.23, "bfloat16": 0.19},
-}
-_RTOPK = {
-    "reddit": {16: 0.261, 32: 0.280, 64: 0.292},
-    "products": {16: 2.63, 32: 2.79, 64: 2.92},
-}
+# Once-measured times of other libraries; each row has its card, date and command.
+PEERS = RESULTS / "peers.jsonl"
 
-# The layer of mhc_layer, four streams in bfloat16, tokens x width: kernels of TransformerEngine, or
-# of Liger where TransformerEngine was not run; forward, and with the backward.
-_MHC_LAYERS = {
-    "16384x512": ("TE", 0.107, 0.489),
-    "16384x1280": ("TE", 0.230, 1.076),
-    "8192x2560": ("TE", 0.223, 1.064),
-    "8192x7168": ("Liger", 1.779, 13.15),
-}
-
-# Eager torch, bfloat16 and relu, by op and direction.
-_TORCH_LAYERS = {
-    ("fused_linear", "forward"): {
-        "8192x4096": 0.399,
-        "232965x256": 0.142,
-        "1000000x128": 0.370,
-        "1000000x64": 0.154,
-    },
-    ("fused_mlp", "forward"): {
-        "8192x4096": 0.741,
-        "232965x256": 0.211,
-        "1000000x128": 0.603,
-        "1000000x64": 0.228,
-    },
-    ("fused_mlp", "forward+backward"): {
-        "8192x4096": 2.89,
-        "232965x256": 1.72,
-        "1000000x128": 3.63,
-        "1000000x64": 1.79,
-    },
-}
-
-# Two HypergraphConv of torch-geometric 2.8, eight experts, float32; forward, and with backward.
-_COUPLINGS = {
-    "256 tokens": (2.3, 3.7),
-    "4096 tokens": (3.1, 7.5),
-    "32768 tokens": (18.3, 51.0),
-}
+_SAME = ("op", "workload", "direction", "k", "dtype", "dim", "device")
 
 
-# Ops with known times of other libraries.
-PUBLISHED_OPS = {
-    "expert_coupling",
-    "fused_linear",
-    "fused_mlp",
-    "maxk",
-    "maxk_spmm",
-    "mhc_layer",
-    "spmm",
-}
+@cache
+def _peers() -> dict[tuple[Any, ...], tuple[str, float]]:
+    """The fastest once-measured library and its ms, by the values of ``_SAME``."""
+    fastest: dict[tuple[Any, ...], tuple[str, float]] = {}
+    for row in read_rows(PEERS):
+        key = tuple(row[name] for name in _SAME)
+        if row["ms"] is not None and row["ms"] < fastest.get(key, ("", math.inf))[1]:
+            fastest[key] = row["implementation"], row["ms"]
+    return fastest
+
+
+def has_peers(op: str, device: str) -> bool:
+    """Whether another library was once measured on a device at what an op does."""
+    return any((row["op"], row["device"]) == (op, device) for row in read_rows(PEERS))
 
 
 def published(row: Row) -> tuple[str, float] | None:
-    """Library that did the same on an H200, and its ms; None if unknown or on another device."""
-    workload, direction, k, dtype = (row[key] for key in ("workload", "direction", "k", "dtype"))
-    if "H200" in row["device"] and dtype == "bfloat16" and (row["op"], direction) in _TORCH_LAYERS:
-        ms = _TORCH_LAYERS[row["op"], direction].get(workload)
-        return ("torch", ms) if ms else None
-    if "H200" in row["device"] and row["op"] == "mhc_layer" and dtype == "bfloat16":
-        name, *both = _MHC_LAYERS.get(workload, ("", None, None))
-        ms = both[direction != "forward"]
-        return (name, ms) if ms else None
-    if "H200" not in row["device"] or row["dim"] != 256:
-        return None
-    if row["op"] == "expert_coupling" and dtype == "float32" and workload in _COUPLINGS:
-        return "PyG 2.8", _COUPLINGS[workload][direction != "forward"]
-    ms = None
-    name = {"maxk_spmm": "MaxK-GNN", "spmm": "cuSPARSE", "maxk": "RTop-K"}.get(row["op"], "")
-    if name == "MaxK-GNN" and dtype == "float32" and direction in ("forward", "backward"):
-        both = _MAXK_GNN.get(workload, {}).get(k)
-        ms = both and both[direction == "backward"]
-    elif name == "cuSPARSE" and direction == "forward":
-        ms = _CUSPARSE.get(workload, {}).get(dtype)
-    elif name == "RTop-K" and dtype == "float32" and direction == "forward":
-        ms = _RTOPK.get(workload, {}).get(k)
-    return (name, ms) if ms else None
+    """Library that did the same on the same device, and its ms; None if there is none known.
+
+    Its graphs have the sizes and degrees of ours, without communities.
+    """
+    return _peers().get(tuple(row[name] for name in _SAME))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from experiments.benchmarks._report import Row
 from jaxgnn.testing.machine import busy_warning, gpu_warning
@@ -57,6 +57,25 @@ def ratio_text(row: Row, baseline: str) -> str | None:
         return "1"
     same = bool(row.get(f"same_program_as_{baseline}"))
     return str(SpeedRatio(ratio, low, high, same_program=same))
+
+
+def below_forward(rows: Iterable[Row]) -> Iterator[str]:
+    """A warning for each forward pass that took longer than the same with its gradients.
+
+    Such times are of launches by the host, or of a machine that was busy.
+    """
+    keys = ("op", "workload", "dtype", "k", "implementation")
+    forward: dict[tuple, float] = {}
+    for row in rows:
+        key, ms = tuple(row[name] for name in keys), row["ms"]
+        if ms is not None and row["direction"] == "forward":
+            forward[key] = ms
+        elif ms is not None and row["direction"] == "forward+backward" and ms < forward.get(key, 0):
+            where = " ".join(str(value) for value in key if value is not None)
+            yield (
+                f"warning: {where}: {ms:.3f} ms with gradients is less than {forward[key]:.3f} ms "
+                "without: times of launches or of a busy machine; compare the kernels"
+            )
 
 
 def print_warnings(shares: Iterable[float | None]) -> None:

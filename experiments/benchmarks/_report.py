@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks._origin import origin
 from jaxgnn._errors import bad_input
 from jaxgnn.training.files import parse_json
 
@@ -97,10 +98,10 @@ def markdown(rows: Iterable[Row], columns: Sequence[Column]) -> str:
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Appends one JSON object a line; creates the folder if needed."""
+    """Appends one JSON object a line, with its ``origin``; creates the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        file.writelines(json.dumps(origin() | row, allow_nan=False) + "\n" for row in rows)
 
 
 def read_rows(path: Path) -> list[Row]:

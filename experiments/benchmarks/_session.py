@@ -15,6 +15,7 @@ from experiments.benchmarks import _bars
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
 from experiments.benchmarks._ratios import (
+    below_forward,
     print_warnings,
     ratio_fields,
     ratio_text,
@@ -139,7 +140,7 @@ class Session:
                 print(line(row, columns), flush=True)
             append_rows(self.out / f"{case.op}.jsonl", new)
             rows += new
-        for text in _bars.compare_with_bars(rows):
+        for text in (*_bars.compare_with_bars(rows), *below_forward(rows)):
             print(text)
         print_warnings(row["others"] for row in rows)
         return rows
@@ -154,7 +155,7 @@ class Session:
             absent |= {"tflop_per_s"}
         if not on_h200:
             absent |= {"fraction_of_limit"}
-        if not on_h200 or case.op not in _bars.PUBLISHED_OPS:
+        if not _bars.has_peers(case.op, str(self.device["device"])):
             absent |= {"peer", "peer_ms"}
         return tuple(column for column in COLUMNS if column.key not in absent)
 

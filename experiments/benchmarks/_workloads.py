@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,7 @@ class Workload:
       heads: number of attention heads of segment_softmax.
       directions: directions of the linear ops, whose backward can be timed separately.
       scale: the key of ``SCALES`` whose degrees it has; None for a uniformly random graph.
+      communities: whether a graph of a scale has planted communities.
     """
 
     name: str
@@ -58,10 +59,11 @@ class Workload:
     heads: int = 4
     directions: tuple[str, ...] = ("forward", "backward", "forward+backward")
     scale: str | None = None
+    communities: bool = True
 
     def graph(self) -> CSRGraph:
         """The unweighted graph with its transpose and schedules, built once a process."""
-        return _graph(self.scale, self.nodes, self.edges)
+        return _graph(self.scale, self.nodes, self.edges, self.communities)
 
 
 def like(scale: str, label: str | None = None, **options) -> Workload:
@@ -83,6 +85,8 @@ WORKLOADS: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ("gpu", "full"): (
         like("reddit"),
         *(like(name, directions=_APART) for name in ("products", "proteins", "flickr")),
+        # The graph on which other libraries were measured once.
+        like("reddit", "reddit-plain", directions=_APART, communities=False),
     ),
 }
 
@@ -261,11 +265,13 @@ _MOST_INPUTS = 8
 
 
 @cache
-def _graph(scale: str | None, nodes: int, edges: int) -> CSRGraph:
+def _graph(scale: str | None, nodes: int, edges: int, communities: bool = True) -> CSRGraph:
     if scale is not None:
         # Features of width one, because only the edges are used.
         sizes = dataclasses.replace(SCALES[scale], features=1, tasks=None)
-        data = synthetic(sizes, on_device=jax.default_backend() != "cpu")
+        on_device = jax.default_backend() != "cpu"
+        options: dict[str, Any] = {} if communities else {"homophily": 0.0}
+        data = synthetic(sizes, on_device=on_device, **options)
         return build_graph(data.senders, data.receivers, nodes)
     return uniform_graph(nodes, edges)
 

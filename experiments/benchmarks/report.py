@@ -24,6 +24,7 @@ from matplotlib.patches import Patch
 
 from experiments._runs import shown as as_shown
 from experiments.benchmarks import scaling
+from experiments.benchmarks._bars import published
 from experiments.benchmarks._command import command
 from experiments.benchmarks._ratios import ratio_text
 from experiments.benchmarks._report import Column, Output, Row, markdown, read_rows
@@ -63,12 +64,15 @@ class ReportOptions(Output):
       k: entries a row, for ops that have k; by default 32, or the largest where that was not
         measured.
       dtype: dtype of the features.
+      device: the device to show, such as "NVIDIA H200"; by default the one of each platform that
+        was measured last.
     """
 
     images: Path | None = None
     workload: str | None = None
     k: int | None = None
     dtype: str = _DTYPE
+    device: str | None = None
 
 
 def main(options: ReportOptions) -> list[Path]:
@@ -81,6 +85,7 @@ def main(options: ReportOptions) -> list[Path]:
     if not rows:
         raise ValueError(f"report: no measurements in {options.rows}; run the benchmarks first")
     check(rows, options)
+    rows = [row for row in rows if options.device in (None, row["device"])]
     pictures = []
     for platform in dict.fromkeys(row["platform"] for row in rows):
         shown = select([row for row in rows if row["platform"] == platform], options)
@@ -129,7 +134,8 @@ def _by_date(rows: Iterable[Row]) -> list[Row]:
 
 def check(rows: Sequence[Row], options: ReportOptions) -> None:
     """Raises ValueError for an option that names something that no row has."""
-    asked = (("workload", options.workload), ("k", options.k), ("dtype", options.dtype))
+    names = ("workload", "k", "dtype", "device")
+    asked = ((name, getattr(options, name)) for name in names)
     for name, value in asked:
         measured = {row[name] for row in rows} - {None}
         if value is not None and value not in measured:
@@ -173,17 +179,23 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """
     groups = list(dict.fromkeys((row["op"], row["direction"]) for row in rows))
     names = list(dict.fromkeys(row["implementation"] for row in rows))
-    height = 1.6 + _INCHES * (len(rows) + _GAP * len(groups))
+    of_groups = [[r for r in rows if (r["op"], r["direction"]) == group] for group in groups]
+    peers = sum(_peer_of(bars) is not None for bars in of_groups)
+    height = 1.6 + _INCHES * (len(rows) + peers + _GAP * len(groups))
     figure = Figure(figsize=(11, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     times, fractions = figure.subplots(1, 2, sharey=True)
     at, middles = 0.0, []
-    for group in groups:
-        bars = [row for row in rows if (row["op"], row["direction"]) == group]
+    for bars in of_groups:
         middles.append(at + (len(bars) - 1) / 2)
         for place, row in enumerate(bars):
             _draw_bar(times, fractions, at + place, row)
-        at += len(bars) + _GAP
+        at += len(bars)
+        peer = _peer_of(bars)
+        if peer is not None:
+            _draw_peer(times, at, *peer)
+            at += 1
+        at += _GAP
     times.set_yticks(middles, [f"{op}\n{direction}" for op, direction in groups])
     times.set_ylim(at - _GAP, -1)
     times.set_xscale("log")
@@ -191,7 +203,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     times.margins(x=0.22)
     fractions.axvline(1, color="0.3", linestyle="--", linewidth=1)
     fractions.set_xlabel("speed in bytes, as a fraction of an element-wise pass")
-    _finish(figure, (times, fractions), names, rows[0])
+    _finish(figure, (times, fractions), names, rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -213,6 +225,17 @@ def _draw_bar(times: Axes, fractions: Axes, at: float, row: Row) -> None:
     times.annotate(_bar_text(row), (high, at), (4, 0), **_TEXT)
 
 
+def _peer_of(rows: Sequence[Row]) -> tuple[str, float] | None:
+    """The library that was measured once for the first row for which there is one, and its ms."""
+    return next((peer for row in rows if (peer := published(row)) is not None), None)
+
+
+def _draw_peer(times: Axes, at: float, name: str, ms: float) -> None:
+    """Draws a library that was measured once, in another run: a mark instead of a bar."""
+    times.plot(ms, at, "D", color="0.2", markerfacecolor="white", markersize=5)
+    times.annotate(f"{name} {ms:.4g}, once measured", (ms, at), (7, 0), **_TEXT)
+
+
 def _bar_text(row: Row) -> str:
     text = None if row["implementation"] == "xla" else ratio_text(row, "xla")
     if text is None:
@@ -225,7 +248,9 @@ def _short(text: str) -> str:
     return f"{float(text):.2g}×"
 
 
-def _finish(figure: Figure, panels: Sequence[Axes], names: Sequence[str], row: Row) -> None:
+def _finish(
+    figure: Figure, panels: Sequence[Axes], names: Sequence[str], rows: Sequence[Row]
+) -> None:
     """Adds title, grid, and one legend for both panels below them."""
     for axes in panels:
         axes.grid(axis="x", alpha=0.25)
@@ -236,11 +261,14 @@ def _finish(figure: Figure, panels: Sequence[Axes], names: Sequence[str], row: R
         of_shades.setdefault(shade(name), []).append(name)
     patches = [Patch(color=color, label=", ".join(same)) for color, same in of_shades.items()]
     dashes = Line2D([], [], color="0.3", linestyle="--", linewidth=1, label="element-wise pass")
-    handles: list[Artist] = [*patches, dashes]
+    once: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "markersize": 5}
+    marks = Line2D([], [], color="0.2", linestyle="", label="once measured, in another run", **once)
+    has_peers = _peer_of(rows) is not None
+    handles: list[Artist] = [*patches, dashes, *([marks] if has_peers else [])]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small"
     )
-    figure.suptitle(_caption(row), fontsize="medium")
+    figure.suptitle(_caption(rows[0]), fontsize="medium")
 
 
 def _caption(row: Row) -> str:

@@ -17,7 +17,7 @@ which ``many_gpus`` has written its rows. The model of a step on n devices is
 - Up to 8 devices are one host. For more, all traffic is assumed to use the network, at its
   bandwidth for each device.
 
-It draws ``many_gpus.png``: the predicted speedups as lines, and the measured ones as dots. The
+It draws ``many_gpus.png``: the predicted speedups as dashed lines, the measured ones as dots. The
 model has no overlap of computation and communication. For a measured number of devices, the
 difference is printed beside the prediction. ``papers100M`` fits no single device, so its time on
 one is that of the products-like graph, scaled by the number of edges.
@@ -26,13 +26,15 @@ one is that of the products-like graph, scaled by the number of edges.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, header, line, read_rows
@@ -190,38 +192,54 @@ def main(options: ScalingModelOptions) -> list[Row]:
     return rows
 
 
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draws a panel for each graph: predicted speedups as lines, measured ones as dots.
+def draw(rows: Sequence[Row], path: Path, heading: str) -> None:
+    """Draws a panel for each graph: predicted speedups dashed, measured ones as dots on lines.
 
     Args:
       rows: rows that ``main`` returns.
       path: the PNG to write.
-      title: title of the picture.
+      heading: title of the picture.
     """
     names = list(dict.fromkeys(row["workload"] for row in rows))
     ks = list(dict.fromkeys(row["k"] for row in rows))
-    figure = Figure(figsize=(3.2 * len(names) + 1, 4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3.2 * len(names) + 1, 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    shades: dict[str, str] = {}
     for axes, name in zip(panels, names, strict=True):
         for k, colour in zip(ks, itertools.cycle(PALETTE), strict=False):
             curve = [row for row in rows if (row["workload"], row["k"]) == (name, k)]
             devices = [row["devices"] for row in curve]
             label = "dense" if k is None else f"k = {k}"
-            axes.plot(devices, [row["speedup"] for row in curve], color=colour, label=label)
+            predicted = [row["speedup"] for row in curve]
+            axes.plot(devices, predicted, "--", color=colour, linewidth=1, alpha=0.8)
             dots = [row for row in curve if row["ms"] is not None and curve[0]["ms"] is not None]
             speedups = [curve[0]["ms"] / row["ms"] for row in dots]
-            axes.plot([row["devices"] for row in dots], speedups, "o", color=colour)
+            axes.plot([row["devices"] for row in dots], speedups, "o-", color=colour, markersize=4)
+            shades[label] = colour
         most = [row["devices"] for row in rows]
         axes.plot([1, max(most)], [1, max(most)], ":", color="0.6", linewidth=0.9)
-        axes.set(xscale="log", yscale="log", title=name, xlabel="devices")
+        is_measured = any(row["ms"] is not None for row in rows if row["workload"] == name)
+        title = name if is_measured else f"{name}, predicted only"
+        axes.set(xscale="log", yscale="log", title=title, xlabel="devices")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("times as fast as one")
-    panels[0].legend(frameon=False, fontsize="small")
-    figure.suptitle(title, fontsize="medium")
+    _add_legend(figure, shades)
+    figure.suptitle(heading, fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
+
+
+def _add_legend(figure: Figure, shades: Mapping[str, str]) -> None:
+    """Adds one legend below all panels: colours of the networks, and marks of what is measured."""
+    handles = [Line2D([], [], color=colour, label=label) for label, colour in shades.items()]
+    marks = (("measured", "-", "o"), ("predicted by the model", "--", ""), ("ideal", ":", ""))
+    for label, style, marker in marks:
+        options: dict[str, Any] = {"linestyle": style, "marker": marker, "markersize": 4}
+        handles.append(Line2D([], [], color="0.4", label=label, **options))
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": len(handles)}
+    figure.legend(handles=handles, frameon=False, fontsize="small", **where)
 
 
 def _curve(

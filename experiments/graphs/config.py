@@ -142,6 +142,42 @@ class GraphsConfig(BatchDevices):
         return Path("runs") / "graphs" / f"{self.data_name()}-{self.variant_name()}"
 
 
+@dataclass(frozen=True)
+class FoldsConfig:
+    """Options of GIN on the ten folds of MUTAG.
+
+    Attributes:
+      hidden_features: width of the layers; the paper tries 16 and 32.
+      batch_size: graphs of a step; the paper tries 32 and 128.
+      dropout: probability of dropping the score of a layer; the paper tries 0 and 0.5.
+      epochs: epochs of 50 steps.
+      folds: number of parts of the data.
+      seed: seed of the folds, the initial parameters and the draws of training.
+      progress: print a line for each fold.
+      commit_results: add the result to those that are stored with the code.
+    """
+
+    hidden_features: int = 32
+    batch_size: int = 32
+    dropout: float = 0.5
+    epochs: int = 350
+    folds: int = 10
+    seed: int = 0
+    progress: bool = True
+    commit_results: bool = False
+
+    def check(self) -> None:
+        """Raises an error for invalid options.
+
+        Raises:
+          ValueError: naming the option as it is typed.
+        """
+        lowest = {"hidden_features": 1, "batch_size": 1, "epochs": 1, "folds": 2, "seed": 0}
+        check_options("folds", self, lowest)
+        if not 0 <= self.dropout < 1:
+            raise bad_input("folds", "--dropout", "in [0, 1)", self.dropout)
+
+
 def variants_of(config: GraphsConfig, models: Sequence[Model]) -> list[GraphsConfig]:
     """The options of the runs that ``compare`` compares, one for each network.
 

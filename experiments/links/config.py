@@ -52,6 +52,8 @@ class TrainConfig(GraphDevices):
       test: fraction of the edges used for the test scores.
       supervision: fraction of the training edges that are predicted and not used as messages; with
         0, all training edges are both predicted and used as messages.
+      read_validation: at the test, let the network read the validation edges too. Without it, it
+        reads the training edges alone, as published results on Cora do.
       model: convolutions of the encoder.
       activation: nonlinearity before the aggregation.
       k: kept entries per row, for maxk.
@@ -90,6 +92,7 @@ class TrainConfig(GraphDevices):
     validation: float = 0.05
     test: float = 0.1
     supervision: float = 0.0
+    read_validation: bool = False
     model: Literal["sage", "gcn", "gin"] = "gcn"
     activation: Literal["maxk", "relu"] = "relu"
     k: int = 32
@@ -158,7 +161,8 @@ class TrainConfig(GraphDevices):
     def variant_name(self) -> str:
         """Folder name that distinguishes the run from others on the same data."""
         k = self.k if self.activation == "maxk" else ""
-        return f"{self.model}-{self.activation}{k}-{self.decoder}-seed{self.seed}"
+        read = "-validation" if self.read_validation else ""
+        return f"{self.model}-{self.activation}{k}-{self.decoder}{read}-seed{self.seed}"
 
     def run_folder(self) -> Path:
         """Folder of the run: ``run``, by default a named folder below runs/links."""

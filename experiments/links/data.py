@@ -105,6 +105,9 @@ def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
         supervision=config.supervision or None,
         seed=seeds.split,
     )
+    if not config.read_validation:
+        known, ids = split.validation.messages, split.validation.message_ids
+        split = replace(split, test=replace(split.test, messages=known, message_ids=ids))
     seen = _nodes(config, dataset, split)
     weights: PairWeights = "degree" if config.negatives == "degree" else "uniform"
     # In training only training edges are known; they are the messages of the validation.

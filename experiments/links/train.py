@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from flax import nnx
 
@@ -12,11 +13,13 @@ from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
 from experiments._spread import MAY_CHANGE, place
+from experiments.benchmarks._report import Row, append_rows
 from experiments.links.config import TrainConfig
 from experiments.links.data import Links, links_of
 from experiments.links.setup import LinkPredictor, Loss, Scores, loop_of, make_model, optimizer_of
 from experiments.links.trivial import trivial_scores
 from jaxgnn.datasets import NodeDataset
+from jaxgnn.testing.timing import device_description
 from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
 
 
@@ -87,8 +90,18 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
     return outcome
 
 
-def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]:
+RESULTS = Path(__file__).parent / "results" / "links.jsonl"
+
+
+def train_all(
+    config: TrainConfig, repeats: Repeats = ONE_SEED, *, commit_results: bool = False
+) -> list[Outcome]:
     """Trains a run for each seed, and prints their mean if there are several.
+
+    Args:
+      config: the options of the runs.
+      repeats: the seeds, and number of concurrent runs.
+      commit_results: whether to add the scores to those that are stored with the code.
 
     Raises:
       ValueError: if an option or a data file is invalid.
@@ -100,6 +113,8 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     if len(runs) > 1 and config.run is not None:
         runs = [replace(run, run=config.run / run.variant_name()) for run in runs]
     outcomes = run_all(train, runs, repeats.processes)
+    if commit_results:
+        append_rows(RESULTS, _rows(config, repeats, outcomes))
     if len(runs) > 1:
         seeds = f"seeds {' '.join(map(str, repeats.seeds))}"
         note = f"mean ± standard deviation (number of seeds), {seeds}"
@@ -107,10 +122,26 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
     return outcomes
 
 
-def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
-    """Scores of the network and of methods without one, over the seeds."""
+def _found(config: TrainConfig, outcomes: list[Outcome]) -> dict[str, list[dict[str, float]]]:
+    """Test scores of each seed, by the name of the method: those without a network first."""
     found = {name: [outcome.trivial[name] for outcome in outcomes] for name in outcomes[0].trivial}
     found[config.label()] = [outcome.test for outcome in outcomes]
+    return found
+
+
+def _rows(config: TrainConfig, repeats: Repeats, outcomes: list[Outcome]) -> list[Row]:
+    """A row for each method, with the list of each score over the seeds."""
+    common = {"experiment": "links", "data": config.data_name(), "seeds": list(repeats.seeds)}
+    common |= {"read_validation": config.read_validation, **device_description()}
+    return [
+        {**common, "method": method, **{name: [s[name] for s in scores] for name in scores[0]}}
+        for method, scores in _found(config, outcomes).items()
+    ]
+
+
+def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
+    """Scores of the network and of methods without one, over the seeds."""
+    found = _found(config, outcomes)
 
     def cell(scores: list[dict[str, float]], name: str) -> str:
         summary = summarize([100 * score[name] for score in scores])

@@ -51,6 +51,7 @@ def compare(
     repeats: Seeds = ONE_SEED,
     ks: tuple[int, ...] = (),
     vmap: bool = False,
+    commit_results: bool = False,
 ) -> None:
     """Train dense ReLU and MaxK with the same seeds, and print both beside trivial methods.
 
@@ -59,13 +60,14 @@ def compare(
       repeats: seeds, and number of concurrent runs.
       ks: kept entries per row, one variant for each; by default ``--k`` or that of the recipe.
       vmap: train all seeds of a variant in one program, compiled once, without run folders.
+      commit_results: add the scores to those that are stored with the code.
     """
     repeats.check("compare")
     variants_of(config, ks)
     check_data(config)
     from experiments.maxk.compare import compare as run_compare
 
-    run_compare(config, ks, repeats, vmap=vmap)
+    run_compare(config, ks, repeats, vmap=vmap, commit_results=commit_results)
 
 
 def sweep(

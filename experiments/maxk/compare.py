@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from experiments._node_training import Outcome
 from experiments._options import check_alone
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats
+from experiments.benchmarks._report import Row, append_rows
 from experiments.maxk.config import TrainConfig, variants_of
 from experiments.maxk.repeat import repeated
 from jaxgnn._errors import bad_input
+from jaxgnn.testing.timing import device_description
 from jaxgnn.training import Table, plot_curves
 from jaxgnn.training.plots import colours
 
@@ -36,8 +39,16 @@ class Comparison:
     picture: Path
 
 
+RESULTS = Path(__file__).parent / "results" / "accuracy.jsonl"
+
+
 def compare(
-    config: TrainConfig, ks: tuple[int, ...], repeats: Repeats = ONE_SEED, *, vmap: bool = False
+    config: TrainConfig,
+    ks: tuple[int, ...],
+    repeats: Repeats = ONE_SEED,
+    *,
+    vmap: bool = False,
+    commit_results: bool = False,
 ) -> Comparison:
     """Trains dense ReLU, then MaxK with each ``k``, with the same seeds and settings.
 
@@ -46,6 +57,7 @@ def compare(
       ks: kept entries per row of the MaxK runs; if empty, that of the options or of the recipe.
       repeats: seeds, and number of concurrent runs.
       vmap: whether the seeds of a variant are trained in one program.
+      commit_results: whether to add the scores to those that are stored with the code.
 
     Raises:
       ValueError: if the options give a schedule of k, or an option or a data file is invalid.
@@ -57,6 +69,8 @@ def compare(
     metric = config.recipe().metric
     trivial = trivial_scores(config, repeats.seeds, metric)
     outcomes = repeated(variants, repeats, vmap=vmap)
+    if commit_results:
+        append_rows(RESULTS, _rows(variants, repeats, outcomes, trivial))
     named = {f"{config.kind().upper()} {runs[0].label}": runs for runs in outcomes}
     table = comparison_table(config.data_name(), metric, named, trivial, baseline="ReLU")
     base = _base(config)
@@ -66,6 +80,39 @@ def compare(
     plot_curves(curves, picture, title=_title(config, repeats))
     print(f"\n{table.text()}\ncurves: {shown(picture.absolute())}")
     return Comparison(outcomes, trivial, table, picture)
+
+
+def _rows(
+    variants: Sequence[TrainConfig],
+    repeats: Repeats,
+    outcomes: Sequence[Sequence[Outcome]],
+    trivial: Mapping[str, Sequence[float]],
+) -> list[Row]:
+    """A row for each method, with its test scores over the seeds.
+
+    Those of MaxK have the differences to ReLU too, in points.
+    """
+    first = variants[0]
+    common: Row = {"experiment": "maxk", "data": first.data_name(), "seeds": list(repeats.seeds)}
+    common |= {"metric": first.recipe().metric, **device_description()}
+    if first.dataset == "synthetic":
+        common["scale"] = first.scale
+    rows: list[Row] = [
+        {**common, "method": name, "k": None, "test": list(scores)}
+        for name, scores in trivial.items()
+    ]
+    relu = [run.test for run in outcomes[0]]
+    for variant, runs in zip(variants, outcomes, strict=True):
+        ks, width, test = (
+            variant.layer_ks(),
+            variant.recipe().hidden_features,
+            [r.test for r in runs],
+        )
+        row = {"model": variant.kind(), "method": variant.activation, "width": width}
+        row |= {"k": None if ks is None else ks[0], "settings": variant.settings(), "test": test}
+        row |= {"points": [100 * (one - base) for one, base in zip(test, relu, strict=True)]}
+        rows.append({**common, **row, "ms_per_epoch": runs[0].ms_per_epoch})
+    return rows
 
 
 def sweep(

@@ -41,7 +41,8 @@ from experiments.benchmarks import (
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
-from experiments.benchmarks._ratios import ratio_fields, ratio_text
+from experiments.benchmarks._origin import origin, read_commit
+from experiments.benchmarks._ratios import below_forward, ratio_fields, ratio_text
 from experiments.benchmarks._report import (
     PICTURES,
     RESULTS,
@@ -370,7 +371,7 @@ def test_all_rows_carry_device_and_versions(rows_of_all):
     written = [row for path in sorted(folder.iterdir()) for row in read_rows(path)]
     assert len(written) == len(rows)
     for row in written:
-        assert set(row) >= DEVICE_KEYS
+        assert set(row) >= DEVICE_KEYS | set(origin())
         assert row["ms"] >= row["min_ms"] > 0
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["ms"] / 1e6)
     assert len({row["date"] for row in written}) == 1
@@ -514,7 +515,7 @@ def test_ratios_are_told_apart_from_noise(session, monkeypatch, capsys):
     }
     monkeypatch.setattr("experiments.benchmarks._session.measure_in_turns", lambda *_, **__: times)
     rows = session.run([next(iter(spmm.cases(TINY[0])))])
-    assert read_rows(session.out / "spmm.jsonl") == rows
+    assert read_rows(session.out / "spmm.jsonl") == [origin() | row for row in rows]
     assert [row["same_program_as_xla"] for row in rows] == [True, True, False, False]
     assert [row["program"] for row in rows] == [16 * "a", 16 * "a", 16 * "b", None]
     assert rows[3]["speedup_over_xla"] == 2.0
@@ -561,20 +562,19 @@ def test_columns_without_a_value_are_left_out(session, capsys):
     assert {"peer", "limit"} < set(capsys.readouterr().out.splitlines()[0].split())
 
 
-def test_every_op_that_is_quoted_has_a_column_for_it():
-    assert set(ALL_ROWS) >= _bars.PUBLISHED_OPS
-    row = {"k": 32, "dim": 256, "device": "NVIDIA H200"}
-    workloads = ("reddit", "16384x512", "8192x4096", "256 tokens")
-    quoted = {
-        op
-        for op, workload, direction, dtype in itertools.product(
-            ALL_ROWS, workloads, ("forward", "backward"), ("float32", "bfloat16")
-        )
-        if _bars.published(
-            {**row, "op": op, "workload": workload, "direction": direction, "dtype": dtype}
-        )
-    }
-    assert quoted == _bars.PUBLISHED_OPS
+def test_every_op_that_is_quoted_has_a_column_and_every_peer_its_source():
+    rows = read_rows(_bars.PEERS)
+    needed = {"ms", "device", "date", "source", "command", "workload", "implementation"}
+    for row in rows:
+        assert needed <= row.keys() and row["source"] in ("once measured", "published"), row
+        if row["ms"] is not None:
+            name, ms = _bars.published(row) or ("", math.inf)
+            assert name and ms <= row["ms"]
+            assert _bars.has_peers(row["op"], row["device"])
+    # A minimum over neighbours is timed as a maximum here.
+    assert {row["op"] for row in rows} - {"neighbour_min", "training"} <= set(ALL_ROWS)
+    assert not _bars.has_peers("spmm", "NVIDIA H100 80GB HBM3")
+    assert not _bars.has_peers("sinkhorn", "NVIDIA H200")
 
 
 def test_a_busy_machine_is_told_of_in_one_line(session, monkeypatch, capsys):
@@ -590,6 +590,17 @@ def test_a_busy_machine_is_told_of_in_one_line(session, monkeypatch, capsys):
     (warning,) = [text for text in capsys.readouterr().out.splitlines() if "warning" in text]
     assert f"in {len(rows)} of {len(rows)} measurements other processes" in warning
     assert "75% at most" in warning
+
+
+def test_gradients_in_less_time_than_the_forward_pass_alone_are_named():
+    common = {"op": "maxk", "workload": "w", "dtype": "float32", "k": 4, "implementation": "xla"}
+    times = (("forward", 2.0), ("forward+backward", 1.5), ("backward", 0.1))
+    rows = [{**common, "direction": direction, "ms": ms} for direction, ms in times]
+    (text,) = below_forward(rows)
+    assert text.startswith("warning: maxk w float32 4 xla: 1.500 ms with gradients is less than 2")
+    assert list(below_forward([rows[0], {**rows[1], "ms": 2.5}])) == []
+    assert list(below_forward([rows[0], {**rows[1], "implementation": "ffi"}])) == []
+    assert list(below_forward([{**rows[0], "ms": None}, rows[1]])) == []
 
 
 def test_bars_are_printed_beside_the_ratios():
@@ -666,7 +677,8 @@ def test_others_are_quoted_on_their_device_only():
     row = {"op": "maxk_spmm", "workload": "reddit", "direction": "backward", "k": 32}
     row |= {"dtype": "float32", "dim": 256, "device": "NVIDIA H200"}
     assert _bars.published(row) == ("MaxK-GNN", 6.63)
-    assert _bars.published({**row, "op": "spmm", "direction": "forward"}) == ("cuSPARSE", 16.95)
+    dense = {**row, "op": "spmm", "direction": "forward", "k": None}
+    assert _bars.published(dense) == ("cuSPARSE ALG3", 16.95)
     assert _bars.published({**row, "device": "NVIDIA A100"}) is None
     assert _bars.published({**row, "k": 7}) is None
 
@@ -701,9 +713,9 @@ def test_break_even_run_ends_where_the_sparse_product_has_lost(session, monkeypa
     rows = _break_even.run(session, dims=(32,), parts=(8, 32))
     assert [row["k"] for row in rows] in ([], ks)
     written = read_rows(session.out / "maxk_spmm_break_even.jsonl") if rows else []
-    assert written == rows
+    assert written == [origin() | row for row in rows]
     for row in written:
-        assert set(row) >= DEVICE_KEYS
+        assert set(row) >= DEVICE_KEYS | set(origin())
         assert row["ratio"] == row["k"] / 32
 
 
@@ -721,7 +733,7 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
         "tiny", layers=2, hidden=16, ks=(2, 4), out=session.out
     )
     rows = training_step.main(options, session)
-    assert read_rows(session.out / "training_step.jsonl") == rows
+    assert read_rows(session.out / "training_step.jsonl") == [origin() | row for row in rows]
     assert [(row["activation"], row["k"]) for row in rows] == [
         ("relu", None),
         ("maxk", 2),
@@ -755,11 +767,11 @@ def test_plain_linear_layers_take_the_same_step(session):
 def test_training_measures_every_activation_in_a_process_of_its_own(tmp_path, capsys):
     options = training.TrainingOptions("tiny", 3, (4,), torch=False, out=tmp_path)
     rows = training.main(options)
-    assert read_rows(tmp_path / "training.jsonl") == rows
+    assert read_rows(tmp_path / "training.jsonl") == [origin() | row for row in rows]
     assert [(row["activation"], row["k"]) for row in rows] == [("relu", None), ("maxk", 4)]
     assert rows[0]["speedup_over_relu"] == 1
     for row in rows:
-        assert set(row) >= DEVICE_KEYS
+        assert set(row) >= DEVICE_KEYS | set(origin())
         assert row["library"] == "jaxgnn"
         assert row["epoch_ms"] > 0
         assert row["ms"] > 0
@@ -820,7 +832,7 @@ def test_a_command_names_the_option_at_fault(command, options, message):
 def test_scaling_draws(session):
     options = scaling.ScalingOptions(100, 100, dim=8, k=2, out=session.out)
     rows = scaling.main(options, session)
-    assert read_rows(session.out / "scaling.jsonl") == rows
+    assert read_rows(session.out / "scaling.jsonl") == [origin() | row for row in rows]
     assert all(row["ns_per_edge"] > 0 for row in rows)
     for row in rows:
         assert row["limit_ms"] == pytest.approx(row["bytes_once"] / 10.0 / 1e6)
@@ -831,7 +843,7 @@ def test_scaling_draws(session):
 def test_preparation_times_all_candidates_and_counts_bytes(tmp_path):
     options = preparation.PreparationOptions(1000, 10, repeats=2, out=tmp_path)
     rows = preparation.main(options)
-    assert read_rows(tmp_path / "preparation.jsonl") == rows
+    assert read_rows(tmp_path / "preparation.jsonl") == [origin() | row for row in rows]
     assert {"numpy", "device", "maxk_spmm", "scipy"} <= {row["candidate"] for row in rows}
     for row in rows:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
@@ -849,6 +861,19 @@ def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
     assert f"jax {jax.__version__}" in printed
 
 
+def test_a_picture_marks_libraries_that_were_measured_once(tmp_path, monkeypatch):
+    marked = []
+    monkeypatch.setattr(report, "_draw_peer", lambda axes, at, *peer: marked.append(peer))
+    options = report.ReportOptions(device="NVIDIA H200")
+    of_card = [row for row in report.read_all(RESULTS) if row["device"] == options.device]
+    rows = report.select(report.newest(of_card), options)
+    report.draw(rows, tmp_path / "speed.png")
+    assert _is_png(tmp_path / "speed.png")
+    assert {name for name, _ in marked} == {"RTop-K", "cuSPARSE ALG3", "MaxK-GNN"}
+    with pytest.raises(ValueError, match="--device must be one that was measured"):
+        report.check(rows, report.ReportOptions(device="abacus"))
+
+
 def test_report_draws_the_last_scaling_of_each_platform(tmp_path, monkeypatch):
     def row(platform, date, ms):
         return {"op": "spmm", "direction": "forward", "platform": platform, "date": date, "ms": ms}
@@ -856,6 +881,7 @@ def test_report_draws_the_last_scaling_of_each_platform(tmp_path, monkeypatch):
     rows = [row("cpu", "2", 1.0), row("cpu", "2", 2.0), row("gpu", "1", 3.0), row("cpu", "1", 4.0)]
     append_rows(tmp_path / "scaling.jsonl", rows)
     found = report.last_scaling(tmp_path)
+    rows = [origin() | row for row in rows]
     assert found == {"cpu": rows[:2], "gpu": rows[2:3]}
     assert report.last_scaling(tmp_path / "nowhere") == {}
 
@@ -929,7 +955,20 @@ def test_rows_are_appended(tmp_path):
     path = tmp_path / "new" / "op.jsonl"
     append_rows(path, [{"a": 1}])
     append_rows(path, [{"a": None}])
-    assert [json.loads(text) for text in path.read_text().splitlines()] == [{"a": 1}, {"a": None}]
+    rows = [json.loads(text) for text in path.read_text().splitlines()]
+    assert rows == [origin() | {"a": 1}, origin() | {"a": None}]
+
+
+def test_a_row_names_the_commit_and_the_flags(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", " --xla_a=1 ")
+    head = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(head, capture_output=True, text=True)
+    assert origin()["xla_flags"] == "--xla_a=1"
+    monkeypatch.delenv("JAXGNN_COMMIT", raising=False)
+    if done.returncode == 0:
+        assert str(read_commit()).removesuffix("+changes") == done.stdout.strip()
+    monkeypatch.setenv("JAXGNN_COMMIT", "abc")
+    assert read_commit() == "abc"
 
 
 def test_a_row_that_is_none_is_named(tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.benchmarks import call_cost
+from experiments.benchmarks._origin import origin
 from experiments.benchmarks._report import read_rows
 
 
@@ -15,7 +16,7 @@ def test_every_way_trains_the_network():
 
 def test_the_rows_are_printed_and_kept(tmp_path, capsys):
     rows = call_cost.main(call_cost.CallCostOptions(layers=1, calls=3, out=tmp_path))
-    assert read_rows(tmp_path / "call_cost.jsonl") == rows
+    assert read_rows(tmp_path / "call_cost.jsonl") == [origin() | row for row in rows]
     assert [row["way"] for row in rows] == ["nnx.jit", "nnx.cached_partial", "jax.jit"]
     assert all(row["host_ms"] > 0 for row in rows)
     assert capsys.readouterr().out.count("nnx.") == 2

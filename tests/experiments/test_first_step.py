@@ -8,6 +8,7 @@ import pytest
 
 from experiments.benchmarks import _compilation, _first_step_cases, first_step
 from experiments.benchmarks._compilation import Program, Stages, measure_stages
+from experiments.benchmarks._origin import origin
 from experiments.benchmarks._processes import in_new_process
 from experiments.benchmarks._report import read_rows
 
@@ -20,7 +21,7 @@ def test_a_row_has_the_parts_of_the_first_call_and_is_kept(tmp_path, monkeypatch
     monkeypatch.setattr(first_step, "in_new_process", _here)
     options = first_step.FirstStepOptions("tiny", ("fused_mlp",), out=tmp_path)
     (row,) = first_step.main(options)
-    assert read_rows(tmp_path / "first_step.jsonl") == [row]
+    assert read_rows(tmp_path / "first_step.jsonl") == [origin() | row]
     parts = [row[f"{part}_s"] for part in ("trace", "lower", "xla", "run")]
     assert all(part >= 0 for part in parts)
     assert row["total_s"] == pytest.approx(sum(parts))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments._seeds import Repeats
+from experiments.benchmarks._report import read_rows
 from experiments.links import __main__ as command_line
 from experiments.links import train as train_module
 from experiments.links.config import TrainConfig
@@ -107,6 +108,18 @@ def test_no_part_is_asked_for_what_it_has_seen(tiny, tmp_path):
     assert _pairs(drawn) & _pairs(links.examinations["test"].positives)
 
 
+def test_validation_edges_are_read_at_the_test_only_where_asked(tiny, tmp_path):
+    seen = {}
+    for read in (False, True):
+        links = links_of(_config(tmp_path, read_validation=read), tiny)
+        split, nodes = links.split, links.examinations["test"].nodes
+        seen[read] = nodes.graph.num_edges
+        validation, test = (_pairs(part.messages) for part in (split.validation, split.test))
+        assert (_pairs(split.validation.supervision) <= test) == read
+        assert validation <= test and (validation == test) == (not read)
+    assert seen[True] > seen[False]
+
+
 def test_methods_without_a_network_score_as_their_formulas_say(tiny, tmp_path):
     links = links_of(_config(tmp_path), tiny)
     part, asked = links.split.test, links.examinations["test"]
@@ -155,7 +168,12 @@ def test_other_networks_decoders_and_negatives_run(options, tiny, tmp_path):
 def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypatch, capsys, tiny):
     monkeypatch.setattr(train_module, "load", lambda config: tiny)
     config = _config(tmp_path, epochs=1, eval_every=0)
-    outcomes = train_all(config, Repeats((0, 1)))
+    monkeypatch.setattr(train_module, "RESULTS", tmp_path / "rows.jsonl")
+    outcomes = train_all(config, Repeats((0, 1)), commit_results=True)
+    *_, row = read_rows(tmp_path / "rows.jsonl")
+    assert row["method"] == config.label() and row["seeds"] == [0, 1]
+    assert row["ROC-AUC"] == [outcome.test["ROC-AUC"] for outcome in outcomes]
+    assert not row["read_validation"] and row["device"] and "commit" in row
     assert {path.name for path in config.run.iterdir()} == {
         f"gcn-relu-dot-seed{seed}" for seed in (0, 1)
     }
@@ -182,11 +200,14 @@ def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name
 
 def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
     given = []
-    monkeypatch.setattr("experiments.links.train.train_all", lambda *options: given.append(options))
+    monkeypatch.setattr(
+        "experiments.links.train.train_all",
+        lambda *options, commit_results: given.append((*options, commit_results)),
+    )
     arguments = ["links", "train", "--model", "sage", "--seeds", "0", "1", "--run", str(tmp_path)]
     monkeypatch.setattr("sys.argv", arguments)
     command_line.main()
-    assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)))]
+    assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)), False)]
     monkeypatch.undo()
     monkeypatch.setattr("sys.argv", ["links", "train", "--dataset", "nowhere"])
     with pytest.raises(SystemExit, match="error: train: --dataset must be one of cora, citeseer"):

@@ -14,6 +14,7 @@ import pytest
 from experiments._baselines import BaselineScore
 from experiments._seeds import Repeats, paired, summarize
 from experiments.maxk import __main__ as command_line
+from experiments.maxk import compare as compare_module
 from experiments.maxk import kernels, repeat, trainings
 from experiments.maxk.compare import compare, sweep
 from experiments.maxk.config import TrainConfig
@@ -79,6 +80,20 @@ def test_a_comparison_has_trivial_methods_and_paired_differences_of_seeds(
     for k, scores in zip((4, 8), maxk, strict=True):
         row = rows[f"SAGE MaxK k = {k}"]
         assert row[2:4] == (str(summarize(scores)), str(paired(scores, relu)))
+    stored = compare_module._rows(
+        [replace(config, activation="relu"), *(replace(config, k=(k,)) for k in (4, 8))],
+        Repeats((0, 1)),
+        comparison.outcomes,
+        comparison.trivial,
+    )
+    assert [(row["method"], row["k"]) for row in stored] == [
+        ("guess", None),
+        ("relu", None),
+        ("maxk", 4),
+        ("maxk", 8),
+    ]
+    assert stored[0]["test"] == [0.25, 0.35]
+    assert stored[2]["points"] == pytest.approx(np.subtract(maxk[0], relu))
     text = capsys.readouterr().out
     assert comparison.table.text() in text
     for name in ("compare-digits-sage.png", "sweep-digits-sage.png"):
