@@ -34,7 +34,8 @@ def batch_of(config: AttentionConfig, dataset: NodeDataset) -> Batch:
     if settings.laplacian >= dataset.num_nodes:
         expected = f"less than the {dataset.num_nodes} nodes of the graph"
         raise bad_input("train", "--laplacian", expected, settings.laplacian)
-    graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
+    weights = dataset.edge_weights if is_maxk else None  # attention takes none
+    graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes, weights)
     counts = {name: getattr(settings, name) for name in _POSITIONS}
     given = {
         name: np.asarray(_POSITIONS[name](graph, count)).astype(jnp.dtype(config.dtype))
