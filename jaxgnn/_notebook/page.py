@@ -34,7 +34,7 @@ class SmallGraph(NamedTuple):
     senders: np.ndarray
     receivers: np.ndarray
     groups: np.ndarray | None = None
-    names: Sequence[Any] | None = None
+    names: Sequence[Any] | np.ndarray | None = None
     caption: str = ""
 
     @property

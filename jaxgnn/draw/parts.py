@@ -88,7 +88,7 @@ def scatter(
     palette = package(where, "matplotlib").colormaps["tab10" if len(classes) <= 10 else "tab20"]
     for number, label in enumerate(classes):
         of_class = colors == label
-        text = str(label) if names is None else str(names[label])
+        text = str(label) if names is None else str(names[int(label)])
         kept = at[of_class]
         ax.scatter(kept[:, 0], kept[:, 1], color=palette(number), label=text, **options)
     ax.legend(fontsize="small", frameon=False)

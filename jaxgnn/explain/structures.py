@@ -103,7 +103,7 @@ def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any, Bool[np.n
 
     All shapes stay. Self loops are kept because layers that need them would add them again.
     """
-    graphs, features, kept = [], {}, []
+    graphs, features, kept, orders = [], {}, [], []
     for place, graph in enumerate(graphs_of(structure)):
         rows = np.asarray(graph.receivers())
         is_loop = (rows < graph.num_rows) & (rows == np.asarray(graph.indices))
@@ -113,6 +113,7 @@ def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any, Bool[np.n
         counts = np.bincount(rows[is_loop], minlength=graph.num_rows)
         indptr = np.append(0, np.cumsum(counts)).astype(np.asarray(graph.indptr).dtype)
         graphs.append(_with_order(graph, indptr, order))
+        orders.append(order)
         kept.append(is_loop)
         if isinstance(structure, HeteroGraph):
             edge_type = structure.edge_types[place]
@@ -122,7 +123,7 @@ def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any, Bool[np.n
             features = _reordered(of_edges, order)
     changed = with_graphs(structure, graphs)
     if isinstance(structure, GraphBatch):
-        changed = dataclasses.replace(changed, edges=_reordered(structure.edges, order))
+        changed = dataclasses.replace(changed, edges=_reordered(structure.edges, orders[0]))
     return changed, None if of_edges is None else features, np.concatenate(kept)
 
 

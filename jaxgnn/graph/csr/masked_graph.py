@@ -75,8 +75,9 @@ class MaskedGraph(CSRGraph):
             factors = None if given is None else jnp.abs(given).astype(self.presence.dtype)
             of_rows = row_presence(self.indptr, self.presence, factors)
             shares = of_rows.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
-            made = made.with_weights(made.weights * shares.astype(made.weights.dtype))
-            return self._with_fields(weights=made.weights, normalization=kind)
+            weights = jnp.asarray(made.weights)
+            weights = weights * shares.astype(weights.dtype)
+            return self._with_fields(weights=weights, normalization=kind)
         return self._with_fields(weights=made.weights, normalization=made.normalization)
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> CSRGraph:
@@ -182,7 +183,8 @@ def from_columns(graph: CSRGraph, like: MaskedGraph) -> MaskedGraph:
     assert graph.weights is not None
     presence, given, weights = (graph.weights[:, column] for column in range(3))
     made = masked(_plain(graph, None if like.given_weights is None else given), presence)
-    return made._with_fields(weights=weights.astype(jnp.asarray(like.weights).dtype))
+    dtype = jnp.asarray(like.weights).dtype
+    return cast(MaskedGraph, made._with_fields(weights=weights.astype(dtype)))
 
 
 def _plain(graph: CSRGraph, weights: Any, **changed: Any) -> CSRGraph:

@@ -360,7 +360,7 @@ def _in_one_pass(call: _Call, x: Array, names: Sequence[Aggregation]) -> Array:
     """All these reductions, side by side."""
     structure, x = dispatch.match_varying(call.graph, x)
     if call.presence is not None:
-        return _masked(call, structure, x, names)
+        return _masked(call, structure, call.presence, x, names)
     form = Form(tuple(names), call.by_edge, call.ties)
 
     def run(x):
@@ -371,12 +371,14 @@ def _in_one_pass(call: _Call, x: Array, names: Sequence[Aggregation]) -> Array:
     return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
 
 
-def _masked(call: _Call, structure: CSRGraph, x: Array, names: Sequence[Aggregation]) -> Array:
+def _masked(
+    call: _Call, structure: CSRGraph, presence: Array, x: Array, names: Sequence[Aggregation]
+) -> Array:
     """These reductions of edges that are present to a degree."""
 
     def run(x):
         messages = x if call.by_edge else x[structure.indices]
-        return masked_reductions(structure, call.presence, messages, names)
+        return masked_reductions(structure, presence, messages, names)
 
     return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
 
