@@ -75,6 +75,7 @@ def test_an_embedding_is_drawn_by_its_principal_components():
     np.testing.assert_array_equal(two.collections[0].get_offsets(), POINTS[:, :2])
 
 
+@pytest.mark.again("test_an_embedding_is_drawn_by_its_principal_components")
 def test_tsne_keeps_two_clusters_apart():
     far = np.concatenate([POINTS[:6] * 0.01, POINTS[6:] * 0.01 + 50])
     ax = draw_embedding(far, np.repeat([0, 1], 6), method="tsne")

@@ -66,7 +66,7 @@ def read_edges(
         if edge_columns:
             expected = "None for edges in an .npy file, which has no columns but the nodes"
             raise bad_input("datasets.read_graph", "edge_columns", expected, edge_columns)
-        return _distinct(_edge_array(path, nodes), np.zeros((0, 0)), nodes.count, directed)
+        return _each_edge_once(_edge_array(path, nodes), np.zeros((0, 0)), nodes.count, directed)
     table = read_table(path, _CONTENTS, headers.of("edges", _heads_edges))
     if table.columns < 2:
         line = table.numbers[0]
@@ -84,7 +84,7 @@ def read_edges(
         for row in range(len(table.rows))
     ]
     values = np.array(numbers, np.float32).reshape(len(table.rows), len(columns))
-    made = _distinct(pairs.T, values, nodes.count, directed, table)
+    made = _each_edge_once(pairs.T, values, nodes.count, directed, table)
     return _named(made, values=made.features, names=list(columns.values()))
 
 
@@ -158,7 +158,7 @@ def _named(made: Edges, values: np.ndarray | None, names: list[str]) -> Edges:
     )
 
 
-def _distinct(
+def _each_edge_once(
     pairs: np.ndarray,
     values: np.ndarray,
     count: int,
