@@ -18,6 +18,7 @@ from jaxgnn.explain.structures import (
     check_structure,
     graphs_of,
     real_slots,
+    self_loops,
     with_loops_alone,
     with_presence,
     without_edge,
@@ -58,7 +59,8 @@ def edge_scores(
 
     The first three work with all layers of ``jaxgnn.nn`` on graphs, attention included, and with
     functions of the ops. They compare the model without edges with the model whose edges are
-    masked, and raise an error if it reads edges in another way.
+    masked, and raise an error if it reads edges in another way. Self loops are a part of the node:
+    they stay present, and score zero.
 
     Args:
       model: called as ``model(graph, x)``, or ``model(graph, x, edge_features)`` if these are
@@ -103,7 +105,7 @@ def edge_scores(
     arguments = (x,) if edge_features is None else (x, edge_features)
     predictions = jax.jit(lambda: model(graph, *arguments))()
     goal = Target(_WHERE, target, predictions)
-    candidates = real_slots(graph) & _within(graph, goal, num_hops)
+    candidates = real_slots(graph) & ~self_loops(graph) & _within(graph, goal, num_hops)
     if method == "occlusion":
         scores = _occlusion(model, graph, arguments, goal, candidates)
     else:
@@ -127,10 +129,11 @@ def _by_presence(
     """The scores of a method that differentiates by the presence."""
     chosen = jnp.asarray(candidates, jnp.float32)
     real = jnp.asarray(real_slots(graph), jnp.float32)
+    loops = jnp.asarray(self_loops(graph))
 
     def scores_of(at: tuple[Array, Array] | None) -> Array:
         def run(presence: Array) -> Any:
-            return model(with_presence(graph, presence), *arguments)
+            return model(with_presence(graph, jnp.where(loops, 1, presence)), *arguments)
 
         if method == "mask":
             return learnt_mask(lambda m: goal.log_probability(run(m), at), chosen, real, learning)
@@ -187,14 +190,14 @@ def _of_targets(scores_of: Callable[[Any], Array], goal: Target) -> Float[Array,
 def _require_masked(model: Callable[..., Any], graph: Any, arguments: tuple[Any, ...]) -> None:
     """Raises ValueError if a model without edges differs from one whose edges are masked."""
     x, *of_edges = arguments
-    bare, features, kept = with_loops_alone(graph, of_edges[0] if of_edges else None)
+    bare, features = with_loops_alone(graph, of_edges[0] if of_edges else None)
     given = (x,) if features is None else (x, features)
 
     @jax.jit
     def both(bare: Any, given: tuple[Any, ...], presence: Array) -> tuple[Any, Any]:
         return model(bare, *given), model(with_presence(graph, presence), *arguments)
 
-    pair = both(bare, given, jnp.asarray(kept, jnp.float32))
+    pair = both(bare, given, jnp.asarray(self_loops(graph), jnp.float32))
     leaves, of_masked = map(jax.tree.leaves, pair)
     if len(leaves) != len(of_masked):
         raise bad_input(_WHERE, "model", "a function that returns arrays", "one of graphs")

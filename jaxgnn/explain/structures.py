@@ -52,6 +52,22 @@ def real_slots(structure: Any) -> Bool[np.ndarray, " slots"]:
     return np.concatenate([np.arange(slots) < edges for slots, edges in counts])
 
 
+def self_loops(structure: Any) -> Bool[np.ndarray, " slots"]:
+    """A mask of the slots that are edges from a node to itself; of all graphs in turn."""
+    if isinstance(structure, Incidence | RelationalGraph):  # whose rows are no nodes
+        return np.zeros_like(real_slots(structure))
+    graphs = graphs_of(structure)
+    are_square = [graph.is_square for graph in graphs]
+    if isinstance(structure, HeteroGraph):
+        are_square = [sender == receiver for sender, _, receiver in structure.edge_types]
+    found = []
+    for graph, is_square in zip(graphs, are_square, strict=True):
+        rows = np.asarray(graph.receivers())
+        is_loop = (rows < graph.num_rows) & (rows == np.asarray(graph.indices))
+        found.append(is_loop & is_square)
+    return np.concatenate(found)
+
+
 def with_presence(structure: Any, presence: Float[Array, " slots"]) -> Any:
     """The structure with a presence for each edge slot; see ``jaxgnn.graph.MaskedGraph``."""
     graphs, begin, made = graphs_of(structure), 0, []
@@ -98,23 +114,21 @@ def without_edge(
     return changed, of_edges
 
 
-def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any, Bool[np.ndarray, " slots"]]:
-    """The structure without edges between two nodes, features of its edges, and what it keeps.
+def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any]:
+    """The structure without edges between two nodes, and the features of its edges.
 
-    All shapes stay. Self loops are kept because layers that need them would add them again.
+    All shapes stay.
     """
-    graphs, features, kept, orders = [], {}, [], []
-    for place, graph in enumerate(graphs_of(structure)):
+    graphs, features, orders = [], {}, []
+    of_all = graphs_of(structure)
+    parts = np.split(self_loops(structure), np.cumsum([g.num_edges for g in of_all])[:-1])
+    for place, (graph, is_loop) in enumerate(zip(of_all, parts, strict=True)):
         rows = np.asarray(graph.receivers())
-        is_loop = (rows < graph.num_rows) & (rows == np.asarray(graph.indices))
-        if isinstance(structure, RelationalGraph):
-            is_loop = np.zeros_like(is_loop)
         order = np.argsort(~is_loop, kind="stable")
         counts = np.bincount(rows[is_loop], minlength=graph.num_rows)
         indptr = np.append(0, np.cumsum(counts)).astype(np.asarray(graph.indptr).dtype)
         graphs.append(_with_order(graph, indptr, order))
         orders.append(order)
-        kept.append(is_loop)
         if isinstance(structure, HeteroGraph):
             edge_type = structure.edge_types[place]
             if of_edges is not None and edge_type in of_edges:
@@ -124,7 +138,7 @@ def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any, Bool[np.n
     changed = with_graphs(structure, graphs)
     if isinstance(structure, GraphBatch):
         changed = dataclasses.replace(changed, edges=_reordered(structure.edges, orders[0]))
-    return changed, None if of_edges is None else features, np.concatenate(kept)
+    return changed, None if of_edges is None else features
 
 
 def _without_slot(graph: CSRGraph, slot: Int[Array, ""]) -> tuple[CSRGraph, Int[Array, " slots"]]:

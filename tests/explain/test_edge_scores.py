@@ -70,6 +70,20 @@ def test_integrated_gradients_add_up_and_single_edges_count():
     assert np.flatnonzero(single).tolist() == [7]
 
 
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_self_loops_stay_and_score_zero(method):
+    looped = GRAPH.with_self_loops()
+    layer = nn.GCNConv(6, 1, rngs=nnx.Rngs(0))
+    scores = edge_scores(layer, looped, X, target=0, method=method)
+    is_loop = np.asarray(looped.indices) == np.asarray(looped.receivers())
+    assert not scores[is_loop].any() and scores[~is_loop].any()
+    if method == "integrated":
+        run = jax.jit(lambda graph: layer(graph, X)[0, 0])
+        loops = CSRGraph.from_edges(np.arange(8), np.arange(8), 8)
+        np.testing.assert_allclose(scores.sum(), run(looped) - run(loops), rtol=2e-3)
+
+
 def test_occlusion_is_the_difference_to_the_graph_without_the_edge():
     def own(graph, x, edges):  # reads the arrays of the graph, which no mask reaches
         messages = x[graph.indices] * edges

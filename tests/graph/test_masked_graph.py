@@ -1,6 +1,7 @@
 """MaskedGraph: presence of edges, in graphs that are derived from it and in ops."""
 
 import functools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,21 @@ def test_derivatives_of_reductions_agree_with_differences(name):
     slopes = jax.jit(jax.grad(value))(PRESENCE)
     ahead, behind = (jax.jit(jax.vmap(value))(PRESENCE + s * size * jnp.eye(6)) for s in (1, -1))
     np.testing.assert_allclose(slopes, (ahead - behind) / (2 * size), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("shift", [-10.0, 10.0])  # extremes on either side of zero
+def test_reductions_leave_out_edges_of_presence_zero(shift):
+    kept = np.array([0, 1, 3, 4, 5])
+    ends = np.asarray(GRAPH.indices)[kept], np.asarray(GRAPH.receivers())[kept]
+    names, messages = get_args(ops.Aggregation), MESSAGES + shift
+    presence = jnp.zeros(6).at[kept].set(1.0)
+    found, expected = jax.jit(
+        lambda: (
+            ops.aggregate(masked(GRAPH, presence), messages, names),
+            ops.aggregate(CSRGraph.from_edges(*ends, 4), messages[kept], names),
+        )
+    )()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_where_all_edges_are_there_a_mean_and_a_softmax_give_each_its_share():
