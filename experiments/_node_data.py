@@ -112,6 +112,12 @@ def _load_own(config: DataOptions, seed: int, *, map_features: bool) -> NodeData
     return dataset
 
 
+def say_weights_are_unused(dataset: NodeDataset, network: str) -> None:
+    """Prints that a network does not read the weights of edges, if the data set has some."""
+    if dataset.edge_weights is not None:
+        print(f"{dataset.name}: weights of edges are not used by {network}")
+
+
 def make_batch(
     dataset: NodeDataset,
     graph: CSRGraph | None = None,

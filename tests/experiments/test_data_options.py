@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments._node_data import load, make_graph
+from experiments._node_data import load, make_graph, say_weights_are_unused
 from experiments.attention.config import AttentionConfig
 from experiments.attention.recipes import recipe as attention_recipe
 from experiments.graphs.config import GraphsConfig
@@ -53,6 +53,8 @@ def test_weights_of_ones_own_graph_reach_the_network_and_other_numbers_are_named
     (tmp_path / "edges.csv").write_text("u,v,weight,year\n" + rows)
     data = load(MaxKConfig(dataset=str(tmp_path)))
     assert "features of edges (year) are not used" in capsys.readouterr().out
+    say_weights_are_unused(data, "attention")
+    assert "weights of edges are not used by attention" in capsys.readouterr().out
     graph = make_graph(data, None, "mean", 0)
     row = graph.to_scipy()[[1]].toarray()[0]  # of node 1: edges of weight 1 and 2
     np.testing.assert_allclose(row[[0, 2]], [1 / 3, 2 / 3], rtol=1e-6)
