@@ -91,7 +91,8 @@ def scatter(
         text = str(label) if names is None else str(names[int(label)])
         kept = at[of_class]
         ax.scatter(kept[:, 0], kept[:, 1], color=palette(number), label=text, **options)
-    ax.legend(fontsize="small", frameon=False)
+    # The same marks for any number of points.
+    ax.legend(fontsize="small", frameon=False, markerscale=max(1.0, (36 / size) ** 0.5))
 
 
 def without_scales(ax: Axes, title: str | None) -> None:
