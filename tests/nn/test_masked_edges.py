@@ -68,3 +68,24 @@ def test_a_masked_edge_is_an_edge_that_is_not_there(name):
     assert not np.array_equal(whole[0], less[0])
     for found, expected in zip([*all_there, *one_missing], [*whole, *less], strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("name", LAYERS)
+def test_derivatives_by_the_presence_agree_with_differences(name):
+    make, args, _ = LAYERS[name]
+    layer = make(nnx.Rngs(0))
+    along, step = jnp.array([0.3, -0.5, 0.7, 0.4, -0.2]), 2.0**-7
+
+    def value(presence):
+        y = jax.tree.leaves(layer(*_args(args, masked(GRAPH, presence))))
+        floats = (part for part in y if jnp.issubdtype(part.dtype, jnp.floating))
+        return sum(jnp.sum(jnp.sin(part)) for part in floats)
+
+    @jax.jit
+    def slopes(presence):
+        ahead, behind = (value(presence + sign * step * along) for sign in (1, -1))
+        return jax.grad(value)(presence) @ along, (ahead - behind) / (2 * step)
+
+    found, expected = slopes(jnp.array([0.9, 0.7, 0.5, 0.8, 0.6]))
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=5e-3)
