@@ -88,8 +88,8 @@ def edge_scores(
       ``Incidence`` [incidences]. Positive scores support the prediction.
 
     Raises:
-      ValueError: if an argument is not as described, the target does not fit the predictions, or the
-        model reads edges past the mask and the method is not ``"occlusion"``.
+      ValueError: if an argument is not as described, the target does not fit the predictions, or
+        the model reads edges past the mask and the method is not ``"occlusion"``.
 
     Example:
       >>> from flax import nnx

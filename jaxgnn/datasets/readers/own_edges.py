@@ -20,6 +20,7 @@ from jaxgnn.datasets.readers.own_tables import (
     is_whole,
     say_inferred,
 )
+from jaxgnn.datasets.records.node_dataset import distinct_edges
 
 # Column names of the ends of an edge, in lower case.
 _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
@@ -166,6 +167,8 @@ def _each_edge_once(
     table: TextTable | None = None,
 ) -> Edges:
     """Each edge once with its numbers; raises if its repeats have others."""
+    if not values.size or table is None:
+        return Edges(distinct_edges(pairs, count, both_directions=not directed))
     rows = np.arange(pairs.shape[1])
     if not directed:
         pairs = np.concatenate([pairs, pairs[::-1]], axis=1)
@@ -173,8 +176,6 @@ def _each_edge_once(
     cells = pairs[0].astype(np.int64) * count + pairs[1]
     cells, first, place = np.unique(cells, return_index=True, return_inverse=True)
     ends = np.stack(np.divmod(cells, max(count, 1))).astype(np.int32)
-    if not values.size or table is None:
-        return Edges(ends)
     differ = (values[rows] != values[rows[first[place]]]).any(axis=1)
     if differ.any():
         at = int(np.argmax(differ))
