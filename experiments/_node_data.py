@@ -98,7 +98,7 @@ def _load_own(config: DataOptions, seed: int, *, map_features: bool) -> NodeData
     path = Path(config.dataset)
     if path.suffix == ".npz":
         return datasets.read_npz_graph(path, seed=seed)
-    return datasets.read_graph(
+    dataset = datasets.read_graph(
         path,
         labels=config.labels,
         features=config.features,
@@ -106,6 +106,16 @@ def _load_own(config: DataOptions, seed: int, *, map_features: bool) -> NodeData
         seed=seed,
         map_features=None if map_features else False,
     )
+    if dataset.edge_features is not None:
+        names = ", ".join(dataset.edge_feature_names or ())
+        print(f"{path}: features of edges ({names}) are not used; a column weight would be")
+    return dataset
+
+
+def say_weights_are_unused(dataset: NodeDataset, network: str) -> None:
+    """Prints that a network does not read the weights of edges, if the data set has some."""
+    if dataset.edge_weights is not None:
+        print(f"{dataset.name}: weights of edges are not used by {network}")
 
 
 def make_batch(
@@ -153,7 +163,8 @@ def make_graph(
     With ``op`` None the graph is not prepared, because its parts will be.
     """
     if graph is None:
-        graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
+        ends = dataset.senders, dataset.receivers
+        graph = CSRGraph.from_edges(*ends, dataset.num_nodes, dataset.edge_weights)
     if self_loops not in (0, 1, 2):
         raise bad_input("train", "--self-loops", "0, 1 or 2", self_loops)
     if self_loops:

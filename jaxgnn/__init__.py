@@ -30,6 +30,8 @@ if typing.TYPE_CHECKING:
 _MODULES = (
     "datasets",
     "distributed",
+    "draw",
+    "explain",
     "fusion",
     "graph",
     "interop",

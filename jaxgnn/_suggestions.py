@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parent
 # Modules whose names are searched, in the order in which they are suggested.
 _MODULES = (
     *("", "nn", "ops", "graph", "models", "metrics", "datasets", "interop", "sampling"),
-    *("distributed", "pretrained", "fusion", "training", "testing"),
+    *("distributed", "pretrained", "fusion", "training", "testing", "explain", "draw"),
 )
 _EXPORTED = re.compile(r"import (\w+) as \1$", re.MULTILINE)
 _MOST_SUGGESTIONS = 3
@@ -45,6 +45,7 @@ FROM_PYG = {
         ("RGATConv", "HANConv", "HEATConv", "SignedConv"),
         "jaxgnn.nn.HeteroConv of a layer for each relation",
     ),
+    **dict.fromkeys(("GNNExplainer", "CaptumExplainer", "Explainer"), "jaxgnn.explain.edge_scores"),
     "Data": "jaxgnn.CSRGraph, and arrays of features beside it",
     "Batch": "jaxgnn.graph.GraphBatch",
     "DataLoader": "jaxgnn.graph.dynamic_batches",

@@ -143,8 +143,9 @@ ALLOWED = {
     },
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
-    "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph"},
-    **_of_rooms("jaxgnn.graph", "jaxgnn._arrays", "jaxgnn._errors"),
+    "jaxgnn._notebook": {"jaxgnn._notebook"},
+    "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn._notebook", "jaxgnn.graph"},
+    **_of_rooms("jaxgnn.graph", "jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph.html"),
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
         "jaxgnn.graph",
@@ -191,7 +192,7 @@ ALLOWED = {
         "jaxgnn.models",
     },
     "jaxgnn.datasets": {"jaxgnn.datasets"},
-    **_of_rooms("jaxgnn.datasets", "jaxgnn._errors", "jaxgnn._fractions"),
+    **_of_rooms("jaxgnn.datasets", "jaxgnn._errors", "jaxgnn._fractions", "jaxgnn._notebook"),
     "jaxgnn.datasets.sudoku": {
         "jaxgnn._errors",
         "jaxgnn._ffi",
@@ -210,6 +211,13 @@ ALLOWED = {
         "jaxgnn.graph",
         "jaxgnn.distributed",
     },
+    "jaxgnn.explain": {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn.explain",
+        "jaxgnn.graph",
+    },
+    "jaxgnn.draw": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.draw", "jaxgnn.graph"},
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
@@ -251,7 +259,7 @@ HOMES = {
     },
     "optax": {"jaxgnn.training", "experiments"},
     "orbax": {"jaxgnn.training"},
-    "sklearn": {"jaxgnn.datasets", "experiments.graphs.folds"},
+    "sklearn": {"jaxgnn.datasets", "jaxgnn.draw", "experiments.graphs.folds"},
     "torch": {"experiments.benchmarks"},
     "jax._src": set(),
 }

@@ -94,6 +94,7 @@ RECORDS = {
     graph.EdgeBlocks: _edge_blocks,
     graph.Halo: _halo,
     graph.LocalGraph: lambda: graph.LocalGraph(GRAPH.indptr, GRAPH.indices, halo=_halo()),
+    graph.MaskedGraph: lambda: graph.masked(GRAPH, jnp.ones(GRAPH.num_edges)),
     graph.HeteroGraph: lambda: HETERO.prepared(),
     graph.RelationalGraph: lambda: graph.RelationalGraph.from_graphs([GRAPH, GRAPH]),
     graph.GCNCoefficients: lambda: graph.gcn_coefficients(GRAPH, add_self_loops=True),

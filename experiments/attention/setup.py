@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments._node_data import Batch, make_batch, make_graph
+from experiments._node_data import Batch, make_batch, make_graph, say_weights_are_unused
 from experiments._node_training import Caption, Parts
 from experiments._seeds import streams
 from experiments._spread import spread_batch, spread_graph
@@ -34,7 +34,10 @@ def batch_of(config: AttentionConfig, dataset: NodeDataset) -> Batch:
     if settings.laplacian >= dataset.num_nodes:
         expected = f"less than the {dataset.num_nodes} nodes of the graph"
         raise bad_input("train", "--laplacian", expected, settings.laplacian)
-    graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
+    if not is_maxk:
+        say_weights_are_unused(dataset, "attention")
+    weights = dataset.edge_weights if is_maxk else None
+    graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes, weights)
     counts = {name: getattr(settings, name) for name in _POSITIONS}
     given = {
         name: np.asarray(_POSITIONS[name](graph, count)).astype(jnp.dtype(config.dtype))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments._node_data import on_device
+from experiments._node_data import on_device, say_weights_are_unused
 from experiments._seeds import streams
 from experiments._spread import everywhere, spread_features, spread_graph
 from experiments.links.config import TrainConfig
@@ -95,6 +95,7 @@ def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
       ValueError: if the data set has too few edges for the fractions of the options.
     """
     seeds = streams(config.seed)
+    say_weights_are_unused(dataset, "link prediction")
     whole = to_undirected(_graph(np.stack([dataset.senders, dataset.receivers]), dataset.num_nodes))
     split = split_edges(
         np.asarray(whole.senders),

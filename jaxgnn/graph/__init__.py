@@ -12,6 +12,9 @@ from jaxgnn.graph.csr.cbsr import CBSR as CBSR
 from jaxgnn.graph.csr.cbsr import column_dtype as column_dtype
 from jaxgnn.graph.csr.csr_graph import CSRGraph as CSRGraph
 from jaxgnn.graph.csr.interchange import NetworkXAttributes as NetworkXAttributes
+from jaxgnn.graph.csr.masked_graph import MaskedGraph as MaskedGraph
+from jaxgnn.graph.csr.masked_graph import edge_presence as edge_presence
+from jaxgnn.graph.csr.masked_graph import masked as masked
 from jaxgnn.graph.csr.normalization import GCNCoefficients as GCNCoefficients
 from jaxgnn.graph.csr.normalization import Normalization as Normalization
 from jaxgnn.graph.csr.normalization import every_node_has_a_loop as every_node_has_a_loop

@@ -16,6 +16,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.graph_batch import GraphBatch
 from jaxgnn.graph.csr.cbsr import CBSR
 from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.csr.masked_graph import MaskedGraph
 from jaxgnn.graph.hetero.hetero_graph import HeteroGraph
 from jaxgnn.graph.hetero.relational import RelationalGraph
 from jaxgnn.graph.incidence.incidence import Incidence
@@ -27,6 +28,7 @@ from jaxgnn.graph.points.neighbour_edges import NeighbourEdges
 
 _TYPES = (
     CSRGraph,
+    MaskedGraph,
     CBSR,
     Incidence,
     GraphBatch,

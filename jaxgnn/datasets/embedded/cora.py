@@ -1,7 +1,7 @@
 """Cora, the citation network on which methods for few labelled nodes are compared."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.sparse import csgraph, csr_array
@@ -87,7 +87,7 @@ def cora(
     number = np.cumsum(kept, dtype=np.int32) - 1  # of each kept paper
     senders, receivers = number[edges[:, kept[edges[0]]]]
     if split == "shchur":
-        parts = class_split(labels[kept], *_SHCHUR, seed)
+        parts: dict[str, Any] = class_split(labels[kept], *_SHCHUR, seed)
     else:
         parts = {name: np.arange(*ends, dtype=np.int32) for name, ends in _PLANETOID.items()}
     dataset = NodeDataset(

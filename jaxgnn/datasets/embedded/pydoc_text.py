@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxgnn._fractions import exact_fraction
+from jaxgnn.datasets.records.record import Record
 from jaxgnn.datasets.records.splits import generator_of
 
 
-@dataclass(frozen=True)
-class TextDataset:
+@dataclass(frozen=True, repr=False)
+class TextDataset(Record):
     """Text as bytes, in two parts without common paragraphs.
 
     Attributes:

@@ -22,10 +22,11 @@ from jaxgnn.datasets.readers.ogb_tables import (
     read_features,
     read_numbers_of_types,
 )
+from jaxgnn.datasets.records.record import Record
 
 
-@dataclass(frozen=True, eq=False)
-class LinksDataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinksDataset(Record):
     """One graph with a published split of its edges, for link prediction, as numpy arrays.
 
     Attributes:
@@ -237,8 +238,8 @@ def _candidates(stored: _Stored, num_nodes: int, count: int) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class TriplesDataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class TriplesDataset(Record):
     """A knowledge graph, whose edges are triples of a head, a relation and a tail.
 
     Nodes are numbered over all types, those of the first type first; ``first_of["drug"]`` is the

@@ -17,14 +17,15 @@ from jaxgnn.datasets.readers.ogb_tables import (
     read_parts,
     read_table_of_text,
 )
+from jaxgnn.datasets.records.record import Record
 
 _COUNTS = "num-node-dict"
 Relation = tuple[str, str, str]
 """Type of the senders, name of the relation, and type of the receivers."""
 
 
-@dataclass(frozen=True, eq=False)
-class RelationsDataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class RelationsDataset(Record):
     """One graph with nodes of several types, joined by several relations, as numpy arrays.
 
     ``CSRGraph.from_edges(*dataset.edges[relation], num_nodes=…, num_senders=…)`` is the graph of a

@@ -1,6 +1,7 @@
 """A user's own graph from plain files: edges, labels, and optionally features and parts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,23 @@ from jaxgnn._errors import bad_input
 from jaxgnn.datasets.formats.file_errors import bad_file, require_file
 from jaxgnn.datasets.formats.graph_text import read_table, text_suffix
 from jaxgnn.datasets.formats.npy import read_npy
+from jaxgnn.datasets.readers.own_edges import read_edges
 from jaxgnn.datasets.readers.own_tables import (
     NODE_COLUMNS,
+    Headers,
     Nodes,
-    is_whole,
     nodes_of_rows,
     number_classes,
     read_features,
     read_labels,
 )
-from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset, distinct_edges
+from jaxgnn.datasets.readers.planetoid import planetoid_prefix, read_planetoid
+from jaxgnn.datasets.records.node_dataset import SPLITS, NodeDataset
 from jaxgnn.datasets.records.splits import stratified_split
 
 _FRACTIONS = (0.6, 0.2, 0.2)
 _SUFFIXES = (".csv", ".tsv", ".txt", ".npy")
-# Column names by which a header of edges is recognised.
-_ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
-_ENDS += ("receivers", "node1", "node2", "node_1", "node_2", "id_1", "id_2", "u", "v", "citing")
-_ENDS += ("cited",)
+_TABLES = ("edges", "labels", "features", *SPLITS)
 
 File = str | PathLike[str]
 
@@ -43,15 +43,19 @@ def read_graph(
     seed: int = 0,
     labelled: bool = True,
     map_features: bool | None = False,
+    header: bool | Mapping[str, bool | None] | None = None,
+    edge_columns: Sequence[str] | None = None,
 ) -> NodeDataset:
-    """Reads a user's own graph from tables of text or ``.npy`` files.
+    """Reads a user's own graph from tables of text or ``.npy`` files, or a folder of Planetoid.
 
     Text is separated by commas, tabs, semicolons or (in files that are not named .csv or .tsv)
     blanks. It may be compressed (.gz), and may have a header, quoted cells, empty lines and
     comments after # or %.
 
-    - Edges: a row for each edge, with two nodes; or an ``.npy`` array of integers ``[2, edges]`` or
-      ``[edges, 2]``.
+    - Edges: a row for each edge, with two nodes, and perhaps numbers behind them; or an ``.npy``
+      array of integers ``[2, edges]`` or ``[edges, 2]``. A column named ``weight`` has
+      ``edge_weights``, the other columns ``edge_features``. Without a header a single third column
+      is the weight, and of more all are features.
     - Labels: a row for each node, with its label, so that row i belongs to node i; or a row for
       each node, with its name and its label, in any order. Or an ``.npy`` array ``[nodes]``. Labels
       are words or whole numbers; -1 or an empty cell marks an unknown label. This file defines the
@@ -63,6 +67,12 @@ def read_graph(
     - Parts: ``train``, ``validation`` and ``test``, each with a node on each row, or an ``.npy``
       array of node ids. The default is 60, 20 and 20 % of the known labels of each class, at
       random.
+
+    A folder with PyTorch Geometric's layout of Planetoid, ``Cora/raw/ind.cora.*`` or the files
+    themselves, is read by ``read_planetoid``, with its published parts.
+
+    A header is recognised by the names of its columns, or because it has words above numbers. What
+    is inferred without known names is said in a warning, with the option that says otherwise.
 
     Nodes whose names are exactly the numbers from 0 on have these as ids. Others have ids in the
     order of the labels, and ``node_names`` maps ids to names.
@@ -84,6 +94,11 @@ def read_graph(
         rows copies only these: ``dataset.features[nodes]``, in the dtype of the file. It requires a
         file ``features.npy`` in C order. The numbers are then not checked to be finite, because
         this would read them all. None maps them if the file allows it.
+      header: whether the first row of each table of text names its columns; or a dictionary with
+        this for some of ``edges``, ``labels``, ``features``, ``train``, ``validation`` and
+        ``test``. None infers it.
+      edge_columns: names of the columns of the edges to read besides the nodes; in a table without
+        header a name for each of them. ``()`` for none, None for all.
 
     Returns:
       The data set, named after the folder, or after the file if that is not called ``edges``.
@@ -92,36 +107,66 @@ def read_graph(
 
     Raises:
       ValueError: the file, the line and the fault: a node that the labels do not have, another
-        number of columns or nodes, a feature that is not a finite number, fewer than two classes, a
-        part that is empty or overlaps another, or features that cannot be mapped.
+        number of columns or nodes, a feature that is not a finite number, an edge that is repeated
+        with other numbers, fewer than two classes, a part that is empty or overlaps another, or
+        features that cannot be mapped.
+
+    Warns:
+      UserWarning: names the file, what was inferred, and the option that says otherwise.
     """
+    headers = Headers(header, _TABLES)
+    if planetoid_prefix(Path(path)) is not None:
+        options = {"labels": labels, "features": features, "splits": splits, "header": header}
+        options |= {
+            "edge_columns": edge_columns,
+            "directed": directed,
+            "map_features": map_features,
+        }
+        return _read_planetoid(Path(path), options, labelled=labelled)
     files = _find_files(Path(path), labels, features, splits)
-    nodes, named_labels = read_labels(files["labels"])
+    nodes, named_labels = read_labels(files["labels"], headers)
     classes, label_ids = (), np.full(nodes.count, -1, np.int32)
     if labelled:
         classes, label_ids = number_classes(files["labels"], named_labels)
-    senders, receivers = _read_edges(files["edges"], nodes, directed=directed)
+    of_edges = {"directed": directed, "headers": headers, "edge_columns": edge_columns}
+    edges = read_edges(files["edges"], nodes, **of_edges)
     parts: dict[str, Any] = {part: np.zeros(0, np.int32) for part in SPLITS}
     if labelled and "train" in files:
-        parts = {part: _read_part(files[part], nodes) for part in SPLITS}
+        parts = {part: _read_part(part, files[part], nodes, headers) for part in SPLITS}
         for part in SPLITS:
             _check_part(files, part, parts, nodes, label_ids)
     elif labelled:
         parts = _random_parts(files["labels"], label_ids, seed)
     dataset = NodeDataset(
         name=_graph_name(Path(path)),
-        senders=senders,
-        receivers=receivers,
-        features=read_features(files.get("features"), nodes, mapped=map_features),
+        senders=edges.ends[0],
+        receivers=edges.ends[1],
+        features=read_features(files.get("features"), nodes, headers, mapped=map_features),
         labels=label_ids,
         num_classes=len(classes),
         class_names=None if classes == tuple(map(str, range(len(classes)))) else classes,
         node_names=nodes.names,
+        edge_weights=edges.weights,
+        edge_features=edges.features,
+        edge_feature_names=edges.names,
         **parts,
     )
     if labelled:
         dataset.validate(files)
     return dataset
+
+
+def _read_planetoid(path: Path, options: Mapping[str, Any], *, labelled: bool) -> NodeDataset:
+    """Reads Planetoid's files; raises ValueError for an option that they have no use for."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            expected = f"its default for the files of Planetoid in {path}"
+            raise bad_input("datasets.read_graph", name, expected, repr(value))
+    dataset = read_planetoid(path)
+    if labelled:
+        return dataset
+    none: dict[str, Any] = {part: np.zeros(0, np.int32) for part in SPLITS}
+    return replace(dataset, labels=np.full_like(dataset.labels, -1), num_classes=0, **none)
 
 
 def _find_files(
@@ -176,41 +221,14 @@ def _graph_name(path: Path) -> str:
     return path.name if path.is_dir() else path.parent.name if stem == "edges" else stem
 
 
-def _read_edges(path: Path, nodes: Nodes, *, directed: bool) -> np.ndarray:
-    """Senders and receivers, each edge once."""
-    if text_suffix(path) == ".npy":
-        pairs = _edge_array(path, nodes)
-    else:
-        table = read_table(path, "the two nodes of an edge", _heads_edges, columns=(2,))
-        rows = range(len(table.rows))
-        pairs = np.array([[nodes.find(table, row, column) for column in (0, 1)] for row in rows]).T
-    return distinct_edges(pairs, nodes.count, both_directions=not directed)
-
-
-def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:
-    """Whether the first row of edges names columns."""
-    if all(cell.lower() in _ENDS for cell in first):
-        return True
-    are_numbers = bool(rest) and all(is_whole(cell) for row in rest for cell in row)
-    return are_numbers and not any(is_whole(cell) for cell in first)
-
-
-def _edge_array(path: Path, nodes: Nodes) -> np.ndarray:
-    """Ids of nodes, [2, edges] int32."""
-    values = read_npy(path, "the edges of a graph, [2, edges] or [edges, 2]")
-    if values.ndim != 2 or 2 not in values.shape or not values.size:
-        raise bad_file(path, f"expected edges as [2, edges] or [edges, 2], got {values.shape}")
-    return nodes.find_all(path, values if len(values) == 2 else values.T, "the nodes of edges")
-
-
-def _read_part(path: Path, nodes: Nodes) -> np.ndarray:
+def _read_part(part: str, path: Path, nodes: Nodes, headers: Headers) -> np.ndarray:
     """Sorted ids of the nodes of a part."""
     if text_suffix(path) == ".npy":
         values = read_npy(path, "node ids")
         if values.ndim != 1 or not values.size:
             raise bad_file(path, f"expected at least one node id, got shape {values.shape}")
         return np.sort(nodes.find_all(path, values, "node ids")).astype(np.int32)
-    table = read_table(path, "a node", _heads_part, columns=(1,))
+    table = read_table(path, "a node", headers.of(part, _heads_part), columns=(1,))
     return np.sort(nodes_of_rows(table, nodes)).astype(np.int32)
 
 

@@ -1,8 +1,10 @@
 """Nodes, classes and features of a user's own graph, from tables of text or ``.npy`` files."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +25,44 @@ _LARGEST = float(np.finfo(np.float32).max)
 _MOST_FEATURES = 1 << 24
 # One-hot features of more nodes would take more than 256 MiB.
 _MOST_ONE_HOT = 8192
+
+
+Heads = Callable[[list[str], list[list[str]]], bool]
+"""Whether the first row, given the others, names the columns."""
+
+
+class Headers:
+    """Whether the first rows of files name columns: as the caller says, or as the rows look.
+
+    Args:
+      given: True or False for all tables of text, a dictionary by field, or None.
+      fields: the fields that have a file.
+
+    Raises:
+      ValueError: if ``given`` is neither, or has an unknown field.
+    """
+
+    def __init__(self, given: Any, fields: Sequence[str]):
+        by_field = dict(given) if isinstance(given, Mapping) else dict.fromkeys(fields, given)
+        unknown = [field for field in by_field if field not in fields]
+        if unknown or not all(value in (None, True, False) for value in by_field.values()):
+            expected = f"True, False, None, or a dictionary of these by {', '.join(fields)}"
+            raise bad_input("datasets.read_graph", "header", expected, repr(given))
+        self._by_field = by_field
+
+    def is_open(self, field: str) -> bool:
+        """Whether the caller has not said it of this field."""
+        return self._by_field.get(field) is None
+
+    def of(self, field: str, heads: Heads) -> Heads:
+        """The answer of the caller, or ``heads``."""
+        given = self._by_field.get(field)
+        return heads if given is None else lambda first, rest: bool(given)
+
+
+def say_inferred(path: Path, what: str, otherwise: str) -> None:
+    """Warns of what was inferred from a file, and says which option says otherwise."""
+    warnings.warn(f"{path}: read as if {what}; otherwise pass {otherwise}", stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -86,7 +126,7 @@ class Nodes:
         return node if self.names is None else self.names[node]
 
 
-def read_labels(path: Path) -> tuple[Nodes, list[str]]:
+def read_labels(path: Path, headers: Headers) -> tuple[Nodes, list[str]]:
     """The nodes, and the label of each as text."""
     if text_suffix(path) == ".npy":
         values = read_npy(path, "the label of each node")
@@ -95,7 +135,10 @@ def read_labels(path: Path) -> tuple[Nodes, list[str]]:
         values = to_int32(values, path, "labels") if values.dtype.kind not in "SU" else values
         values = values.astype(np.str_)
         return Nodes(path, values.size, None, {}, True), values.tolist()
-    table = read_table(path, "a node and its label, or its label", _heads_labels, columns=(1, 2))
+    heads = headers.of("labels", _heads_labels)
+    table = read_table(path, "a node and its label, or its label", heads, columns=(1, 2))
+    if table.header and headers.is_open("labels") and not _names_labels(list(table.header)):
+        say_inferred(path, f"line 1 names the columns {', '.join(table.header)}", "header=False")
     texts = [row[-1] for row in table.rows]
     if table.columns == 1:
         _require_no_blank(table, "a label, or -1 where it is not known")
@@ -109,9 +152,14 @@ def read_labels(path: Path) -> tuple[Nodes, list[str]]:
 
 def _heads_labels(first: list[str], rest: list[list[str]]) -> bool:
     """Whether the first row of labels names columns."""
-    if first[-1].lower() in _LABEL_COLUMNS or (first[1:] and first[0].lower() in NODE_COLUMNS):
+    if _names_labels(first):
         return True
     return not is_whole(first[0]) and bool(rest) and all(is_whole(row[0]) for row in rest)
+
+
+def _names_labels(first: Sequence[str]) -> bool:
+    is_node = bool(first[1:]) and first[0].lower() in NODE_COLUMNS
+    return first[-1].lower() in _LABEL_COLUMNS or is_node
 
 
 def _require_no_blank(table: TextTable, expected: str) -> None:
@@ -150,12 +198,15 @@ def number_classes(path: Path, texts: Sequence[str]) -> tuple[tuple[str, ...], n
     return tuple(names), np.array([ids.get(text, -1) for text in texts], np.int32)
 
 
-def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = False) -> np.ndarray:
+def read_features(
+    path: Path | None, nodes: Nodes, headers: Headers, *, mapped: bool | None = False
+) -> np.ndarray:
     """Features of the nodes, [nodes, features] float32; one-hot ones without a file.
 
     Args:
       path: their file, or None.
       nodes: the nodes.
+      headers: whether the first row names the columns.
       mapped: whether they are memory-mapped; None if the file allows it.
     """
     on_disk = None if mapped is False else _mapped(path, nodes)
@@ -176,7 +227,8 @@ def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = Fals
         values = to_float32(read_npy(path, "the features of each node"), path, "features")
         _require_count(path, len(values), nodes)
         return values
-    table = read_table(path, "the features of a node", _heads_features)
+    heads = headers.of("features", _heads_features)
+    table = read_table(path, "the features of a node", heads)
     named = bool(table.header) and table.header[0] in NODE_COLUMNS
     if named and table.header[1:] in _COORDINATES:
         return _coordinate_features(table, nodes)
@@ -185,7 +237,9 @@ def read_features(path: Path | None, nodes: Nodes, *, mapped: bool | None = Fals
     features = np.empty((nodes.count, table.columns - named), np.float32)
     order = nodes_of_rows(table, nodes) if named else range(nodes.count)
     for row, node in enumerate(order):
-        features[node] = [_finite(table, row, column) for column in range(named, table.columns)]
+        features[node] = [
+            finite_number(table, row, column) for column in range(named, table.columns)
+        ]
     return features
 
 
@@ -216,7 +270,7 @@ def _coordinate_features(table: TextTable, nodes: Nodes) -> np.ndarray:
     count = len(table.rows)
     rows = np.array([nodes.find(table, row, 0) for row in range(count)])
     columns = np.array([_feature(table, row) for row in range(count)])
-    values = np.array([_finite(table, row, 2) for row in range(count)], np.float32)
+    values = np.array([finite_number(table, row, 2) for row in range(count)], np.float32)
     width = int(columns.max()) + 1
     require_room(table.path, 4 * nodes.count * width, "its dense matrix")
     cells = rows * width + columns
@@ -241,14 +295,16 @@ def _feature(table: TextTable, row: int) -> int:
     return number
 
 
-def _finite(table: TextTable, row: int, column: int) -> float:
+def finite_number(
+    table: TextTable, row: int, column: int, expected: str = "a finite number"
+) -> float:
     """The number in a cell; it must be finite in float32."""
     try:
         value = real_number(table.rows[row][column])
     except ValueError:
         value = np.nan
     if not abs(value) <= _LARGEST:
-        raise table.fault(row, column, "a finite number")
+        raise table.fault(row, column, expected)
     return value
 
 
@@ -259,12 +315,18 @@ def _require_count(path: Path, rows: int, nodes: Nodes) -> None:
 
 
 def is_whole(cell: str) -> bool:
+    """Whether a cell is a whole number."""
     return _parses(whole_number, cell)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a number."""
+    return _parses(real_number, cell)
 
 
 def _heads_features(first: list[str], rest: list[list[str]]) -> bool:
     """Whether the first row of features names columns: it has no number."""
-    return not any(_parses(real_number, cell) for cell in first)
+    return not any(map(is_number, first))
 
 
 def _parses(parse: Callable[[str], object], cell: str) -> bool:

@@ -37,7 +37,8 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     each direction, and self loops are dropped.
 
     Args:
-      path: folder with the files.
+      path: folder with the files; or one whose folder ``raw`` has them, such as PyTorch Geometric's
+        ``root/Cora``; or with ``name`` the folder ``root`` of several such.
       name: the data set, if the folder has several: ``"cora"``, ``"citeseer"`` or ``"pubmed"``.
 
     Returns:
@@ -86,16 +87,32 @@ def read_planetoid(path: str | PathLike[str], name: str | None = None) -> NodeDa
     return dataset
 
 
+def planetoid_prefix(folder: Path) -> Path | None:
+    """Common prefix of the files of the one data set in a folder; None if it has none."""
+    if not folder.is_dir():
+        return None
+    found = [
+        path for inner in (folder, folder / "raw") for path in sorted(inner.glob("ind.*.allx"))
+    ]
+    return found[0].with_suffix("") if len(found) == 1 else None
+
+
 def _prefix(folder: Path, name: str | None) -> Path:
     """Common prefix of the paths of the files: the folder, ``ind.`` and the name."""
     require_folder(folder, "files like ind.cora.allx")
-    if name is not None:
-        return folder / f"ind.{name.lower()}"
-    found = sorted(folder.glob("ind.*.allx"))
-    if len(found) != 1:
-        expected = "the file ind.*.allx of one data set, or its name"
-        raise FileNotFoundError(f"{folder}: expected {expected}, got {len(found)} files ind.*.allx")
-    return found[0].with_suffix("")
+    if name is None:
+        found = planetoid_prefix(folder)
+        if found is None:
+            expected = "the file ind.*.allx of one data set, or its name, here or in raw"
+            count = len([*folder.glob("ind.*.allx"), *folder.glob("raw/ind.*.allx")])
+            raise FileNotFoundError(f"{folder}: expected {expected}, got {count} files ind.*.allx")
+        return found
+    stem = f"ind.{name.lower()}"
+    of_name = [inner / "raw" for inner in folder.iterdir() if inner.name.lower() == name.lower()]
+    for inner in (folder, folder / "raw", *of_name):
+        if any(inner.glob(f"{stem}.*")):
+            return inner / stem
+    return folder / stem
 
 
 def _test_nodes(path: Path) -> np.ndarray:

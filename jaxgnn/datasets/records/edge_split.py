@@ -9,13 +9,14 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn._fractions import exact_fraction
+from jaxgnn.datasets.records.record import Record
 from jaxgnn.datasets.records.splits import generator_of
 
 _WHERE = "datasets.split_edges"
 
 
-@dataclass(frozen=True, eq=False)
-class LinkPart:
+@dataclass(frozen=True, eq=False, repr=False)
+class LinkPart(Record):
     """One part of a split: the edges that carry messages, and the edges to predict.
 
     Attributes:
@@ -32,8 +33,8 @@ class LinkPart:
     supervision: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class EdgeSplit:
+@dataclass(frozen=True, eq=False, repr=False)
+class EdgeSplit(Record):
     """Edges split for link prediction.
 
     Messages of the training are the training edges without supervision, or all training edges if

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn._notebook.facts import degrees_of
+from jaxgnn._notebook.page import SmallGraph
+from jaxgnn.datasets.records.record import Record
 
 
-@dataclass(frozen=True, eq=False)
-class GraphsDataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class GraphsDataset(Record):
     """Many graphs, for classification or regression of whole graphs, as numpy arrays.
 
     The nodes of the first graph come first, then those of the second, and so on; so do the edges.
@@ -84,6 +87,20 @@ class GraphsDataset:
             "edges": None if of_edges is None else of_edges[edges],
             "globals": self.labels[at],
         }
+
+    def _facts(self) -> list[tuple[str, Any]]:
+        return [
+            ("graphs", f"{self.num_graphs:,}"),
+            ("nodes of a graph", degrees_of(self.num_nodes_of_each)),
+            ("edges of a graph", degrees_of(self.num_edges_of_each)),
+        ]
+
+    def _drawn(self) -> SmallGraph | None:
+        if not self.num_graphs:
+            return None
+        first = self[0]
+        ends = first["num_nodes"], first["senders"], first["receivers"]
+        return SmallGraph(*ends, caption="the first graph")
 
     @cached_property
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:

@@ -8,11 +8,15 @@ from typing import Any, Never
 
 import numpy as np
 
+from jaxgnn._notebook.facts import degrees_of
+from jaxgnn._notebook.page import SmallGraph
+from jaxgnn.datasets.records.record import Record, facts_of_edges
+
 SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
-class NodeDataset:
+@dataclass(frozen=True, repr=False)
+class NodeDataset(Record):
     """One graph whose nodes are to be classified, with its published split.
 
     Attributes:
@@ -31,6 +35,9 @@ class NodeDataset:
       class_names: name of each class, or of each task; None if the source has none.
       node_names: [nodes] integers or strings, names of the nodes in the source; None if their names
         are their ids.
+      edge_weights: [edges] float32, or None if edges have no weights.
+      edge_features: [edges, features] float32 in the order of ``senders``, or None.
+      edge_feature_names: name of each column of ``edge_features``, or None.
     """
 
     name: str
@@ -44,6 +51,9 @@ class NodeDataset:
     num_classes: int
     class_names: tuple[str, ...] | None = None
     node_names: np.ndarray | None = None
+    edge_weights: np.ndarray | None = None
+    edge_features: np.ndarray | None = None
+    edge_feature_names: tuple[str, ...] | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -65,6 +75,13 @@ class NodeDataset:
         """Whether the features are memory-mapped, so that they are read when they are used."""
         return isinstance(self.features, np.memmap)
 
+    def _facts(self) -> list[tuple[str, Any]]:
+        return facts_of_edges(self.num_nodes, self.receivers)
+
+    def _drawn(self) -> SmallGraph:
+        classes = None if self.multilabel else self.labels
+        return SmallGraph(self.num_nodes, self.senders, self.receivers, classes, self.node_names)
+
     def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
         """Checks that the arrays are consistent with each other and with the description of fields.
 
@@ -84,10 +101,11 @@ class NodeDataset:
         check.splits_are_disjoint()
         check.splits_are_labelled()
         check.names()
+        check.edges()
 
 
-@dataclass(frozen=True)
-class HypergraphDataset:
+@dataclass(frozen=True, repr=False)
+class HypergraphDataset(Record):
     """One hypergraph whose nodes are to be classified.
 
     Attributes:
@@ -129,6 +147,14 @@ class HypergraphDataset:
     def multilabel(self) -> bool:
         """False: a node has one label."""
         return False
+
+    def _facts(self) -> list[tuple[str, Any]]:
+        sizes = np.bincount(self.hyperedge_ids, minlength=self.num_hyperedges)
+        return [
+            ("nodes", f"{self.num_nodes:,}"),
+            ("hyperedges", f"{self.num_hyperedges:,}"),
+            ("nodes of a hyperedge", degrees_of(sizes)),
+        ]
 
     def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
         """Checks that the arrays are consistent, as ``NodeDataset.validate`` does."""
@@ -235,6 +261,18 @@ class _Check:
             if len(np.unique(names)) != size:
                 repeated = next(name for name, n in Counter(list(names)).items() if n > 1)
                 self._fail(field, "every name once", f"{repeated!s:.80} twice")
+
+    def edges(self) -> None:
+        """Checks weights and features of edges, if there are some."""
+        for field, axes in (("edge_weights", 1), ("edge_features", 2)):
+            values = getattr(self._data, field)
+            if values is None:
+                continue
+            self._array(field, ndim=axes, dtype=np.float32)
+            edges = self._data.senders.size
+            if len(values) != edges:
+                self._fail(field, f"as many as senders ({edges})", f"{len(values)}")
+            self._every(field, np.isfinite(values), "finite numbers")
 
     def _array(self, field: str, *, ndim: int, dtype: type) -> None:
         array = getattr(self._data, field)

@@ -84,6 +84,12 @@ class GraphBatch(KeepsArrays):
         shapes = ", ".join(f"{k}={_shapes(v)}" for k, v in features.items())
         return f"GraphBatch(num_graphs={self.num_graphs}, graph={self.graph!r}, {shapes})"
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks, with a drawing of a small batch; shapes alone under a trace."""
+        from jaxgnn.graph.html import html_of_batch
+
+        return html_of_batch(self)
+
     # -- constructors ------------------------------------------------------------------------
 
     @classmethod

@@ -116,6 +116,12 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         rest = f"num_cols={self.num_cols}, normalization={self.normalization!r}, made=[{made}]"
         return f"CSRGraph({arrays}, {rest}, nbytes={self.nbytes})"
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks, with a drawing of a small graph; shapes alone under a trace."""
+        from jaxgnn.graph.html import html_of_graph
+
+        return html_of_graph(self)
+
     @property
     def nbytes(self) -> int:
         """Size of all current arrays in bytes, including the parts that ops have built.

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.csr.masked_graph import MaskedGraph
 
 
 def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
@@ -32,12 +33,13 @@ def refuse_weights(
       instead: the use of weights that the error advises.
       scales: whether the scales of a graph without weights are applied.
     """
-    if graph.weights is None and (scales or not graph.is_normalized):
+    weights = graph.given_weights if isinstance(graph, MaskedGraph) else graph.weights
+    if weights is None and (scales or not graph.is_normalized):
         return
     if graph.normalization is not None:
         got = f"normalization={graph.normalization!r}"
-    elif graph.weights is not None:
-        got = f"weights of shape {jnp.shape(graph.weights)}"
+    elif weights is not None:
+        got = f"weights of shape {jnp.shape(weights)}"
     else:
         got = "scales"
     expected = "without weights" if scales else "without weights and normalisation"

@@ -97,6 +97,12 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         )
         return f"HeteroGraph(num_nodes={self.num_nodes}, {{{graphs}}})"
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks, with a drawing of few nodes; shapes alone under a trace."""
+        from jaxgnn.graph.html import html_of_relations
+
+        return html_of_relations(self)
+
     # -- a pytree ----------------------------------------------------------------------------
 
     def tree_flatten_with_keys(self):

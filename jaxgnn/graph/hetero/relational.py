@@ -24,6 +24,7 @@ from jaxgnn._arrays.arrays import (
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.csr.masked_graph import MaskedGraph, from_columns
 from jaxgnn.graph.csr.require_graph import require_graph
 from jaxgnn.graph.local.local_graph import LocalGraph
 from jaxgnn.graph.local.union import LocalUnion, joined_halo
@@ -166,12 +167,23 @@ def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     graphs = [part.graph for part in parts]
     if any(isinstance(graph, LocalGraph) for graph in graphs):
         return _union_on_device(parts, shape)
+    like = next((graph for graph in graphs if isinstance(graph, MaskedGraph)), None)
+    if like is not None:
+        return from_columns(_union(jnp, [_columns(part) for part in parts], shape), like)
     rows = [p.first_row if hasattr(p.first_row, "dtype") else None for p in parts]
     arrays = *(a for g in graphs for a in (g.indptr, g.indices, g.weights)), *rows
     if not is_concrete(*arrays):
         return _union(jnp, parts, shape)
     numbers = tuple(p[1:] if row is None else p[2:] for p, row in zip(parts, rows, strict=True))
     return _UNIONS.get(arrays, (numbers, shape), lambda: _union(np, parts, shape))
+
+
+def _columns(part: Shift) -> Shift:
+    """The part with presence and weights as columns, from which the masked union is made."""
+    if not isinstance(part.graph, MaskedGraph):
+        expected = "all masked, if one of them is"
+        raise bad_input("RelationalGraph", "graphs", expected, type(part.graph).__name__)
+    return part._replace(graph=part.graph.columns())
 
 
 def _union_on_device(parts: Sequence[Shift], shape: tuple[int, int]) -> LocalUnion:

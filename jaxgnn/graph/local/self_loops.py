@@ -28,6 +28,7 @@ from jaxgnn._arrays.arrays import (
 )
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.masked_graph import edge_presence, masked, without_presence
 from jaxgnn.graph.local.local_graph import LocalGraph, with_edges
 from jaxgnn.graph.plan.parts import plan_on_demand
 from jaxgnn.graph.plan.row_sums import sum_rows
@@ -89,6 +90,11 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     require_one("with_one_loop_each", "graph", graph)
     if isinstance(graph, LocalGraph):
         return _on_device(graph)
+    presence = edge_presence(graph)
+    if presence is not None:  # that of the edges, and loops are there
+        made = with_one_loop_each(without_presence(graph))
+        of_all = jnp.append(presence, jnp.ones(_num_loops(graph), presence.dtype))
+        return made._replace(graph=masked(made.graph, of_all.at[made.sources].get(mode="clip")))
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _looped(jnp, graph)
@@ -204,6 +210,9 @@ def _loop_features(
     if fill_value not in get_args(LoopReduce):
         expected = f"a number, numbers, or one of {', '.join(get_args(LoopReduce))}"
         raise bad_input(where, "fill_value", expected, repr(fill_value))
+    presence = edge_presence(graph)
+    if presence is not None:
+        return _loops_of_masked(where, graph, jnp.where(kept, presence, 0), features, fill_value)
     rows, num_rows = graph.receivers(), graph.num_rows
 
     def of_edges(padding: float) -> Array:
@@ -225,6 +234,27 @@ def _loop_features(
     sums = sum_rows(of_edges(0).astype(wide), jnp.asarray(graph.indptr))
     if fill_value == "mean":
         sums = sums / jnp.maximum(counts, 1).astype(wide)
+    return sums.astype(features.dtype)
+
+
+def _loops_of_masked(
+    where: str,
+    graph: CSRGraph,
+    presence: Float[Array, " edges"],
+    features: Float[Array, "edges *rest"],
+    fill_value: str,
+) -> Float[Array, "rows *rest"]:
+    """The sum or the mean, in which each edge counts by its presence."""
+    if fill_value not in ("mean", "add"):
+        expected = "'mean', 'add' or numbers, where edges are masked"
+        raise bad_input(where, "fill_value", expected, repr(fill_value))
+    wide = jnp.float64 if features.dtype == jnp.float64 else jnp.float32
+    shares = presence.reshape(-1, *[1] * (features.ndim - 1)).astype(wide)
+    indptr = jnp.asarray(graph.indptr)
+    sums = sum_rows(jnp.where(shares > 0, shares * features.astype(wide), 0), indptr)
+    if fill_value == "mean":
+        counts = sum_rows(shares, indptr)
+        sums = jnp.where(counts > 0, sums / jnp.where(counts > 0, counts, 1), 0)
     return sums.astype(features.dtype)
 
 

@@ -17,12 +17,15 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import offset_dtype
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import aggregate as ffi
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, edge_presence
+from jaxgnn.graph.csr.masked_graph import row_presence, without_presence
 from jaxgnn.graph.csr.require_graph import refuse_weights
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
 from jaxgnn.ops._graph.calls import graph_and_senders, table
+from jaxgnn.ops._graph.reference.masked_reductions import masked_reductions
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
@@ -197,12 +200,16 @@ class _Call:
     temperature: Any  # None for 1
     ties: Ties
     request: dispatch.Request
+    presence: Float[Array, " edges"] | None = None  # of a masked graph
 
     @classmethod
     def of(cls, op: str, graph: Any, x: Any, options: tuple[Any, ...]) -> _Call:
         """Checks the arguments of ``"aggregate"`` or ``"neighbour_reduce"``."""
         reduce, axis, temperature, ties, implementation = options
         by_edge = op == "aggregate"
+        presence = edge_presence(graph)
+        if presence is not None and graph.given_weights is None and not graph.is_normalized:
+            graph = without_presence(graph)
         if by_edge:
             (graph,), (x,) = graph_and_senders(op, graph), from_numpy(x)
             argument, size, what = "messages", graph.num_edges, "edge slot"
@@ -234,6 +241,7 @@ class _Call:
             temperature=_temperature(op, temperature),
             ties=_ties(op, ties, graph),
             request=dispatch.resolve(op, implementation),
+            presence=presence,
         )
 
     def shaped(self, parts: list[Array], each: int) -> Array:
@@ -310,6 +318,8 @@ def _sums_by_themselves(call: _Call, names: Sequence[Aggregation]) -> bool:
     ``spmm`` has no kernels for float16.
     """
     graph = call.graph
+    if call.presence is not None and graph.weights is None:
+        return False
     has_factors = any(a is not None for a in (graph.weights, graph.row_scale, graph.col_scale))
     is_alone = len(names) == 1 and names[0] in WEIGHTED
     return has_factors or (is_alone and call.x.dtype != jnp.float16)
@@ -319,8 +329,12 @@ def _linear(call: _Call, name: str) -> Array:
     """The sum or the mean of weighted neighbours."""
     graph = call.graph
     if name == "mean":
-        count = jnp.diff(graph.indptr).astype(accumulation_dtype(call.x.dtype))
-        each = 1 / jnp.maximum(count, 1)
+        wide = accumulation_dtype(call.x.dtype)
+        each = 1 / jnp.maximum(jnp.diff(graph.indptr).astype(wide), 1)
+        if call.presence is not None:
+            presence = call.presence.astype(wide)
+            count = sum_rows(presence, graph.indptr)
+            each = row_presence(graph.indptr, presence, None) / jnp.where(count > 0, count, 1)
         scale = each if graph.row_scale is None else each * graph.row_scale
         graph = graph._with_fields(row_scale=scale)
     return spmm(graph, call.x, implementation=call.request.name)
@@ -344,12 +358,24 @@ def _apart(call: _Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregat
 
 def _in_one_pass(call: _Call, x: Array, names: Sequence[Aggregation]) -> Array:
     """All these reductions, side by side."""
+    if call.presence is not None:
+        return _masked(call, call.presence, x, names)
     form = Form(tuple(names), call.by_edge, call.ties)
 
     def run(structure, x):
         if call.request.name == "xla":
             return _run(call.request, form, structure, x, keep=False)[0]
         return _aggregate(call.request, form, False, structure, x)[0]
+
+    return dispatch.over_leading_axes(run, x.ndim - 2, call.graph, x)
+
+
+def _masked(call: _Call, presence: Array, x: Array, names: Sequence[Aggregation]) -> Array:
+    """These reductions of edges that are present to a degree."""
+
+    def run(graph, x):
+        messages = x if call.by_edge else x[graph.indices]
+        return masked_reductions(graph, presence, messages, names)
 
     return dispatch.over_leading_axes(run, x.ndim - 2, call.graph, x)
 

@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, UInt32
 
-from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph import CBSR, CSRGraph, edge_presence
+from jaxgnn.graph.csr.masked_graph import log_presence
+from jaxgnn.graph.local.local_graph import edge_words
+from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
 from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels, run_kernels
+from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
+from jaxgnn.ops._attention.reference.ends import at_rows
 from jaxgnn.ops.core import dispatch
 from pallas_kernels.arguments.attention import Operands
 
 
+class OfEdges(NamedTuple):
+    """Arrays of a graph's edges, shared by the members of a batch.
+
+    Attributes:
+      numbers: number of each edge, from which dropout draws; None for the edge slots.
+      presence: presence of each edge of a ``MaskedGraph``; None if all are present.
+    """
+
+    numbers: UInt32[Array, " edges"] | None
+    presence: Float[Array, " edges"] | None
+
+    @classmethod
+    def read(cls, graph: Any, key: jax.Array | None) -> OfEdges:
+        """Those of a graph as the caller gave it; without ``key`` there is no dropout."""
+        return cls(None if key is None else edge_words(graph), edge_presence(graph))
+
+
 def attend(
-    call: Call,
-    graph: CSRGraph,
-    operands: Operands,
-    batch_dims: int,
-    numbers: UInt32[Array, " edges"] | None = None,
+    call: Call, graph: CSRGraph, operands: Operands, batch_dims: int, of_edges: OfEdges
 ) -> tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"] | None]:
     """The weighted sums, of the dtype of the values, and the weights or None.
 
@@ -30,17 +49,20 @@ def attend(
       graph: checked graph, without weights and scales.
       operands: checked arrays; leading batch axes share the graph. The values may be k-sparse.
       batch_dims: number of batch axes; of arrays of edges each has all of them or none.
-      numbers: number of each edge, from which dropout draws; None for the edge slots.
+      of_edges: other arrays of the edges.
     """
 
-    def run(graph, operands, numbers):
+    def run(graph, operands, of_edges):
+        numbers, presence = of_edges
         compute = _by_formula if call.request.name == "xla" else _by_kernels
+        if presence is not None:
+            compute = partial(_masked, presence)
         y, weights = compute(call, graph, operands, numbers)
         dtype = operands.summed.dtype
         return y.astype(dtype), None if weights is None else weights.astype(dtype)
 
     in_axes = _batched(operands, batch_dims), None
-    return dispatch.over_leading_axes(run, batch_dims, graph, operands, numbers, in_axes=in_axes)
+    return dispatch.over_leading_axes(run, batch_dims, graph, operands, of_edges, in_axes=in_axes)
 
 
 # Axes of the arrays of one member of a batch.
@@ -66,6 +88,31 @@ def _by_formula(call, graph, operands, numbers):
         operands = with_edge_terms(graph, operands, call.form)
     call = call._replace(kernels=call.kernels.of_formula())
     return numbered_dropout.with_numbered_dropout(run_kernels, call, graph, operands, numbers)
+
+
+def _masked(presence, call, graph, operands, numbers):
+    """The formula, with the exponentials of edges multiplied by their presence.
+
+    The sum over the shares of a row is multiplied by the mean presence, as ``MaskedGraph`` says.
+    """
+    del numbers  # those of a graph on several devices, which is not masked
+    operands = operands.replace(values=expanded(operands.values, "xla"))
+    if _adds_edges_to_ends(operands):
+        operands = with_edge_terms(graph, operands, call.form)
+    request = call.request._replace(name="xla")
+
+    def scores(graph, operands, form):
+        made = call.scores(request, graph, operands, form)
+        return made + log_presence(presence)[:, None].astype(made.dtype)
+
+    y, lse = softmax_sum.forward(scores, graph, operands, form=call.form)
+    shares = softmax_sum.probabilities(graph, scores(graph, operands, call.form), lse)
+    of_rows = sum_rows(shares * presence[:, None].astype(shares.dtype), graph.indptr)
+    y = y * of_rows[:, :, None]
+    if not call.return_weights:
+        return y, None
+    weights = softmax_sum.weights(scores, graph, operands, lse, form=call.form)
+    return y, weights * at_rows(graph, of_rows)
 
 
 def _by_kernels(call, graph, operands, numbers):

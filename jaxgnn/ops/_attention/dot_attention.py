@@ -9,9 +9,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.ops._attention import composed, kernels
-from jaxgnn.ops._attention.attend import attend
+from jaxgnn.ops._attention.attend import OfEdges, attend
 from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dot_attention as reference
@@ -114,7 +113,7 @@ def dot_attention(
       >>> ops.dot_attention(graph, jnp.zeros((3, 1, 1)), x, x).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    numbers = None if key is None else edge_words(graph)
+    of_edges = OfEdges.read(graph, key)
     graph, k, v = graph_and_senders(
         _OP, graph, k, v, axes=(-3, -3), instead_of_weights=INSTEAD_OF_WEIGHTS
     )
@@ -150,7 +149,7 @@ def dot_attention(
     )
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, composed.dot_scores, request, form, return_weights)
-    y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
+    y, weights = attend(call, check.graph, operands, len(check.batch), of_edges)
     return y if weights is None else (y, weights)
 
 

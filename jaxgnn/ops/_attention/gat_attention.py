@@ -6,9 +6,8 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.ops._attention import composed, kernels
-from jaxgnn.ops._attention.attend import attend
+from jaxgnn.ops._attention.attend import OfEdges, attend
 from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gat_attention as reference
@@ -90,7 +89,7 @@ def gat_attention(
       >>> ops.gat_attention(graph, zeros, zeros, v).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    numbers = None if key is None else edge_words(graph)
+    of_edges = OfEdges.read(graph, key)
     graph, a_src, v = graph_and_senders(
         _OP, graph, a_src, v, axes=(-2, -3), instead_of_weights=INSTEAD_OF_WEIGHTS
     )
@@ -109,5 +108,5 @@ def gat_attention(
     operands = Operands(a_dst, a_src, values, edge_logits, seed=seed)
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, composed.gat_scores, request, form, return_weights)
-    y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
+    y, weights = attend(call, check.graph, operands, len(check.batch), of_edges)
     return y if weights is None else (y, weights)

@@ -6,9 +6,8 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.ops._attention import composed, kernels
-from jaxgnn.ops._attention.attend import attend
+from jaxgnn.ops._attention.attend import OfEdges, attend
 from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders, expanded
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gatv2_attention as reference
@@ -95,7 +94,7 @@ def gatv2_attention(
       >>> ops.gatv2_attention(graph, x, x, jnp.zeros((1, 1))).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    numbers = None if key is None else edge_words(graph)
+    of_edges = OfEdges.read(graph, key)
     graph, x_src = graph_and_senders(
         _OP, graph, x_src, axes=(-3,), instead_of_weights=INSTEAD_OF_WEIGHTS
     )
@@ -124,5 +123,5 @@ def gatv2_attention(
     )
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, composed.gatv2_scores, request, form, return_weights)
-    y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
+    y, weights = attend(call, check.graph, operands, len(check.batch), of_edges)
     return y if weights is None else (y, weights)

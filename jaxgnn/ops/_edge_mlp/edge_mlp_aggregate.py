@@ -13,8 +13,9 @@ from jaxtyping import Array, Float
 
 from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, LocalGraph
+from jaxgnn.graph import CSRGraph, LocalGraph, edge_presence
 from jaxgnn.graph.csr.edge_list import way_to_edge_slots
+from jaxgnn.graph.csr.masked_graph import without_presence
 from jaxgnn.ops._dense.checks import check_layer
 from jaxgnn.ops._dense.fused_linear import fused_linear
 from jaxgnn.ops._edge_mlp import pallas
@@ -32,6 +33,7 @@ _OP = "edge_mlp_aggregate"
 
 # The formula edge by edge, differentiated by JAX.
 REFERENCE = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.edge_mlp_aggregate)})
+OF_MASKED = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.of_masked)})
 
 
 def _kernel(name: str, run: Any, mosaic: Any, limits: Any) -> dispatch.Kernel:
@@ -136,6 +138,10 @@ def edge_mlp_aggregate(
       >>> ops.edge_mlp_aggregate(graph, h, params, reduce="mean").tolist()
       [[0.0], [1.0], [1.0]]
     """
+    # That of a normalised graph is part of its weights.
+    presence = None if getattr(graph, "is_normalized", False) else edge_presence(graph)
+    if presence is not None:
+        graph = without_presence(graph)
     if isinstance(graph, LocalGraph):
         receivers, senders = _both_ends(graph, h)
         graph, senders = graph_and_senders(_OP, graph, senders)
@@ -162,6 +168,8 @@ def edge_mlp_aggregate(
     weights = reference.edge_weights(graph, weights, receivers.dtype)
     graph = graph.without_weights()
     arrays = graph, receivers, senders, layers, edge_features, weights
+    if presence is not None:
+        return _masked(request, *arrays, presence, reduce=reduce, activation=activation)
     if request.name == "xla":
         return _edge_by_edge(request, *arrays, reduce=reduce, activation=activation)
     options = {"reduce": reduce, "activation": activation}
@@ -172,16 +180,30 @@ def edge_mlp_aggregate(
     return run(*arrays)
 
 
+def _masked(request, *arrays, **options) -> Array:
+    """The formula for edges that are present to a degree, the last of the arrays."""
+    return _edge_by_edge(request._replace(name="xla"), *arrays, kernel=OF_MASKED, **options)
+
+
 def _edge_by_edge(
-    request, graph, receivers, senders, layers, edge_features, weights, **options
+    request,
+    graph,
+    receivers,
+    senders,
+    layers,
+    edge_features,
+    weights,
+    *shared,
+    kernel=REFERENCE,
+    **options,
 ) -> Array:
     batch_dims = receivers.ndim - 2
     own_features = edge_features is not None and edge_features.ndim > 2
     own_weights = weights is not None and weights.ndim > 1
 
     def run(receivers, senders, edge_features, weights):
-        return REFERENCE(
-            request, graph, receivers, senders, *layers, edge_features, weights, **options
+        return kernel(
+            request, graph, receivers, senders, *layers, edge_features, weights, *shared, **options
         )
 
     in_axes = (0, 0, 0 if own_features else None, 0 if own_weights else None)

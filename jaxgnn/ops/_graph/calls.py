@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxgnn.graph.csr.masked_graph import with_presence_as_weights, without_presence
 from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.graph.local.local_graph import with_senders
 from jaxgnn.ops.core import dispatch
@@ -41,7 +42,9 @@ def graph_and_senders(
 ) -> tuple[Any, ...]:
     """The checked graph of a call, and the arrays of its senders.
 
-    Of a ``LocalGraph`` it is the graph of one device, with the senders of other devices.
+    Of a ``LocalGraph`` it is the graph of one device, with the senders of other devices. Of a
+    ``MaskedGraph`` it is the graph without the presence, if the op refuses weights, and so has to
+    apply the presence itself; else the graph whose weights have the presence.
 
     Args:
       op: name of the op, for errors.
@@ -60,4 +63,5 @@ def graph_and_senders(
     graph = check_graph(op, graph)
     if instead_of_weights is not None:
         refuse_weights(op, "graph", graph, instead_of_weights, scales=scales)
-    return graph, *arrays
+        return without_presence(graph), *arrays
+    return with_presence_as_weights(graph), *arrays

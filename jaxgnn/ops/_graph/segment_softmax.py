@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, edge_presence
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference import segment_softmax as reference
@@ -71,6 +71,7 @@ def segment_softmax(
       [1.0, 0.5, 0.5]
     """
     instead = "add their logarithms to the logits"
+    presence = edge_presence(graph)
     (graph,) = graph_and_senders("segment_softmax", graph, instead_of_weights=instead)
     (logits,) = from_numpy(logits)
     check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
@@ -80,6 +81,8 @@ def segment_softmax(
     request = dispatch.resolve("segment_softmax", implementation)
     graph, logits = dispatch.match_varying(graph, logits)
     heads = logits.reshape(graph.num_edges, math.prod(logits.shape[1:]))
+    if presence is not None:
+        return reference.masked_softmax(graph, heads, presence).reshape(logits.shape)
     if request.name == "xla":
         return FORWARD(request, graph, heads).reshape(logits.shape)
     return _segment_softmax(request, graph, heads).reshape(logits.shape)

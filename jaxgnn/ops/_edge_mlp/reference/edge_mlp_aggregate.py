@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.masked_graph import row_presence
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._dense.reference.fused_linear import (
     behind_barrier,
@@ -21,6 +22,7 @@ from jaxgnn.ops._dense.reference.fused_linear import (
     product,
 )
 from jaxgnn.ops._dense.reference.fused_mlp import fused_mlp
+from jaxgnn.ops._graph.reference.masked_reductions import masked_reductions
 from jaxgnn.ops.core.activations import ACTIVATIONS, Name
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -48,6 +50,67 @@ def edge_mlp_aggregate(
     """
     rows, num_rows = graph.receivers(), graph.num_rows
     real = rows < num_rows
+    arrays = receivers, senders, kernels, biases, edge_features
+    messages = _messages(graph, *arrays, activation=activation)
+    dtype = receivers.dtype
+    if weights is None:
+        weights = jnp.ones(graph.num_edges, messages.dtype)
+    weights = jnp.where(real, weights, 0).astype(messages.dtype)
+    messages = messages * weights[:, None]
+    if reduce == "max":
+        largest = jax.ops.segment_max(messages, rows, num_rows, indices_are_sorted=True)
+        return jnp.where(graph.degrees()[:, None] > 0, largest, 0).astype(dtype)
+    sums = sum_rows(messages, graph.indptr)
+    if reduce == "mean":
+        totals = sum_rows(weights, graph.indptr)[:, None]
+        positive = totals > 0
+        sums = jnp.where(positive, sums / jnp.where(positive, totals, 1), 0)
+    return sums.astype(dtype)
+
+
+def of_masked(
+    graph: CSRGraph,
+    receivers: Float[Array, "rows r"],
+    senders: Float[Array, "cols s"],
+    kernels: Sequence[Array],
+    biases: Sequence[Array | None],
+    edge_features: Float[Array, "edges e"] | None,
+    weights: Float[Array, " edges"] | None,
+    presence: Float[Array, " edges"],
+    *,
+    reduce: Reduce,
+    activation: Name | None,
+) -> Float[Array, "rows out"]:
+    """``edge_mlp_aggregate`` over edges that are present to a degree, as ``MaskedGraph`` says."""
+    arrays = receivers, senders, kernels, biases, edge_features
+    messages = _messages(graph, *arrays, activation=activation)
+    presence = presence.astype(messages.dtype)
+    if weights is not None:
+        weights = weights.astype(messages.dtype)
+        messages = messages * weights[:, None]
+    if weights is None or reduce != "mean":
+        y = masked_reductions(graph, presence, messages, (reduce,))
+        return y.astype(receivers.dtype)
+    sums = masked_reductions(graph, presence, messages, ("sum",))
+    totals = sum_rows(jnp.where(presence > 0, weights * presence, 0), graph.indptr)[:, None]
+    of_rows = row_presence(graph.indptr, presence, jnp.abs(weights))[:, None]
+    y = jnp.where(totals > 0, of_rows * sums / jnp.where(totals > 0, totals, 1), 0)
+    return y.astype(receivers.dtype)
+
+
+def _messages(
+    graph: CSRGraph,
+    receivers: Float[Array, "rows r"],
+    senders: Float[Array, "cols s"],
+    kernels: Sequence[Array],
+    biases: Sequence[Array | None],
+    edge_features: Float[Array, "edges e"] | None,
+    *,
+    activation: Name | None,
+) -> Float[Array, "edges out"]:
+    """``mlp([receivers_i ; senders_j ; e_ij])`` of each edge, in the accumulation dtype."""
+    rows = graph.receivers()
+    real = rows < graph.num_rows
     # Padding slots are undefined: they read zeros.
     columns = jnp.where(real, graph.indices, graph.num_cols)
     inputs = [_rows_of(receivers, rows), _rows_of(senders, columns)]
@@ -55,20 +118,7 @@ def edge_mlp_aggregate(
         inputs.append(jnp.where(real[:, None], edge_features, 0))
     x = jnp.concatenate(inputs, axis=-1)
     messages = fused_mlp(x, kernels, biases, activation=activation, precision=None)
-    messages = messages.astype(accumulation_dtype(x.dtype))
-    if weights is None:
-        weights = jnp.ones(graph.num_edges, messages.dtype)
-    weights = jnp.where(real, weights, 0).astype(messages.dtype)
-    messages = messages * weights[:, None]
-    if reduce == "max":
-        largest = jax.ops.segment_max(messages, rows, num_rows, indices_are_sorted=True)
-        return jnp.where(graph.degrees()[:, None] > 0, largest, 0).astype(x.dtype)
-    sums = sum_rows(messages, graph.indptr)
-    if reduce == "mean":
-        totals = sum_rows(weights, graph.indptr)[:, None]
-        positive = totals > 0
-        sums = jnp.where(positive, sums / jnp.where(positive, totals, 1), 0)
-    return sums.astype(x.dtype)
+    return messages.astype(accumulation_dtype(x.dtype))
 
 
 def _rows_of(x: Float[Array, "n d"], nodes: Array) -> Float[Array, "edges d"]:

@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.masked_graph import log_presence
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
@@ -27,6 +28,27 @@ def segment_softmax(
     exponentials = jnp.where(real, jnp.exp(jnp.where(real, shifted, 0)), 0)
     sums = sum_rows(exponentials, graph.indptr)
     return (exponentials / _spread(sums, rows, 1)).astype(logits.dtype)
+
+
+def masked_softmax(
+    graph: CSRGraph, logits: Float[Array, "edges heads"], presence: Float[Array, " edges"]
+) -> Float[Array, "edges heads"]:
+    """``r m_e exp(l_e) / Σ m_e' exp(l_e')`` for edges of presence m, with r from ``row_presence``.
+
+    It is zero in rows where all m are zero.
+    """
+    rows, num_rows = graph.receivers(), graph.num_rows
+    wide = accumulation_dtype(logits.dtype)
+    presence = presence.astype(wide)
+    values = logits.astype(wide) + log_presence(presence)[:, None]
+    peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
+    shifted = values - _spread(jnp.where(peaks == -jnp.inf, 0, peaks), rows, 0)
+    is_there = (presence > 0)[:, None]
+    exponentials = jnp.where(is_there, jnp.exp(jnp.where(is_there, shifted, 0)), 0)
+    sums = sum_rows(exponentials, graph.indptr)
+    shares = exponentials / _spread(jnp.where(sums > 0, sums, 1), rows, 1)
+    squares = sum_rows(shares * presence[:, None], graph.indptr)
+    return (shares * _spread(squares, rows, 0)).astype(logits.dtype)
 
 
 def grad_logits(
