@@ -11,7 +11,8 @@
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
 #   make scaling       on a box with several GPUs: training steps on 1, 2, 4 and 8 of them
 #   make bench-report  draws a picture and prints a table of what these two have measured
-#   make release       the wheel and the sdist of this commit, checked, in dist/; uploads nothing
+#   make cuda-check    compile the CUDA kernels for all architectures; needs nvcc, and no GPU
+#   make release       the wheels and the sdist of this commit, checked, in dist/; uploads nothing
 #
 # What is measured lies in runs/, which git ignores; with COMMIT_RESULTS=1 it is added to the results
 # that are kept with the code, and the picture is that of the README.
@@ -81,14 +82,27 @@ GPU_PYTEST = $(GPU_MEMORY) $(GPU_PYTHON) -m pytest -q -p no:benchmark --numproce
 # The tests of these folders run on whatever there is.
 GPU_OTHERS = tests/ops tests/nn tests/models tests/graph
 
+# The demo needs no linters, solvers and other libraries of the tests.
+EXTRA_OF_installed := dev
+EXTRA_OF_demo := experiments
+# Modules that the demo does not import need no bytecode.
+PIP_OF_demo := --no-compile
+FOR_DEMO := $(if $(wildcard $(VENV)/installed),installed,demo)
+
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
+# Says what takes long before it begins.
+SAY := @echo "jaxgnn:"
+COMPILES := compiling the CPU kernels, about forty seconds
+
 ifeq ($(BASE),)
-$(VENV)/installed: $(SOURCES)
+$(VENV)/installed $(VENV)/demo: $(VENV)/%: $(SOURCES)
 	@test -n "$(PYTHON)"
+	$(SAY) "making $(VENV)"
 	"$(PYTHON)" -m venv $(VENV)
-	$(PIP_INSTALL) $(JAX_REQUIREMENT) --editable '.[dev]'
+	$(SAY) "downloading JAX and what [$(EXTRA_OF_$*)] needs, then $(COMPILES)"
+	$(PIP_INSTALL) $(PIP_OF_$*) $(JAX_REQUIREMENT) --editable '.[$(EXTRA_OF_$*)]'
 	@touch $@
 else
 $(VENV)/installed: $(BASE)/installed
@@ -109,7 +123,8 @@ $(VENV)/docs $(VENV)/release: $(VENV)/%: pyproject.toml $(VENV)/installed
 	$(PIP_INSTALL) $$($(BIN)/python -c '$(REQUIREMENTS)' $*)
 	@touch $@
 
-demo: $(VENV)/installed
+demo: $(VENV)/$(FOR_DEMO)
+	$(SAY) "training on Cora, about a minute"
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh \
 	  --table-seeds 0 1 2 3 4 5 6 7 8 9
 
@@ -141,6 +156,7 @@ bench-report: $(VENV)/installed
 
 gpu-installed:
 	@$(GPU_PYTHON) -c '$(HAS_GPU)'
+	$(SAY) "$(COMPILES), and where nvcc is those of this GPU, minutes"
 	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
 
@@ -164,9 +180,11 @@ scaling: gpu-installed
 	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus --weak --only proteins $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.scaling_model $(MEASURED)
 
-# The install compiles the CUDA library for every architecture where nvcc is; no GPU needed.
+# Compiles the CUDA library for every architecture; needs nvcc, and no GPU.
 cuda-check: $(VENV)/installed
-	$(BIN)/python -m pytest -q tests/ffi -k cuda
+	$(SAY) "compiling the CUDA kernels for every architecture, about 25 minutes of one core"
+	$(PIP_INSTALL) --no-deps --config-settings=cmake.define.JAXGNN_CUDA_REQUIRED=ON --editable .
+	JAXGNN_CUDA=1 $(BIN)/python -m pytest -q tests/ffi -k cuda
 
 # The wheel and the sdist install and work away from the checkout.
 wheel-check: $(VENV)/installed

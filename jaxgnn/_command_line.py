@@ -1,4 +1,4 @@
-"""The ``jaxgnn`` command: lists usable implementations, and solves Sudokus."""
+"""The ``jaxgnn`` command: describes the installation, runs experiments, and solves Sudokus."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import contextlib
 import io
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxgnn import _sudoku
@@ -46,8 +48,10 @@ def _run(options: argparse.Namespace) -> int | str:
     if options.command == "info":
         from jaxgnn import _info  # with JAX, which errors of the command line need not wait for
 
-        print(_info.report())
+        print(_info.report() if options.all else _info.summary())
         return 0
+    if options.command == "experiments":
+        return _experiment(options.arguments)
     try:
         answer = _solve(options.puzzle, options.weights, options.steps)
     except (ValueError, OSError) as error:
@@ -66,7 +70,12 @@ def _drop_output() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jaxgnn", description="GNN layers for JAX")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, devices, usable implementations")
+    info = commands.add_parser("info", help="versions, devices, which ops have kernels here")
+    info.add_argument("--all", action="store_true", help="also all implementations of all ops")
+    experiments = commands.add_parser(
+        "experiments", help="run an experiment, for example: experiments maxk train --help"
+    )
+    experiments.add_argument("arguments", nargs=argparse.REMAINDER, help="its name and arguments")
     sudoku = commands.add_parser("sudoku", help="solve a Sudoku with a trained network")
     cells = "81 cells, row by row, '.' or 0 where empty; or a file with them, - for standard input"
     sudoku.add_argument("puzzle", help=cells)
@@ -74,6 +83,28 @@ def _parser() -> argparse.ArgumentParser:
     sudoku.add_argument("--steps", type=_count, default=SudokuEffort.steps, help=steps)
     sudoku.add_argument("--weights", help="a file of weights in the place of those that come along")
     return parser
+
+
+def _experiment(arguments: Sequence[str]) -> int | str:
+    """Runs an experiment in a process of its own, and returns its exit status."""
+    folder = _folder_of_experiments()
+    if folder is None:
+        return "jaxgnn experiments: this installation has no experiments; install a wheel of jaxgnn"
+    module, rest = "experiments", list(arguments)
+    if rest and (folder / "experiments" / rest[0] / "__main__.py").is_file():
+        module = f"experiments.{rest.pop(0)}"
+    paths = [os.fspath(folder), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return subprocess.run([sys.executable, "-m", module, *rest], env=environment).returncode
+
+
+def _folder_of_experiments() -> Path | None:
+    """The folder that holds the package ``experiments``: beside this one, or in a checkout."""
+    beside = Path(__file__).resolve().parent.parent
+    for folder in (beside / "jaxgnn_experiments", beside):
+        if (folder / "experiments" / "maxk" / "__main__.py").is_file():
+            return folder
+    return None
 
 
 def _count(text: str) -> int:

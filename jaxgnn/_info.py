@@ -1,10 +1,12 @@
-"""``jaxgnn info``: lists usable implementations, and reasons why others are not."""
+"""``jaxgnn info``: five lines on this machine, or all implementations and why some are unusable."""
 
 from __future__ import annotations
 
 import importlib
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import get_args
 
 import jax
@@ -12,10 +14,14 @@ import jax
 from jaxgnn import _ffi
 from jaxgnn._version import __version__
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.registry import BY_NAME, OPS
+from jaxgnn.ops.core.registry import BY_NAME, OPS, Op
 from pallas_kernels.chip import Chip
 
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
+_KERNELS: tuple[dispatch.Name, ...] = ("ffi", "pallas")
+_ELSEWHERE = {"cuda": "kernels for NVIDIA GPUs", "cpu": "kernels for CPUs"}
+# Where the driver lists the GPUs of this machine, whether or not JAX can use them.
+_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def kernels() -> list[dispatch.Kernel]:
@@ -41,10 +47,66 @@ def tables() -> dict[str, dispatch.Kernel]:
     return {name: dispatch.Kernel(name, entries) for name, entries in merged.items()}
 
 
+def summary() -> str:
+    """Five lines: versions, device, ops with kernels here, other ops and why, what to install."""
+    here = dispatch.current_platform()
+    found = tables()
+    slow: dict[str | None, list[str]] = {}
+    for op in OPS:
+        slow.setdefault(_why_slow(op, found, here), []).append(op.name)
+    fast = slow.pop(None, [])
+    packages = ", ".join(f"{name} {_version(name)}" for name in ("jax", "jaxlib", "flax"))
+    devices = Counter((device.platform, device.device_kind) for device in jax.devices())
+    kinds = ", ".join(f"{number} x {kind} ({name})" for (name, kind), number in devices.items())
+    reasons = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in slow.items())
+    return "\n".join(
+        (
+            f"jaxgnn {__version__}, Python {platform.python_version()}, {packages}",
+            f"devices: {kinds}",
+            f"kernels of jaxgnn run here: {', '.join(fast) or 'none'}",
+            f"plain JAX runs here: {reasons or 'nothing'}",
+            f"to install: {_to_install(here)}",
+        )
+    )
+
+
+def _why_slow(op: Op, found: dict[str, dispatch.Kernel], here: dispatch.Platform) -> str | None:
+    """The reason why no kernel of an op runs on this platform; None if one does."""
+    own, elsewhere = [], set()
+    for table in found.values():
+        if table.name.partition(".")[0] not in (op.name, op.native_of):
+            continue
+        for name in _KERNELS:
+            entry = table.implementations.get(name)
+            if entry is None:
+                continue
+            if here not in entry.platforms:
+                elsewhere |= set(entry.platforms)
+                continue
+            reason = table.unavailable(name, here)
+            if reason is None:
+                return None
+            own.append(reason)
+    if own:
+        return " and ".join(dict.fromkeys(own))
+    return ", ".join(_ELSEWHERE[platform] for platform in sorted(elsewhere)) or "no kernels"
+
+
+def _to_install(here: dispatch.Platform) -> str:
+    """The installation that would run kernels for more ops on this machine."""
+    wanted = []
+    if _ffi.library_path("cpu") is None:
+        wanted.append("a C++ compiler, then jaxgnn again without JAXGNN_PURE_PYTHON")
+    if here == "cpu" and _DRIVER.is_dir() and any(_DRIVER.iterdir()):
+        wanted.append("'jaxgnn[cuda13]', because JAX does not use the GPU of this machine")
+    if here == "cuda" and _ffi.library_path("cuda") is None:
+        wanted.append("nvcc, then jaxgnn again with JAXGNN_CUDA=1: CUDA kernels beside Pallas's")
+    return "; ".join(wanted) or "nothing"
+
+
 def report() -> str:
-    """Versions, devices, and for each op the usable implementations on each platform."""
-    lines = [f"jaxgnn {__version__}, Python {platform.python_version()}"]
-    lines.append(", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
+    """The summary, then devices, and for each op the usable implementations on each platform."""
+    lines = [summary(), "", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)]
     for device in jax.devices():
         lines.append(f"device {device.id}: {device.platform}, {device.device_kind}")
     chip = Chip.current()
@@ -85,4 +147,4 @@ def _version(package: str) -> str:
 
 
 if __name__ == "__main__":
-    print(report())
+    print(summary())

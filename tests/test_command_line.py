@@ -7,10 +7,13 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from jaxgnn import _command_line
+import jaxgnn
+from jaxgnn import _command_line, _info
 from jaxgnn.datasets import sudoku
+from jaxgnn.ops.core.registry import OPS
 from jaxgnn.pretrained import SudokuAnswer, _sudoku
 
 SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
@@ -103,6 +106,35 @@ def test_errors_of_the_command_line_do_not_wait_for_jax():
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_info_says_in_five_lines_what_runs_here_and_what_to_install(capsys, monkeypatch):
+    _command_line.main(["info"])
+    versions, devices, kernels, plain, install = capsys.readouterr().out.splitlines()
+    assert versions.startswith(f"jaxgnn {jaxgnn.__version__}, Python") and "jaxlib" in versions
+    assert devices == f"devices: {jax.device_count()} x cpu (cpu)"
+    fast, slow = re.findall(r"\w+", kernels), re.findall(r"\w+", plain)
+    assert all((op.name in fast) != (op.name in slow) for op in OPS)
+    assert {"spmm", "hypergraph_conv"} <= set(fast) and "fused_mlp" in slow
+    assert "(kernels for NVIDIA GPUs)" in plain and install == "to install: nothing"
+    monkeypatch.setattr(_info._ffi, "library_path", lambda platform: None)
+    assert _info.summary().endswith("C++ compiler, then jaxgnn again without JAXGNN_PURE_PYTHON")
+
+
+def test_info_names_a_gpu_that_jax_does_not_use(monkeypatch, tmp_path):
+    monkeypatch.setattr(_info, "_DRIVER", tmp_path)
+    assert "cuda13" not in _info.summary()
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert "to install: 'jaxgnn[cuda13]', because JAX" in _info.summary()
+
+
+def test_experiments_run_from_any_folder(monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    _command_line.main(["experiments", "maxk", "train", "--help"])
+    assert "usage: python -m experiments.maxk train" in capfd.readouterr().out
+    assert run("experiments", "nonesuch") == 2
+    monkeypatch.setattr(_command_line, "_folder_of_experiments", lambda: None)
+    assert "has no experiments" in run("experiments", "maxk")
 
 
 class Unwritable(io.StringIO):

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the sdist, from it a wheel, and from the tree one without compiled libraries, which has to
 # hold the same files but these; uses both from another directory. Where a folder is given that has an
-# sdist and a wheel, as a release makes them, it takes these instead, and installs the wheel where
-# nothing can be compiled, to run the README there.
+# sdist, a wheel and that of the CUDA library, as a release makes them, it takes these instead, and
+# installs the wheels where nothing can be compiled, to run the README there.
 set -eu
 python=$1
 release=${2-}
@@ -11,7 +11,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export JAXGNN_CUDA=0 # the install of the test environment compiles it already, and the rest too
 JAXGNN_PURE_PYTHON=1 \
-  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/pure" "$root"
+  "$python" -m pip wheel --verbose --no-deps --wheel-dir "$work/pure" "$root" >"$work/pure.log" 2>&1 || {
+  cat "$work/pure.log"
+  exit 1
+}
+if grep -E "Collecting (jaxlib|numpy)" "$work/pure.log"; then
+  echo "a build without compiled code has no use for these"
+  exit 1
+fi
 if [ -z "$release" ]; then
   "$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
     cat "$work/sdist.log"
@@ -20,10 +27,10 @@ if [ -z "$release" ]; then
   "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/compiled" "$work"/sdist/*.tar.gz
 else
   mkdir "$work/compiled"
-  cp "$release"/*.whl "$work/compiled"
+  cp "$release"/jaxgnn-*.whl "$work/compiled"
 fi
 files() { # of the packages, without what was compiled
-  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / && $1 !~ /\/$/ { print $1 }' | LC_ALL=C sort
+  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|jaxgnn_experiments|pallas_kernels)\// && !/\.so / && $1 !~ /\/$/ { print $1 }' | LC_ALL=C sort
 }
 files "$work"/pure/*.whl >"$work/pure.txt"
 files "$work"/compiled/*.whl >"$work/compiled.txt"
@@ -75,7 +82,9 @@ test -s "$work/readme.py"
   unset PYTHONPATH
   cd "$work/empty"
   pip install --quiet --disable-pip-version-check --only-binary :all: "$work"/compiled/*.whl
-  jaxgnn info >"$work/info.txt"
+  # Without what it needs: CUDA's own libraries take gigabytes.
+  pip install --quiet --disable-pip-version-check --no-deps "$release"/jaxgnn_cuda13-*.whl
+  jaxgnn info --all >"$work/info.txt"
   python "$work/readme.py"
 )
 for line in "compiled kernels for cpu: $work/empty/" "compiled kernels for cuda: $work/empty/" \

@@ -183,14 +183,14 @@ JAXGNN_INLINE inline void AddExponentials(const T* const* x, int64_t dim, float*
   }
 }
 
-template <typename T, typename Offset>
+template <typename T>
 struct ForwardKernel {
   int64_t width, dim;
   Layout layout;
   Places places;
   Ties ties;
   const Batch& batch;
-  const GraphArgs<Offset>& graph;
+  const GraphArgs& graph;
   const Buffer& x;
   Result y, mean, variance, highest, lowest, log_total, soft;
 
@@ -416,18 +416,17 @@ ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets
                                : (ties_kept == "holder" ? Ties::kHolder : Ties::kCounted);
   }
   const Layout layout(places, ties, dim);
-  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
-    using Offset = typename decltype(offset)::type;
-    const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-    return SwitchAnyFloat(x.element_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      const ForwardKernel<T, Offset> kernel{layout.width, dim,     layout, places,    ties,
-                                            batch,        graph,   x,      y,         mean,
-                                            variance,     highest, lowest, log_total, soft};
-      AccumulateRows<Offset>(
-          pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
-      return ffi::Error::Success();
-    });
+  if (!AreOffsets(unit_offsets.element_type()))
+    return UnsupportedType("edge offsets", unit_offsets.element_type());
+  const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
+  return SwitchFloat(x.element_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const ForwardKernel<T> kernel{layout.width, dim,     layout, places,    ties,
+                                  batch,        graph,   x,      y,         mean,
+                                  variance,     highest, lowest, log_total, soft};
+    AccumulateRows(
+        pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+    return ffi::Error::Success();
   });
 }
 
@@ -553,10 +552,10 @@ struct Terms {
 };
 
 // Sums of each sender over its edges: the rows are those of the transposed graph.
-template <typename T, typename Offset>
+template <typename T>
 struct ColumnsKernel : RowSums {
   const Batch& batch;
-  const GraphArgs<Offset>& graph;
+  const GraphArgs& graph;
   const Buffer& x;
   const TermBuffers& terms;
   Result dx;
@@ -588,8 +587,8 @@ struct ColumnsKernel : RowSums {
 };
 
 // The rows that have edges, and their edges: `body(row, begin, end)` for each.
-template <typename Offset, typename Body>
-JAXGNN_INLINE inline void ForRows(const Units<Offset>& units, const Body& body) {
+template <typename Body>
+JAXGNN_INLINE inline void ForRows(const Units& units, const Body& body) {
   for (int64_t unit = 0; unit < units.count && units.rows[unit] < units.num_rows;) {
     const int64_t row = units.rows[unit], begin = units.offsets[unit];
     do ++unit;
@@ -614,10 +613,10 @@ constexpr int64_t kTogether = 8;
 
 // Adds the gradients of extremes to the numbers of the senders that have them. A task does all rows
 // of its columns, one after the other, so nothing is atomic and the order is fixed.
-template <typename T, typename Offset>
+template <typename T>
 struct ExtremesKernel {
   const Batch& batch;
-  const GraphArgs<Offset>& graph;
+  const GraphArgs& graph;
   const Buffer& x;
   int64_t dim;
   Result dx;
@@ -719,28 +718,27 @@ ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer u
   const int64_t num_cols = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
   const ExtremeBuffers highest{top, top_gradient, top_holder};
   const ExtremeBuffers lowest{bottom, bottom_gradient, bottom_holder};
-  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
-    using Offset = typename decltype(offset)::type;
-    const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-    const GraphArgs<Offset> transposed(batch, num_cols, transposed_rows, transposed_offsets,
-                                       transposed_indices);
-    return SwitchAnyFloat(x.element_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      const ExtremesKernel<T, Offset> extremes{batch, graph, x, dim, dx};
-      const int64_t edges = graph.num_edges();
-      const bool compare_top = extremes.AreMostShared(pool, highest, edges);
-      const bool compare_bottom = extremes.AreMostShared(pool, lowest, edges);
-      TermBuffers terms{&constant, &linear,    nullptr,       nullptr,    nullptr,
-                        nullptr,   &log_total, &exp_constant, &exp_linear};
-      if (compare_top) terms.top = &top, terms.top_gradient = &top_gradient;
-      if (compare_bottom) terms.bottom = &bottom, terms.bottom_gradient = &bottom_gradient;
-      const ColumnsKernel<T, Offset> sums{{dim}, batch, transposed, x, terms, dx};
-      AccumulateRows<Offset>(
-          pool, batch.size(), [&](int64_t member) { return transposed.UnitsOf(member); }, sums);
-      if (!compare_top) extremes.Add(pool, highest);
-      if (!compare_bottom) extremes.Add(pool, lowest);
-      return ffi::Error::Success();
-    });
+  if (!AreOffsets(unit_offsets.element_type()))
+    return UnsupportedType("edge offsets", unit_offsets.element_type());
+  const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
+  const GraphArgs transposed(batch, num_cols, transposed_rows, transposed_offsets,
+                             transposed_indices);
+  return SwitchFloat(x.element_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const ExtremesKernel<T> extremes{batch, graph, x, dim, dx};
+    const int64_t edges = graph.num_edges();
+    const bool compare_top = extremes.AreMostShared(pool, highest, edges);
+    const bool compare_bottom = extremes.AreMostShared(pool, lowest, edges);
+    TermBuffers terms{&constant, &linear,    nullptr,       nullptr,    nullptr,
+                      nullptr,   &log_total, &exp_constant, &exp_linear};
+    if (compare_top) terms.top = &top, terms.top_gradient = &top_gradient;
+    if (compare_bottom) terms.bottom = &bottom, terms.bottom_gradient = &bottom_gradient;
+    const ColumnsKernel<T> sums{{dim}, batch, transposed, x, terms, dx};
+    AccumulateRows(
+        pool, batch.size(), [&](int64_t member) { return transposed.UnitsOf(member); }, sums);
+    if (!compare_top) extremes.Add(pool, highest);
+    if (!compare_bottom) extremes.Add(pool, lowest);
+    return ffi::Error::Success();
   });
 }
 
@@ -752,36 +750,35 @@ ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer uni
   const int64_t num_edges = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
   const TermBuffers buffers{&constant,        &linear,    &top,          &top_gradient, &bottom,
                             &bottom_gradient, &log_total, &exp_constant, &exp_linear};
-  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
-    using Offset = typename decltype(offset)::type;
-    return SwitchAnyFloat(x.element_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      const int64_t units_each = unit_rows.dimensions().back();
-      ForUnits(pool, batch.size(), units_each, [&](int64_t member, int64_t begin, int64_t end) {
-        const int32_t* rows = batch.Item<const int32_t>(unit_rows, member);
-        const Offset* offsets = batch.Item<const Offset>(unit_offsets, member);
-        const T* numbers = batch.Item<const T>(x, member);
-        T* out = batch.Item<T>(*dx, member);
-        const Terms<T> terms(batch, buffers, member);
-        float* sums = Scratch<float>(dim);
-        WithWidestIsa([&]() JAXGNN_INLINE {
-          for (int64_t unit = begin; unit < end; ++unit) {
-            const int64_t row = rows[unit];
-            for (int64_t edge = offsets[unit]; edge < offsets[unit + 1]; ++edge) {
-              for (int64_t i = 0; i < dim; ++i) sums[i] = 0.0f;
-              terms.template Add<1>(&row, &edge, numbers + edge * dim, dim, sums);
-              for (int64_t i = 0; i < dim; ++i) out[edge * dim + i] = FromFloat<T>(sums[i]);
-            }
+  if (!AreOffsets(unit_offsets.element_type()))
+    return UnsupportedType("edge offsets", unit_offsets.element_type());
+  return SwitchFloat(x.element_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const int64_t units_each = unit_rows.dimensions().back();
+    ForUnits(pool, batch.size(), units_each, [&](int64_t member, int64_t begin, int64_t end) {
+      const int32_t* rows = batch.Item<const int32_t>(unit_rows, member);
+      const Offsets offsets = Offsets::Of(batch, unit_offsets, member);
+      const T* numbers = batch.Item<const T>(x, member);
+      T* out = batch.Item<T>(*dx, member);
+      const Terms<T> terms(batch, buffers, member);
+      float* sums = Scratch<float>(dim);
+      WithWidestIsa([&]() JAXGNN_INLINE {
+        for (int64_t unit = begin; unit < end; ++unit) {
+          const int64_t row = rows[unit];
+          for (int64_t edge = offsets[unit]; edge < offsets[unit + 1]; ++edge) {
+            for (int64_t i = 0; i < dim; ++i) sums[i] = 0.0f;
+            terms.template Add<1>(&row, &edge, numbers + edge * dim, dim, sums);
+            for (int64_t i = 0; i < dim; ++i) out[edge * dim + i] = FromFloat<T>(sums[i]);
           }
-        });
+        }
       });
-      for (int64_t member = 0; member < batch.size(); ++member) {
-        T* out = batch.Item<T>(*dx, member);
-        const Offset last = batch.Item<const Offset>(unit_offsets, member)[units_each];
-        for (int64_t i = last * dim; i < num_edges * dim; ++i) out[i] = FromFloat<T>(0.0f);
-      }
-      return ffi::Error::Success();
     });
+    for (int64_t member = 0; member < batch.size(); ++member) {
+      T* out = batch.Item<T>(*dx, member);
+      const int64_t last = Offsets::Of(batch, unit_offsets, member)[units_each];
+      for (int64_t i = last * dim; i < num_edges * dim; ++i) out[i] = FromFloat<T>(0.0f);
+    }
+    return ffi::Error::Success();
   });
 }
 

@@ -16,6 +16,7 @@ struct GatScore {
   using Feature = T;
   using Operand = float;
   static constexpr bool kHasVectors = false;
+  static constexpr bool kPassesApart = false;
 
   template <typename Arrays>
   JAXGNN_INLINE static inline void Scores(const Sizes& sizes, const Constants& constants,

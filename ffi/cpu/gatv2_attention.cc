@@ -16,6 +16,7 @@ struct GatV2Score {
   using Feature = T;
   using Operand = T;
   static constexpr bool kHasVectors = true;
+  static constexpr bool kPassesApart = !std::is_same_v<T, float>;
 
   template <typename Arrays>
   JAXGNN_INLINE static inline void Scores(const Sizes& sizes, const Constants& constants,

@@ -19,11 +19,11 @@ int64_t CountRows(Dimensions dimensions) {
   return rows;
 }
 
-// Calls `body(row)` for all rows in parallel, compiled for the widest vectors.
+// Calls `body(row)` for all rows in parallel, compiled for AVX2.
 template <typename Body>
 void ForRows(ffi::ThreadPool pool, int64_t rows, const Body& body) {
   ParallelFor(pool, (rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
-    WithWidestIsa([&]() JAXGNN_INLINE {
+    WithAvx2([&]() JAXGNN_INLINE {
       const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
       for (int64_t row = task * kRowsPerTask; row < end; ++row) body(row);
     });
@@ -151,59 +151,73 @@ JAXGNN_INLINE inline void Compact(const T* x, const uint64_t* flags, int64_t k,
   }
 }
 
-template <typename T, typename Column>
+// The same for ids of `column_bytes` bytes each.
+template <typename T, typename Wanted>
+JAXGNN_INLINE inline void Compact(const T* x, const uint64_t* flags, int64_t k,
+                                  const Wanted& wanted, T* values, void* columns,
+                                  int64_t column_bytes) {
+  if (column_bytes == 1) {
+    Compact(x, flags, k, wanted, values, static_cast<uint8_t*>(columns));
+  } else if (column_bytes == 2) {
+    Compact(x, flags, k, wanted, values, static_cast<uint16_t*>(columns));
+  } else {
+    Compact(x, flags, k, wanted, values, static_cast<uint32_t*>(columns));
+  }
+}
+
+template <typename T>
 JAXGNN_INLINE inline void MaxkRow(const T* __restrict x, int64_t dim, int64_t k, bool by_magnitude,
                                   int64_t early_stop, int32_t* __restrict rank,
                                   float* __restrict bounded, uint64_t* __restrict flags,
-                                  T* __restrict values, Column* __restrict columns) {
+                                  T* __restrict values, void* columns, int64_t column_bytes) {
   uint8_t* flag = reinterpret_cast<uint8_t*>(flags);
   const auto all = [](int64_t) JAXGNN_INLINE { return true; };
   if (early_stop >= 0) {
     const float threshold = EarlyThreshold(x, dim, k, by_magnitude, early_stop, bounded);
     for (int64_t i = 0; i < dim; ++i) flag[i] = bounded[i] >= threshold;
-    Compact(x, flags, k, all, values, columns);
+    Compact(x, flags, k, all, values, columns, column_bytes);
     return;
   }
   for (int64_t i = 0; i < dim; ++i) rank[i] = Rank(x[i], by_magnitude);
   Cut cut = ExactCut(rank, dim, k, std::is_same_v<T, float>);
   if (cut.ties == 0) {
     for (int64_t i = 0; i < dim; ++i) flag[i] = rank[i] > cut.threshold;
-    Compact(x, flags, k, all, values, columns);
+    Compact(x, flags, k, all, values, columns, column_bytes);
     return;
   }
   for (int64_t i = 0; i < dim; ++i) flag[i] = rank[i] >= cut.threshold;
   const auto above_or_first = [&](int64_t i) JAXGNN_INLINE {
     return rank[i] > cut.threshold || cut.ties-- > 0;
   };
-  Compact(x, flags, k, above_or_first, values, columns);
+  Compact(x, flags, k, above_or_first, values, columns, column_bytes);
 }
 
 ffi::Error Maxk(ffi::ThreadPool pool, ffi::AnyBuffer x, bool by_magnitude, int64_t early_stop,
                 ffi::Result<ffi::AnyBuffer> values, ffi::Result<ffi::AnyBuffer> columns) {
   const int64_t dim = x.dimensions().back(), k = values->dimensions().back();
   const int64_t rows = CountRows(x.dimensions());
+  const ffi::DataType column = columns->element_type();
+  if (!IsColumn(column)) return UnsupportedType("column ids", column);
+  const int64_t column_bytes = ffi::ByteWidth(column);
   return SwitchAnyFloat(x.element_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    return SwitchColumn(columns->element_type(), [&](auto column) {
-      using Column = typename decltype(column)::type;
-      const T* in = static_cast<const T*>(x.untyped_data());
-      T* out_values = static_cast<T*>(values->untyped_data());
-      Column* out_columns = static_cast<Column*>(columns->untyped_data());
-      ParallelFor(pool, (rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
-        Scratch& scratch = Scratch::Get(dim);
-        int32_t* rank = scratch.ranks.data();
-        float* bounded = scratch.bounded.data();
-        uint64_t* flags = scratch.flags.data();
-        WithWidestIsa([&]() JAXGNN_INLINE {
-          const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
-          for (int64_t row = task * kRowsPerTask; row < end; ++row) {
-            MaxkRow(in + row * dim, dim, k, by_magnitude, early_stop, rank, bounded, flags,
-                    out_values + row * k, out_columns + row * k);
-          }
-        });
+    const T* in = static_cast<const T*>(x.untyped_data());
+    T* out_values = static_cast<T*>(values->untyped_data());
+    char* out_columns = static_cast<char*>(columns->untyped_data());
+    ParallelFor(pool, (rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
+      Scratch& scratch = Scratch::Get(dim);
+      int32_t* rank = scratch.ranks.data();
+      float* bounded = scratch.bounded.data();
+      uint64_t* flags = scratch.flags.data();
+      WithAvx2([&]() JAXGNN_INLINE {
+        const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
+        for (int64_t row = task * kRowsPerTask; row < end; ++row) {
+          MaxkRow(in + row * dim, dim, k, by_magnitude, early_stop, rank, bounded, flags,
+                  out_values + row * k, out_columns + row * k * column_bytes, column_bytes);
+        }
       });
-      return ffi::Error::Success();
     });
+    return ffi::Error::Success();
   });
 }
 
@@ -211,7 +225,7 @@ ffi::Error Todense(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer c
                    ffi::Result<ffi::AnyBuffer> dense) {
   const Batch batch(dense->dimensions(), 1);
   const int64_t dim = dense->dimensions().back(), k = values.dimensions().back();
-  return SwitchAnyFloat(values.element_type(), [&](auto type) {
+  return SwitchFloatBits(values.element_type(), [&](auto type) {
     using T = typename decltype(type)::type;
     return SwitchColumn(columns.element_type(), [&](auto column_type) {
       using Column = typename decltype(column_type)::type;
@@ -233,7 +247,7 @@ ffi::Error GatherColumns(ffi::ThreadPool pool, ffi::AnyBuffer dense, ffi::AnyBuf
                          ffi::Result<ffi::AnyBuffer> values) {
   const Batch batch(values->dimensions(), 1);
   const int64_t k = values->dimensions().back(), dim = dense.dimensions().back();
-  return SwitchAnyFloat(values->element_type(), [&](auto type) {
+  return SwitchFloatBits(values->element_type(), [&](auto type) {
     using T = typename decltype(type)::type;
     return SwitchColumn(columns.element_type(), [&](auto column_type) {
       using Column = typename decltype(column_type)::type;

@@ -11,29 +11,29 @@ namespace {
 namespace ffi = xla::ffi;
 
 // What the three kernels share: a graph, its coefficients, the compressed rows and a dense matrix.
-template <typename T, typename Column, typename Offset>
+template <typename T, typename Column>
 struct Args {
   const Batch& batch;
-  const GraphArgs<Offset>& graph;
+  const GraphArgs& graph;
   const ffi::AnyBuffer &weights, &row_scale, &col_scale;
   int64_t k, dim;
 
-  JAXGNN_INLINE inline Coefficients<Offset> Coefficient(int64_t member) const {
+  JAXGNN_INLINE inline Coefficients Coefficient(int64_t member) const {
     return {batch.Item<const float>(weights, member), batch.Item<const float>(row_scale, member),
             batch.Item<const float>(col_scale, member)};
   }
 };
 
 // y_i = r_i Σ_j w_ij c_j x_j: each neighbour adds its k values at their columns.
-template <typename T, typename Column, typename Offset>
+template <typename T, typename Column>
 struct ForwardKernel : RowSums {
-  Args<T, Column, Offset> args;
+  Args<T, Column> args;
   const ffi::AnyBuffer &values, &columns;
   ffi::Result<ffi::AnyBuffer> y;
 
   JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
     const int64_t member = piece.member, end = piece.end;
-    const Coefficients<Offset> coefficients = args.Coefficient(member);
+    const Coefficients coefficients = args.Coefficient(member);
     const int32_t* indices = args.graph.Indices(member);
     const T* all_values = args.batch.template Item<const T>(values, member);
     const Column* all_columns = args.batch.template Item<const Column>(columns, member);
@@ -61,11 +61,9 @@ struct ForwardKernel : RowSums {
 template <typename Body>
 ffi::Error SwitchTypes(ffi::DataType value, ffi::DataType column, ffi::DataType offset,
                        const Body& body) {
-  return SwitchOffset(offset, [&](auto offset_type) {
-    return SwitchColumn(column, [&](auto column_type) {
-      return SwitchFloat(
-          value, [&](auto value_type) { return body(value_type, column_type, offset_type); });
-    });
+  if (!AreOffsets(offset)) return UnsupportedType("edge offsets", offset);
+  return SwitchColumn(column, [&](auto column_type) {
+    return SwitchFloat(value, [&](auto value_type) { return body(value_type, column_type); });
   });
 }
 
@@ -77,18 +75,17 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffe
   const int64_t num_rows = y->dimensions()[batch.rank()], dim = y->dimensions().back();
   return SwitchTypes(
       values.element_type(), columns.element_type(), unit_offsets.element_type(),
-      [&](auto value, auto column, auto offset) {
+      [&](auto value, auto column) {
         using T = typename decltype(value)::type;
         using Column = typename decltype(column)::type;
-        using Offset = typename decltype(offset)::type;
-        const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-        const ForwardKernel<T, Column, Offset> kernel{
+        const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
+        const ForwardKernel<T, Column> kernel{
             {dim},
             {batch, graph, weights, row_scale, col_scale, values.dimensions().back(), dim},
             values,
             columns,
             y};
-        AccumulateRows<Offset>(
+        AccumulateRows(
             pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
         return ffi::Error::Success();
       });
@@ -226,16 +223,15 @@ ffi::Error GradValues(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBu
   if (num_nodes == 0) return ffi::Error::Success();
   return SwitchTypes(
       dy.element_type(), columns.element_type(), unit_offsets.element_type(),
-      [&](auto value, auto column, auto offset) {
+      [&](auto value, auto column) {
         using T = typename decltype(value)::type;
         using Column = typename decltype(column)::type;
-        using Offset = typename decltype(offset)::type;
-        const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+        const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
         auto run_member = [&](auto threads, int64_t member) {
           const EdgeTiles tiles(threads, graph.UnitsOf(member), graph.Indices(member),
-                                Coefficients<Offset>{batch.Item<const float>(weights, member),
-                                                     batch.Item<const float>(row_scale, member),
-                                                     batch.Item<const float>(col_scale, member)},
+                                Coefficients{batch.Item<const float>(weights, member),
+                                             batch.Item<const float>(row_scale, member),
+                                             batch.Item<const float>(col_scale, member)},
                                 num_nodes, k);
           GradValuesOfMember<T, Column>(tiles, batch.Item<const Column>(columns, member),
                                         batch.Item<const T>(dy, member), k, dim,
@@ -261,19 +257,17 @@ ffi::Error GradWeights(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyB
   const int64_t dim = dy.dimensions().back(), k = values.dimensions().back();
   return SwitchTypes(
       values.element_type(), columns.element_type(), unit_offsets.element_type(),
-      [&](auto value, auto column, auto offset) {
+      [&](auto value, auto column) {
         using T = typename decltype(value)::type;
         using Column = typename decltype(column)::type;
-        using Offset = typename decltype(offset)::type;
-        const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+        const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
         ForUnits(
             pool, batch.size(), graph.UnitsOf(0).count,
             [&](int64_t member, int64_t begin, int64_t end) {
-              const Units<Offset> units = graph.UnitsOf(member);
+              const Units units = graph.UnitsOf(member);
               const int32_t* neighbours = graph.Indices(member);
-              const Coefficients<Offset> coefficients{nullptr,
-                                                      batch.Item<const float>(row_scale, member),
-                                                      batch.Item<const float>(col_scale, member)};
+              const Coefficients coefficients{nullptr, batch.Item<const float>(row_scale, member),
+                                              batch.Item<const float>(col_scale, member)};
               const T* all_values = batch.Item<const T>(values, member);
               const Column* all_columns = batch.Item<const Column>(columns, member);
               const T* gradients = batch.Item<const T>(dy, member);

@@ -35,15 +35,15 @@ inline int64_t Heads(const Dimensions& features, const ffi::AnyBuffer& indices) 
   return ItemRank(features, indices) == 3 ? features[features.size() - 2] : 1;
 }
 
-template <typename T, typename Offset>
+template <typename T>
 struct SpmmKernel : RowSums {
   int64_t heads;
   const Batch& batch;
-  const GraphArgs<Offset>& graph;
+  const GraphArgs& graph;
   const ffi::AnyBuffer &weights, &row_scale, &col_scale, &x;
   ffi::Result<ffi::AnyBuffer> y;
 
-  JAXGNN_INLINE inline Coefficients<Offset> Coefficient(int64_t member) const {
+  JAXGNN_INLINE inline Coefficients Coefficient(int64_t member) const {
     return {batch.Item<const float>(weights, member), batch.Item<const float>(row_scale, member),
             batch.Item<const float>(col_scale, member)};
   }
@@ -58,7 +58,7 @@ struct SpmmKernel : RowSums {
 
   JAXGNN_INLINE inline void AccumulateOneHead(const Piece& piece, float* __restrict sums) const {
     const int64_t member = piece.member, end = piece.end, dim = width;
-    const Coefficients<Offset> coefficients = Coefficient(member);
+    const Coefficients coefficients = Coefficient(member);
     const int32_t* indices = graph.Indices(member);
     const T* features = batch.Item<const T>(x, member);
     int64_t edge = piece.begin;
@@ -133,17 +133,15 @@ ffi::Error Spmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer u
   const Batch batch(y->dimensions(), ItemRank(y->dimensions(), indices));
   const int64_t num_rows = y->dimensions()[batch.rank()];
   const int64_t heads = Heads(y->dimensions(), indices), width = heads * y->dimensions().back();
-  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
-    using Offset = typename decltype(offset)::type;
-    const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-    return SwitchFloat(x.element_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      const SpmmKernel<T, Offset> kernel{{width},   heads,     batch, graph, weights,
-                                         row_scale, col_scale, x,     y};
-      AccumulateRows<Offset>(
-          pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
-      return ffi::Error::Success();
-    });
+  if (!AreOffsets(unit_offsets.element_type()))
+    return UnsupportedType("edge offsets", unit_offsets.element_type());
+  const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
+  return SwitchFloat(x.element_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    const SpmmKernel<T> kernel{{width}, heads, batch, graph, weights, row_scale, col_scale, x, y};
+    AccumulateRows(
+        pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+    return ffi::Error::Success();
   });
 }
 
@@ -171,48 +169,46 @@ ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer 
   const Batch batch(edges->dimensions(), ItemRank(edges->dimensions(), indices));
   const int64_t num_rows = a.dimensions()[batch.rank()], dim = a.dimensions().back();
   const int64_t heads = Heads(a.dimensions(), indices), width = heads * dim;
-  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
-    using Offset = typename decltype(offset)::type;
-    const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-    return SwitchFloat(a.element_type(), [&](auto type) {
-      using T = typename decltype(type)::type;
-      ForUnits(pool, batch.size(), graph.UnitsOf(0).count,
-               [&](int64_t member, int64_t begin, int64_t end) {
-                 const Units<Offset> units = graph.UnitsOf(member);
-                 const int32_t* columns = graph.Indices(member);
-                 const Coefficients<Offset> coefficients{
-                     nullptr, batch.Item<const float>(row_scale, member),
-                     batch.Item<const float>(col_scale, member)};
-                 const T* left = batch.Item<const T>(a, member);
-                 const T* right = batch.Item<const T>(b, member);
-                 float* out = batch.Item<float>(*edges, member);
-                 WithWidestIsa([&]() JAXGNN_INLINE {
-                   for (int64_t unit = begin; unit < end; ++unit) {
-                     const int64_t row = units.rows[unit];
-                     if (row >= num_rows) break;
-                     const int64_t last = units.offsets[unit + 1];
-                     for (int64_t edge = units.offsets[unit]; edge < last; ++edge) {
-                       const int32_t column = columns[edge];
-                       const int64_t ahead = std::min<int64_t>(edge + kPrefetchEdges, last - 1);
-                       PrefetchBytes(right + static_cast<int64_t>(columns[ahead]) * width,
-                                     width * sizeof(T));
-                       const T *from = left + row * width,
-                               *to = right + static_cast<int64_t>(column) * width;
-                       const float scale = coefficients.Row(row) * coefficients.Edge(edge, column);
-                       for (int64_t head = 0; head < heads; ++head) {
-                         const float product = Dot(from + head * dim, to + head * dim, dim);
-                         out[edge * heads + head] = scale * product;
-                       }
+  if (!AreOffsets(unit_offsets.element_type()))
+    return UnsupportedType("edge offsets", unit_offsets.element_type());
+  const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
+  return SwitchFloat(a.element_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    ForUnits(pool, batch.size(), graph.UnitsOf(0).count,
+             [&](int64_t member, int64_t begin, int64_t end) {
+               const Units units = graph.UnitsOf(member);
+               const int32_t* columns = graph.Indices(member);
+               const Coefficients coefficients{nullptr, batch.Item<const float>(row_scale, member),
+                                               batch.Item<const float>(col_scale, member)};
+               const T* left = batch.Item<const T>(a, member);
+               const T* right = batch.Item<const T>(b, member);
+               float* out = batch.Item<float>(*edges, member);
+               WithWidestIsa([&]() JAXGNN_INLINE {
+                 for (int64_t unit = begin; unit < end; ++unit) {
+                   const int64_t row = units.rows[unit];
+                   if (row >= num_rows) break;
+                   const int64_t last = units.offsets[unit + 1];
+                   for (int64_t edge = units.offsets[unit]; edge < last; ++edge) {
+                     const int32_t column = columns[edge];
+                     const int64_t ahead = std::min<int64_t>(edge + kPrefetchEdges, last - 1);
+                     PrefetchBytes(right + static_cast<int64_t>(columns[ahead]) * width,
+                                   width * sizeof(T));
+                     const T *from = left + row * width,
+                             *to = right + static_cast<int64_t>(column) * width;
+                     const float scale = coefficients.Row(row) * coefficients.Edge(edge, column);
+                     for (int64_t head = 0; head < heads; ++head) {
+                       const float product = Dot(from + head * dim, to + head * dim, dim);
+                       out[edge * heads + head] = scale * product;
                      }
                    }
-                 });
+                 }
                });
-      for (int64_t member = 0; member < batch.size(); ++member) {
-        ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*edges, member),
-                         graph.num_edges(), heads);
-      }
-      return ffi::Error::Success();
-    });
+             });
+    for (int64_t member = 0; member < batch.size(); ++member) {
+      ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*edges, member), graph.num_edges(),
+                       heads);
+    }
+    return ffi::Error::Success();
   });
 }
 

@@ -70,6 +70,14 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat)
 
 
+def widened(array: Array) -> Array:
+    """Casts float16 to float32, for kernels that have no float16; other arrays stay as they are.
+
+    XLA's cast takes less time than kernels that convert a number each time they gather it.
+    """
+    return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
+
+
 def piece_size(graph: CSRGraph) -> dict[str, np.int64]:
     """The attribute for CUDA kernels with the number of edges of a piece of ``pieces``."""
     return {"edges_per_piece": np.int64(edges_per_piece(graph.num_edges))}

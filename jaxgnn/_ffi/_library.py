@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import importlib.util
 import os
 import pkgutil
 import warnings
@@ -17,7 +18,10 @@ from pathlib import Path
 import jax
 
 _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
-_COMPILERS = {"cpu": "a C++ compiler", "cuda": "nvcc"}
+_TO_INSTALL = {
+    "cpu": "reinstall jaxgnn with a C++ compiler and without JAXGNN_PURE_PYTHON",
+    "cuda": "install jaxgnn-cuda13, or reinstall jaxgnn with nvcc and JAXGNN_CUDA=1",
+}
 
 
 def library_path(platform: str) -> Path | None:
@@ -25,7 +29,11 @@ def library_path(platform: str) -> Path | None:
     import jaxgnn._ffi
 
     # An editable install keeps compiled files apart from the sources: the package has two folders.
-    for folder in jaxgnn._ffi.__path__:
+    folders = list(jaxgnn._ffi.__path__)
+    if platform == "cuda":
+        apart = importlib.util.find_spec("jaxgnn_cuda13")
+        folders += (apart.submodule_search_locations or []) if apart is not None else []
+    for folder in folders:
         candidate = Path(folder) / f"libjaxgnn_{platform}.so"
         if candidate.exists():
             return candidate
@@ -88,10 +96,8 @@ def why_missing(platform: str) -> str | None:
 def why_not_open(platform: str) -> str:
     """The reason why ``open_library`` returns None for ``platform``."""
     reason = "can not be loaded" if library_path(platform) else "was not built"
-    return (
-        f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "
-        f"with {_COMPILERS[platform]} and without JAXGNN_PURE_PYTHON"
-    )
+    library = f"the compiled library libjaxgnn_{platform}.so"
+    return f"needs {library}, which {reason}; {_TO_INSTALL[platform]}"
 
 
 def _cuda_problem(library: ctypes.CDLL) -> str | None:

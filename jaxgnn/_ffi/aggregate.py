@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._ffi._call import call, call_many
+from jaxgnn._ffi._call import call, call_many, widened
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.operands import structure
 from pallas_kernels.arguments.aggregate import Form, Statistics, Terms
@@ -32,6 +32,7 @@ def forward(
     graph: CSRGraph, x: Float[Array, "numbers dim"], *, form: Form, keep: bool
 ) -> tuple[Float[Array, "rows columns"], Statistics]:
     """The reductions side by side, and with ``keep`` the statistics for their gradients."""
+    dtype, x = x.dtype, widened(x)
     rows, dim = graph.num_rows, x.shape[-1]
     kept = form.kept() if keep else {}
     results: list[tuple[tuple[int, ...], Any]] = [((rows, len(form.reductions) * dim), x.dtype)]
@@ -50,7 +51,7 @@ def forward(
         ties=form.keeps,
     )
     found = zip(Statistics.__dataclass_fields__, made, strict=True)
-    return y, Statistics(**{field: array for field, array in found if field in kept})
+    return y.astype(dtype), Statistics(**{field: array for field, array in found if field in kept})
 
 
 def grad_columns(
@@ -63,6 +64,7 @@ def grad_columns(
     of all edges, along the transposed graph.
     """
     terms = dataclasses.replace(terms, top=_values(terms.top), bottom=_values(terms.bottom))
+    dtype, x, terms = x.dtype, widened(x), _widened(terms)
     dx = call(
         "jaxgnn_aggregate_grad_columns",
         (x.shape, jnp.float32),
@@ -72,7 +74,7 @@ def grad_columns(
         *_arrays(terms, _TERMS),
         num_rows=np.int64(graph.num_rows),
     )
-    return dx.astype(x.dtype)
+    return dx.astype(dtype)
 
 
 def grad_edges(
@@ -80,8 +82,10 @@ def grad_edges(
 ) -> Float[Array, "edges dim"]:
     """The gradient to the numbers of edges; zero in padding slots."""
     units, offsets, _ = structure(graph)
-    shape = x.shape, x.dtype
-    return call("jaxgnn_aggregate_grad_edges", shape, units, offsets, x, *_arrays(terms, _OF_EDGES))
+    dtype, x, terms = x.dtype, widened(x), _widened(terms)
+    arrays = _arrays(terms, _OF_EDGES)
+    dx = call("jaxgnn_aggregate_grad_edges", (x.shape, x.dtype), units, offsets, x, *arrays)
+    return dx.astype(dtype)
 
 
 def segment_order(
@@ -95,6 +99,13 @@ def segment_order(
 
 def _arrays(terms: Terms, fields: Sequence[str]) -> list[Array | None]:
     return [getattr(terms, field) for field in fields]
+
+
+def _widened(terms: Terms) -> Terms:
+    """The terms with float16 extremes in float32, to be compared with widened numbers."""
+    extremes = {"top": terms.top, "bottom": terms.bottom}
+    wide = {name: widened(array) for name, array in extremes.items() if array is not None}
+    return dataclasses.replace(terms, **wide)
 
 
 def _values(extreme: Array | None) -> Array | None:

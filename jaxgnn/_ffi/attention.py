@@ -1,11 +1,13 @@
 """Typed calls of the kernels of attention, which have the same operands for every op.
 
 The docstring of ``jaxgnn/ops/_attention/kernels.py`` describes what the kernels compute.
-Features are passed as they are, of one dtype; other floating arrays are passed in float32.
+Features are passed as they are, of one dtype, but float16 as float32; other floating arrays are
+passed in float32.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from jaxgnn._ffi._call import call, call_many
+from jaxgnn._ffi._call import call, call_many, widened
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.operands import as_float32, structure
 from pallas_kernels.arguments.attention import Cotangents, Form, Operands
@@ -33,6 +35,7 @@ def forward(
     op: str, graph: CSRGraph, operands: Operands, *, form: Form
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]:
     """The weighted sums of each row and the logarithms of its sums of exponentials, in float32."""
+    operands = _widened(operands)
     shape = (graph.num_rows, operands.heads)
     results = [((*shape, operands.summed.shape[-1]), jnp.float32), (shape, jnp.float32)]
     y, lse = call_many(
@@ -50,6 +53,7 @@ def weights(
     op: str, graph: CSRGraph, operands: Operands, lse: Float[Array, "rows heads"], *, form: Form
 ) -> Float[Array, "edges heads"]:
     """The factor of the values of each edge slot, in float32."""
+    operands = _widened(operands)
     return call(
         f"jaxgnn_{op}_weights",
         ((graph.num_edges, operands.heads), jnp.float32),
@@ -64,20 +68,25 @@ def backward(
     op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
 ) -> Operands:
     """The gradients, each of the dtype of its operand."""
+    given, operands = operands, _widened(operands)
+    if cotangents.dy is not None:
+        cotangents = cotangents._replace(dy=widened(cotangents.dy))
     arrays = *_arrays(operands), *_cotangents(cotangents)
     of_rows = _of_rows(op, graph, operands, arrays, form)
     results = [_gradient("columns", operands.columns), _gradient("values", operands.values)]
     columns, values = call_many(
         f"jaxgnn_{op}_columns", results, *_along_columns(graph), *arrays, **_constants(form)
     )
-    made = of_rows | {"columns": columns.astype(operands.columns.dtype)}
-    return Operands(**made, values=None if operands.values is None else values)
+    made = of_rows | {"columns": columns}
+    if operands.values is not None:
+        made["values"] = values
+    return Operands(**{n: array.astype(getattr(given, n).dtype) for n, array in made.items()})
 
 
 def _of_rows(
     op: str, graph: CSRGraph, operands: Operands, arrays: tuple[Array | None, ...], form: Form
 ) -> dict[str, Array]:
-    """The gradients to the arrays of receivers and edges, and to the shared arrays, by name."""
+    """The kernels' gradients to arrays of receivers and edges and to shared arrays, by name."""
     parts = min(_MOST_PARTS, graph.made_plan().schedule.rows.shape[0])
     names = ("rows", "edge_logits", "edge_values", "edge_features", "edge_kernel", "attention")
     shapes = {name: getattr(operands, name) for name in names}
@@ -86,8 +95,7 @@ def _of_rows(
     gradients = {}
     for (name, array), gradient in zip(shapes.items(), made, strict=True):
         if array is not None:
-            total = jnp.sum(gradient, axis=0) if name in _SHARED else gradient
-            gradients[name] = total.astype(array.dtype)
+            gradients[name] = jnp.sum(gradient, axis=0) if name in _SHARED else gradient
     return gradients
 
 
@@ -129,6 +137,13 @@ def _arrays(operands: Operands) -> tuple[Array | None, ...]:
         as_float32(operands.edge_kernel),
         as_float32(operands.attention),
     )
+
+
+def _widened(operands: Operands) -> Operands:
+    """The operands with float16 features in float32."""
+    features = {name: getattr(operands, name) for name in _NODES}
+    wide = {name: widened(array) for name, array in features.items() if array is not None}
+    return dataclasses.replace(operands, **wide)
 
 
 def _features(array: Array, dtype: Any) -> Array:

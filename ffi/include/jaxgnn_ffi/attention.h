@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -71,10 +72,10 @@ struct Chunk {
 };
 
 // The arrays that every pass reads, of one batch member.
-template <typename T, typename Operand, typename Offset>
+template <typename T, typename Operand>
 struct Arrays {
   const int32_t* others;
-  const Offset* slots;  // null if edges are in the order of their slots
+  Offsets slots;  // null if edges are in the order of their slots
   int64_t num_edges;
   const uint32_t* seed;
   Ends<const Operand> own, other;  // what the ends give to the scores
@@ -85,7 +86,7 @@ struct Arrays {
   JAXGNN_INLINE inline Chunk ChunkAt(int64_t begin, int64_t end) const {
     Chunk chunk{std::min(kChunk, end - begin), num_edges - begin, others + begin, {}};
     for (int64_t e = 0; e < chunk.count; ++e) {
-      chunk.slots[e] = slots ? static_cast<int64_t>(slots[begin + e]) : begin + e;
+      chunk.slots[e] = slots ? slots[begin + e] : begin + e;
     }
     return chunk;
   }
@@ -212,11 +213,11 @@ struct Given {
 enum class Along { kRows, kColumns };
 
 // The arrays, of every batch member, that a pass of an op reads, and its sizes.
-template <typename Score, typename Offset>
+template <typename Score>
 struct Problem {
   using T = typename Score::Feature;
   using Operand = typename Score::Operand;
-  using Member = Arrays<T, Operand, Offset>;
+  using Member = Arrays<T, Operand>;
 
   Problem(const Given& given, const Batch& batch, Along along, const Constants& constants)
       : batch(batch),
@@ -241,10 +242,9 @@ struct Problem {
       const Ends<const T> dy{batch.Item<const T>(given.dy(), member), false, heads, sizes.width};
       const bool same = given.values().element_count() == 0;
       const Ends<const T> none{nullptr, true, 0, 0};
-      members.push_back({graph.Indices(member),
-                         batch.Item<const Offset>(given.permutation(), member), graph.num_edges(),
-                         batch.Item<const uint32_t>(given.seed(), member), is_row ? rows : columns,
-                         is_row ? columns : rows, values,
+      members.push_back({graph.Indices(member), Offsets::Of(batch, given.permutation(), member),
+                         graph.num_edges(), batch.Item<const uint32_t>(given.seed(), member),
+                         is_row ? rows : columns, is_row ? columns : rows, values,
                          batch.Item<const float>(given.edge_logits(), member),
                          batch.Item<const float>(given.edge_values(), member),
                          batch.Item<const float>(given.edge_features(), member),
@@ -261,14 +261,14 @@ struct Problem {
 
   template <typename Pass>
   void Run(ffi::ThreadPool pool, const Pass& pass, int64_t units_per_task = kUnitsPerTask) const {
-    AccumulateRows<Offset>(
+    AccumulateRows(
         pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, pass,
         units_per_task);
   }
 
   const Batch& batch;
   Constants constants;
-  GraphArgs<Offset> graph;
+  GraphArgs graph;
   Sizes sizes;
   std::vector<Member> members;
 };
@@ -276,13 +276,13 @@ struct Problem {
 // -- passes ----------------------------------------------------------------------------------
 
 // What passes have in common.
-template <typename Score, typename Offset>
+template <typename Score>
 struct Pass {
   using T = typename Score::Feature;
   using Operand = typename Score::Operand;
-  using Member = Arrays<T, Operand, Offset>;
+  using Member = Arrays<T, Operand>;
 
-  Pass(const Problem<Score, Offset>& problem, int64_t width)
+  Pass(const Problem<Score>& problem, int64_t width)
       : width(width),
         sizes(problem.sizes),
         constants(problem.constants),
@@ -327,16 +327,16 @@ struct Pass {
 
 // The state of a row is its largest score, the sum of exponentials, and the weighted sum, all
 // relative to the largest score so far: [heads], [heads], [heads, width].
-template <typename Score, typename Offset>
-struct ForwardPass : Pass<Score, Offset> {
-  using Base = Pass<Score, Offset>;
+template <typename Score>
+struct ForwardPass : Pass<Score> {
+  using Base = Pass<Score>;
   using Base::batch;
   using Base::constants;
   using Base::members;
   using Base::sizes;
   Result y, lse;
 
-  ForwardPass(const Problem<Score, Offset>& problem, Result y, Result lse)
+  ForwardPass(const Problem<Score>& problem, Result y, Result lse)
       : Base(problem, problem.sizes.heads * (2 + problem.sizes.width)), y(y), lse(lse) {}
 
   JAXGNN_INLINE inline void Start(float* state) const {
@@ -419,9 +419,9 @@ struct ForwardPass : Pass<Score, Offset> {
 };
 
 // Writes the weights of edges; a row has no state.
-template <typename Score, typename Offset>
-struct WeightsPass : Pass<Score, Offset> {
-  using Base = Pass<Score, Offset>;
+template <typename Score>
+struct WeightsPass : Pass<Score> {
+  using Base = Pass<Score>;
   using Base::batch;
   using Base::constants;
   using Base::members;
@@ -429,7 +429,7 @@ struct WeightsPass : Pass<Score, Offset> {
   const Buffer& lse;
   Result weights;
 
-  WeightsPass(const Problem<Score, Offset>& problem, const Buffer& lse, Result weights)
+  WeightsPass(const Problem<Score>& problem, const Buffer& lse, Result weights)
       : Base(problem, 0), lse(lse), weights(weights) {}
 
   JAXGNN_INLINE inline void Start(float*) const {}
@@ -487,24 +487,27 @@ struct SharedGradients {
 };
 
 // The state of a row is the gradient of its own end, and along the columns that of its values.
-template <typename Score, typename Offset, Along along>
-struct BackwardPass : Pass<Score, Offset> {
-  using Base = Pass<Score, Offset>;
+// `IsRow` is `bool`, so that one function walks both, or a constant where that was measured to be
+// slower.
+template <typename Score, typename IsRow>
+struct BackwardPass : Pass<Score> {
+  using Base = Pass<Score>;
   using T = typename Base::T;
   using Base::batch;
   using Base::constants;
   using Base::members;
   using Base::sizes;
-  static constexpr bool kIsRow = along == Along::kRows;
+  IsRow is_row;  // whether it walks the rows of the graph, else its columns
   std::vector<MemberCotangents<T>> cotangents;
   std::vector<SharedGradients> shared;  // of each task; empty along the columns
   int64_t tasks_each = 1;
   Result own_gradient, values_gradient;
   bool has_values;  // whether the gradient of values is a result of its own
 
-  BackwardPass(const Problem<Score, Offset>& problem, const Given& given, Result own_gradient,
+  BackwardPass(const Problem<Score>& problem, const Given& given, IsRow is_row, Result own_gradient,
                Result values_gradient, bool has_values)
       : Base(problem, 0),
+        is_row(is_row),
         own_gradient(own_gradient),
         values_gradient(values_gradient),
         has_values(has_values) {
@@ -518,7 +521,7 @@ struct BackwardPass : Pass<Score, Offset> {
     }
   }
 
-  int64_t own_size() const { return (kIsRow ? sizes.heads : sizes.groups) * sizes.dim; }
+  int64_t own_size() const { return (is_row ? sizes.heads : sizes.groups) * sizes.dim; }
 
   JAXGNN_INLINE inline void Start(float* state) const {
     for (int64_t i = 0; i < Base::width; ++i) state[i] = 0.0f;
@@ -536,24 +539,22 @@ struct BackwardPass : Pass<Score, Offset> {
     float* factors = dscores + Base::table();
     float* deltas = factors + Base::table();
     const SharedGradients* to_share =
-        kIsRow ? &shared[piece.member * tasks_each + piece.task] : nullptr;
+        is_row ? &shared[piece.member * tasks_each + piece.task] : nullptr;
     const int64_t heads = sizes.heads;
+    // Their products are the gradients of the weights.
+    const Ends<const T>& own_ends = is_row ? given.dy : arrays.values;
+    const Ends<const T>& other_ends = is_row ? arrays.values : given.dy;
+    const T* own_end = own_ends.Node(piece.row);
     for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
       const Chunk chunk = arrays.ChunkAt(begin, piece.end);
-      Base::Probabilities(arrays, chunk, own, given.lse, kIsRow, piece.row, weights);
+      Base::Probabilities(arrays, chunk, own, given.lse, is_row, piece.row, weights);
       for (int64_t e = 0; e < chunk.count; ++e) {
-        if constexpr (kIsRow) {
-          const T* dy = given.dy.Node(piece.row);
-          DotsWithOther(sizes, chunk, e, dy, false, arrays.values, dscores);
-        } else {
-          const T* values = arrays.values.Node(piece.row);
-          DotsWithOther(sizes, chunk, e, values, true, given.dy, dscores);
-        }
+        DotsWithOther(sizes, chunk, e, own_end, !is_row, other_ends, dscores);
       }
       AddGradientsOfWeights(arrays, given, chunk, piece.row, dscores);
       if (arrays.seed) DropoutFactors(sizes, constants, chunk, arrays.seed, factors);
       for (int64_t e = 0; e < chunk.count; ++e) {
-        const float* delta = given.delta + (kIsRow ? piece.row : chunk.others[e]) * heads;
+        const float* delta = given.delta + (is_row ? piece.row : chunk.others[e]) * heads;
         for (int64_t h = 0; h < heads; ++h) deltas[h * kChunk + e] = delta[h];
       }
       for (int64_t h = 0; h < heads; ++h) {
@@ -561,7 +562,7 @@ struct BackwardPass : Pass<Score, Offset> {
                           deltas + h * kChunk, weights + h * kChunk, dscores + h * kChunk);
       }
       Score::AddGradient(sizes, constants, arrays, chunk, own, dscores, state, to_share);
-      if constexpr (kIsRow) {
+      if (is_row) {
         StoreEdges(given, chunk, piece.row, weights, dscores, *to_share);
       } else {
         float* of_values = state + (has_values ? own_size() : 0);
@@ -580,7 +581,7 @@ struct BackwardPass : Pass<Score, Offset> {
                                                   float* table) const {
     if (arrays.edge_values) {
       for (int64_t e = 0; e < chunk.count; ++e) {
-        const T* dy = given.dy.Node(kIsRow ? row : chunk.others[e]);
+        const T* dy = given.dy.Node(is_row ? row : chunk.others[e]);
         const float* values = arrays.edge_values + chunk.slots[e] * sizes.groups * sizes.width;
         ForHeads(sizes, [&](int64_t head, int64_t group) JAXGNN_INLINE {
           table[head * kChunk + e] +=
@@ -630,30 +631,38 @@ struct BackwardPass : Pass<Score, Offset> {
   }
 };
 
-template <typename Score, typename Offset>
-auto RowsPass(const Problem<Score, Offset>& problem, const Given& given, Result rows) {
-  return BackwardPass<Score, Offset, Along::kRows>(problem, given, rows, rows, false);
+template <typename Score, bool kIsRow>
+auto IsRow() {
+  if constexpr (Score::kPassesApart) {
+    return std::bool_constant<kIsRow>{};
+  } else {
+    return kIsRow;
+  }
 }
 
-template <typename Score, typename Offset>
-auto ColumnsPass(const Problem<Score, Offset>& problem, const Given& given, Result columns,
-                 Result values) {
+template <typename Score>
+auto RowsPass(const Problem<Score>& problem, const Given& given, Result rows) {
+  return BackwardPass(problem, given, IsRow<Score, true>(), rows, rows, false);
+}
+
+template <typename Score>
+auto ColumnsPass(const Problem<Score>& problem, const Given& given, Result columns, Result values) {
   const bool has_values = given.values().element_count() > 0;
-  return BackwardPass<Score, Offset, Along::kColumns>(problem, given, columns, values, has_values);
+  return BackwardPass(problem, given, IsRow<Score, false>(), columns, values, has_values);
 }
 
 // -- handlers --------------------------------------------------------------------------------
 
 // Sets what padding slots have of an array of edges to zero.
-template <typename Score, typename Offset>
-void ZeroPadding(const Problem<Score, Offset>& problem, Result edges) {
+template <typename Score>
+void ZeroPadding(const Problem<Score>& problem, Result edges) {
   if (edges->element_count() == 0) return;
   int64_t size = 1;
   for (size_t i = problem.batch.rank() + 1; i < edges->dimensions().size(); ++i) {
     size *= edges->dimensions()[i];
   }
   for (int64_t member = 0; member < problem.batch.size(); ++member) {
-    const Units<Offset> units = problem.graph.UnitsOf(member);
+    const Units units = problem.graph.UnitsOf(member);
     float* all = problem.batch.template Item<float>(*edges, member);
     std::fill(all + units.offsets[units.count] * size, all + problem.graph.num_edges() * size,
               0.0f);
@@ -664,12 +673,12 @@ void ZeroPadding(const Problem<Score, Offset>& problem, Result edges) {
 template <template <typename> class ScoreOf, typename Body>
 ffi::Error WithProblem(const Given& given, const Batch& batch, Along along,
                        const Constants& constants, const Body& body) {
-  return SwitchOffset(given.unit_offsets().element_type(), [&](auto offset) {
-    return SwitchAnyFloat(given.summed().element_type(), [&](auto feature) {
-      using Score = ScoreOf<typename decltype(feature)::type>;
-      body(Problem<Score, typename decltype(offset)::type>(given, batch, along, constants));
-      return ffi::Error::Success();
-    });
+  if (!AreOffsets(given.unit_offsets().element_type()))
+    return UnsupportedType("edge offsets", given.unit_offsets().element_type());
+  return SwitchFloat(given.summed().element_type(), [&](auto feature) {
+    using Score = ScoreOf<typename decltype(feature)::type>;
+    body(Problem<Score>(given, batch, along, constants));
+    return ffi::Error::Success();
   });
 }
 

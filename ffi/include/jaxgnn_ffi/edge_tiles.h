@@ -24,9 +24,9 @@ struct TiledEdge {
 class EdgeTiles {
  public:
   // `width` floats are summed for each node. Two passes over the edges: count, then place.
-  template <typename Pool, typename Offset>
-  EdgeTiles(Pool pool, const Units<Offset>& units, const int32_t* indices,
-            const Coefficients<Offset>& coefficients, int64_t num_nodes, int64_t width)
+  template <typename Pool>
+  EdgeTiles(Pool pool, const Units& units, const int32_t* indices, const Coefficients& coefficients,
+            int64_t num_nodes, int64_t width)
       : num_nodes_(num_nodes), shift_(Shift(num_nodes, width)), begin_(size() + 1) {
     const int64_t tiles = size();
     const int64_t ranges = (units.count + kUnitsPerRange - 1) / kUnitsPerRange;
@@ -72,8 +72,8 @@ class EdgeTiles {
     return shift;
   }
 
-  template <typename Offset, typename Body>
-  static void ForEdges(const Units<Offset>& units, int64_t range, const Body& body) {
+  template <typename Body>
+  static void ForEdges(const Units& units, int64_t range, const Body& body) {
     const int64_t last = std::min((range + 1) * kUnitsPerRange, units.count);
     for (int64_t unit = range * kUnitsPerRange; unit < last; ++unit) {
       if (units.rows[unit] >= units.num_rows) break;

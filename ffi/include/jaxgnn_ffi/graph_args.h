@@ -16,7 +16,6 @@ JAXGNN_INLINE inline void PrefetchBytes(const void* data, int64_t bytes) {
 }
 
 // The operands that come first in every sparse kernel, by batch member.
-template <typename Offset>
 class GraphArgs {
  public:
   GraphArgs(const Batch& batch, int64_t num_rows, const xla::ffi::AnyBuffer& unit_rows,
@@ -27,10 +26,9 @@ class GraphArgs {
         unit_offsets_(unit_offsets),
         indices_(indices) {}
 
-  Units<Offset> UnitsOf(int64_t member) const {
+  Units UnitsOf(int64_t member) const {
     return {batch_.Item<const int32_t>(unit_rows_, member),
-            batch_.Item<const Offset>(unit_offsets_, member), unit_rows_.dimensions().back(),
-            num_rows_};
+            Offsets::Of(batch_, unit_offsets_, member), unit_rows_.dimensions().back(), num_rows_};
   }
   const int32_t* Indices(int64_t member) const {
     return batch_.Item<const int32_t>(indices_, member);
@@ -59,9 +57,8 @@ void ForUnits(xla::ffi::ThreadPool pool, int64_t members, int64_t units, const B
 
 // Sets the entries of padding slots, those behind the last unit's end, to zero; `edges` has as many
 // numbers an edge as there are heads.
-template <typename Offset>
-void ZeroPaddingEdges(const Units<Offset>& units, float* edges, int64_t num_edges,
-                      int64_t heads = 1) {
+inline void ZeroPaddingEdges(const Units& units, float* edges, int64_t num_edges,
+                             int64_t heads = 1) {
   const int64_t first = units.offsets[units.count];
   std::fill(edges + first * heads, edges + num_edges * heads, 0.0f);
 }

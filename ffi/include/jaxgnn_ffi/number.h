@@ -104,6 +104,24 @@ xla::ffi::Error SwitchAnyFloat(xla::ffi::DataType type, const Body& body) {
   return type == xla::ffi::F16 ? body(Type<Float16>{}) : SwitchFloat(type, body);
 }
 
+// Calls `body(Type<T>{})` with an integer as wide as a float dtype, for what only moves numbers.
+template <typename Body>
+xla::ffi::Error SwitchFloatBits(xla::ffi::DataType type, const Body& body) {
+  switch (type) {
+    case xla::ffi::F32:
+      return body(Type<uint32_t>{});
+    case xla::ffi::BF16:
+    case xla::ffi::F16:
+      return body(Type<uint16_t>{});
+    default:
+      return UnsupportedType("features", type);
+  }
+}
+
+inline bool IsColumn(xla::ffi::DataType type) {
+  return type == xla::ffi::U8 || type == xla::ffi::U16 || type == xla::ffi::U32;
+}
+
 // Column ids.
 template <typename Body>
 xla::ffi::Error SwitchColumn(xla::ffi::DataType type, const Body& body) {
@@ -124,19 +142,6 @@ template <typename Body>
 xla::ffi::Error SwitchNarrowColumn(xla::ffi::DataType type, const Body& body) {
   if (type == xla::ffi::U32) return UnsupportedType("column ids", type);
   return type == xla::ffi::U8 ? body(Type<uint8_t>{}) : body(Type<uint16_t>{});
-}
-
-// Edge offsets.
-template <typename Body>
-xla::ffi::Error SwitchOffset(xla::ffi::DataType type, const Body& body) {
-  switch (type) {
-    case xla::ffi::S32:
-      return body(Type<int32_t>{});
-    case xla::ffi::S64:
-      return body(Type<int64_t>{});
-    default:
-      return UnsupportedType("edge offsets", type);
-  }
 }
 
 }  // namespace jaxgnn

@@ -14,14 +14,15 @@
 
 namespace jaxgnn {
 
-// Calls `body(task)` for each task in [0, tasks), in any order, and returns when all have run. What
-// the first of those that fail throws, it throws then: only now does nobody run `body` any more.
+// Calls `run(body, task)` for each task in [0, tasks), in any order, and returns when all have run.
+// What the first of those that fail throws, it throws then: only now does nobody run `body` any
+// more.
 //
 // Safe on a thread of the pool itself: the caller takes tasks as the helpers do, so it never waits
 // for a helper that has not started. A helper that starts late finds nothing left and touches
 // nothing but the shared counters, which it keeps alive.
-template <typename Body>
-void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
+inline void RunTasks(xla::ffi::ThreadPool pool, int64_t tasks, void (*run)(const void*, int64_t),
+                     const void* body) {
   struct Progress {
     std::atomic<int64_t> next{0};
     std::atomic<int64_t> done{0};
@@ -30,10 +31,10 @@ void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
     std::exception_ptr failure;
   };
   auto progress = std::make_shared<Progress>();
-  auto take_tasks = [progress, tasks, &body] {
+  auto take_tasks = [progress, tasks, run, body] {
     for (int64_t task; (task = progress->next.fetch_add(1)) < tasks;) {
       try {
-        body(task);
+        run(body, task);
       } catch (...) {
         std::lock_guard<std::mutex> lock(progress->mutex);
         if (!progress->failure) progress->failure = std::current_exception();
@@ -53,6 +54,13 @@ void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
   std::unique_lock<std::mutex> lock(progress->mutex);
   progress->all_done.wait(lock, [&] { return progress->done.load() >= tasks; });
   if (progress->failure) std::rethrow_exception(progress->failure);
+}
+
+// Calls `body(task)` for each task; see `RunTasks`, which is compiled once for all bodies.
+template <typename Body>
+void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
+  const auto run = [](const void* body, int64_t task) { (*static_cast<const Body*>(body))(task); };
+  RunTasks(pool, tasks, run, &body);
 }
 
 // In place of a pool, where the caller is itself one of many tasks.

@@ -1,0 +1,1 @@
+"""The CUDA library of jaxgnn, which finds it here."""
