@@ -61,12 +61,15 @@ class Target:
             if len(given) != 2:
                 raise bad_input(where, "target", _EXPECTED, repr(given))
             given, classes = given
-        self.rows = _ids(where, "target", given, table.shape[0])
+        self.rows = _ids(where, "target", given, table.shape[0], "rows")
         self.is_one = np.ndim(given) == 0
         if classes is None:
             self.classes = np.asarray(jnp.argmax(table, axis=1))[self.rows]
         else:
-            found = _ids(where, "target[1]", classes, table.shape[1])
+            found = _ids(where, "target[1]", classes, table.shape[1], "classes")
+            if found.size not in (1, self.rows.size):
+                expected = f"one class, or one for each of {self.rows.size} nodes"
+                raise bad_input(where, "target[1]", expected, f"{found.size} classes")
             self.classes = np.broadcast_to(found, self.rows.shape)
 
     def value(self, predictions: Any, at: tuple[Array, Array] | None) -> Float[Array, ""]:
@@ -89,12 +92,12 @@ class Target:
         return jax.nn.log_softmax(table[at[0]])[at[1]]
 
 
-def _ids(where: str, argument: str, given: Any, count: int) -> Int[np.ndarray, " ids"]:
-    """Integers in ``[0, count)``, in an array of one axis."""
+def _ids(where: str, argument: str, given: Any, count: int, of: str) -> Int[np.ndarray, " ids"]:
+    """Integers in ``[0, count)``, in an array of one axis; ``of`` says what they number."""
     ids = np.asarray(given)
     is_integer = ids.dtype.kind in "iu" and ids.ndim <= 1
     if not is_integer:
         raise bad_input(where, argument, _EXPECTED, repr(given))
     if ids.size == 0 or (ids < 0).any() or (ids >= count).any():
-        raise bad_input(where, argument, f"in [0, {count}), rows of predictions", given)
+        raise bad_input(where, argument, f"in [0, {count}), {of} of predictions", given)
     return np.atleast_1d(ids)

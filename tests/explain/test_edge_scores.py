@@ -192,7 +192,11 @@ ERRORS = {
     "rate": (dict(method="mask", learning_rate=0), "learning_rate must be a positive number"),
     "size": (dict(method="mask", size=-1.0), "size must be a number of at least 0"),
     "node": (dict(target=9), r"target must be in \[0, 4\), rows of predictions, got 9"),
-    "class": (dict(target=(0, 5)), r"target\[1\] must be in \[0, 2\)"),
+    "class": (dict(target=(0, 5)), r"target\[1\] must be in \[0, 2\), classes of predictions"),
+    "classes": (
+        dict(target=([0, 1, 2], [0, 1])),
+        r"target\[1\] must be one class, or one for each of 3",
+    ),
     "float": (dict(target=0.5), "target must be a node, a pair "),
     "triple": (dict(target=(0, 1, 2)), r"target must be a node, .* got \(0, 1, 2\)"),
     "function": (dict(target=lambda y: y), "target must be .* got a function that returns float32"),
