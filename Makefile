@@ -156,7 +156,7 @@ bench-report: $(VENV)/installed
 
 gpu-installed:
 	@$(GPU_PYTHON) -c '$(HAS_GPU)'
-	$(SAY) "$(COMPILES), and where nvcc is those of this GPU, minutes"
+	$(SAY) "$(COMPILES), and where nvcc is those of this GPU, another minute"
 	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
 
@@ -182,7 +182,7 @@ scaling: gpu-installed
 
 # Compiles the CUDA library for every architecture; needs nvcc, and no GPU.
 cuda-check: $(VENV)/installed
-	$(SAY) "compiling the CUDA kernels for every architecture, about 25 minutes of one core"
+	$(SAY) "compiling the CUDA kernels for every architecture, about six minutes of one core"
 	$(PIP_INSTALL) --no-deps --config-settings=cmake.define.JAXGNN_CUDA_REQUIRED=ON --editable .
 	JAXGNN_CUDA=1 $(BIN)/python -m pytest -q tests/ffi -k cuda
 

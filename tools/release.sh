@@ -50,7 +50,7 @@ build() {
     cat "$work/build.log"
     refuse "the build has failed"
   }
-  echo "release: jaxgnn-cuda13 $version, about 25 minutes of one core"
+  echo "release: jaxgnn-cuda13 $version, about six minutes of one core"
   cp LICENSE "$work/tree/ffi/cuda13"
   "$python" -m pip wheel --no-deps --wheel-dir "$work/built" "$work/tree/ffi/cuda13" \
     >"$work/build.log" 2>&1 || {
