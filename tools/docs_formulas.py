@@ -56,7 +56,7 @@ class Formulas(Extension):
     """Adds formulas to Markdown, behind code and before escapes."""
 
     def extendMarkdown(self, md: Markdown) -> None:
-        """Registers both forms."""
+        """Registers the patterns of inline formulas and of formulas in paragraphs of their own."""
         md.inlinePatterns.register(_Inline(INLINE, md), "formula", 185)
         parser: BlockParser = md.parser
         parser.blockprocessors.register(_Block(parser), "formula", 75)

@@ -325,7 +325,7 @@ def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
     assert len(seen) >= 5  # rules that were tried together in this block
 
 
-@pytest.mark.costly(1)
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("block", range(BLOCKS // 2))
 def test_factors_whose_axes_are_moved_about_are_the_same_where_all_sizes_are(block):
     seen, count = set(), 0

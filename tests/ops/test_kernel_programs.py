@@ -1,5 +1,6 @@
 """Programs of GPU kernels are exported once, shared by equal calls, and read from the disk."""
 
+import contextlib
 import functools
 import os
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxgnn
 from jaxgnn import ops
 from jaxgnn.ops.core import dispatch, kernel_programs
 from tests.ops._calls import CYCLES
@@ -80,6 +82,40 @@ def test_static_arguments_are_part_of_what_a_program_is_found_by(exports):
     for reduce in ("max", "min", "max"):
         _lowered(lambda x, reduce=reduce: ops.aggregate(CYCLES, x, reduce), X)
     assert len(exports) == 2
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [jaxgnn.deterministic(), jax.default_matmul_precision("tensorfloat32"), jax.enable_x64(True)],
+    ids=["deterministic", "precision", "x64"],
+)
+def test_settings_that_kernels_read_are_part_of_what_a_program_is_found_by(setting, exports):
+    _lowered(_softmaxes(1), X)
+    with setting:
+        _lowered(_softmaxes(1), X)
+    assert len(exports) == 2
+
+
+def test_programs_are_kept_on_a_local_disk_where_jax_keeps_its_own(tmp_path):
+    assert kernel_programs._path("key") is None
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path)):
+        assert kernel_programs._path("key") == tmp_path / "jaxgnn-kernels" / "key"
+        with jax_settings(jax_enable_compilation_cache=False):
+            assert kernel_programs._path("key") is None
+    with jax_settings(jax_compilation_cache_dir="gs://bucket"):
+        assert kernel_programs._path("key") is None
+
+
+@contextlib.contextmanager
+def jax_settings(**settings):
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _identity(function, *static):

@@ -33,7 +33,6 @@ _OP = "edge_mlp_aggregate"
 
 # The formula edge by edge, differentiated by JAX.
 REFERENCE = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.edge_mlp_aggregate)})
-OF_MASKED = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.of_masked)})
 
 
 def _kernel(name: str, run: Any, mosaic: Any, limits: Any) -> dispatch.Kernel:
@@ -168,11 +167,10 @@ def edge_mlp_aggregate(
     weights = reference.edge_weights(graph, weights, receivers.dtype)
     graph = graph.without_weights()
     arrays = graph, receivers, senders, layers, edge_features, weights
-    if presence is not None:
-        return _masked(request, *arrays, presence, reduce=reduce, activation=activation)
-    if request.name == "xla":
-        return _edge_by_edge(request, *arrays, reduce=reduce, activation=activation)
     options = {"reduce": reduce, "activation": activation}
+    if request.name == "xla" or presence is not None:
+        request = request._replace(name="xla")
+        return _edge_by_edge(request, *arrays, presence, **options)
     run = partial(_by_nodes_and_edges, request, degrees, **options)
     if request.verify.mode != "off":  # each kernel checks its own piece
         formula = partial(_edge_by_edge, request._replace(name="xla"), **options)
@@ -180,31 +178,16 @@ def edge_mlp_aggregate(
     return run(*arrays)
 
 
-def _masked(request, *arrays, **options) -> Array:
-    """The formula for edges that are present to a degree, the last of the arrays."""
-    return _edge_by_edge(request._replace(name="xla"), *arrays, kernel=OF_MASKED, **options)
-
-
 def _edge_by_edge(
-    request,
-    graph,
-    receivers,
-    senders,
-    layers,
-    edge_features,
-    weights,
-    *shared,
-    kernel=REFERENCE,
-    **options,
+    request, graph, receivers, senders, layers, edge_features, weights, presence=None, **options
 ) -> Array:
     batch_dims = receivers.ndim - 2
     own_features = edge_features is not None and edge_features.ndim > 2
     own_weights = weights is not None and weights.ndim > 1
 
     def run(receivers, senders, edge_features, weights):
-        return kernel(
-            request, graph, receivers, senders, *layers, edge_features, weights, *shared, **options
-        )
+        of_edges = edge_features, weights, presence
+        return REFERENCE(request, graph, receivers, senders, *layers, *of_edges, **options)
 
     in_axes = (0, 0, 0 if own_features else None, 0 if own_weights else None)
     mapped = dispatch.vmap_leading(run, batch_dims, in_axes)

@@ -445,7 +445,15 @@ def _branch_of(name: Name, call: _Call) -> Callable[..., Any]:
     run = functools.partial(_run, call)
     if name != "pallas":
         return run
-    return on_a_gpu(run, functools.partial(identity_of, call.run, call.label, call.options))
+    # What kernels read beside their arguments.
+    settings = (
+        is_deterministic(),
+        jax.config.jax_default_matmul_precision,
+        jax.config.jax_enable_x64,
+    )
+    return on_a_gpu(
+        run, functools.partial(identity_of, call.run, call.label, call.options, settings)
+    )
 
 
 def _run(call: _Call, *args: Any) -> Any:

@@ -14,6 +14,7 @@ begins when Python has written the last one. Here the lowered program of a kerne
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -55,7 +56,7 @@ def are_used(jaxpr: Any) -> bool:
     return not any(aval.mat.varying or not aval.sharding.mesh.empty for aval in jaxpr.in_avals)
 
 
-def exported(jaxpr: Any, identity: str | None) -> jax.export.Exported:
+def program_of(jaxpr: Any, identity: str | None) -> jax.export.Exported:
     """The lowered program, from this process, the disk, or written now, and then compiled.
 
     Args:
@@ -116,7 +117,9 @@ def _versions() -> str:
     for folder in (ours, *map(Path, pallas_kernels.__path__)):
         for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
-    return f"{jax.__version__} {jaxlib.__version__} {Chip.current()!r} {digest.hexdigest()}"
+    dumps = sorted(item for item in os.environ.items() if item[0].startswith("MOSAIC_GPU"))
+    versions = jax.__version__, jaxlib.__version__, Chip.current(), dumps
+    return f"{versions!r} {digest.hexdigest()}"
 
 
 def _export(jaxpr: Any) -> jax.export.Exported:
@@ -127,10 +130,10 @@ def _export(jaxpr: Any) -> jax.export.Exported:
     def kernels(*arrays):
         return jaxpr_as_fun(jaxpr)(*arrays)
 
-    return _exported(kernels, jaxpr, checks)
+    return _export_named(kernels, jaxpr, checks)
 
 
-def _exported(kernels: Callable[..., Any], jaxpr: Any, checks: Any = ()) -> jax.export.Exported:
+def _export_named(kernels: Callable[..., Any], jaxpr: Any, checks: Any = ()) -> jax.export.Exported:
     """Exports a function of the arrays of ``jaxpr``; its name becomes part of programs."""
     function = jax.jit(kernels, keep_unused=True)
     specs = _specs(jaxpr.in_avals)
@@ -166,7 +169,7 @@ def _compile(program: jax.export.Exported) -> None:
 
 def _path(key: str) -> Path | None:
     folder = jax.config.jax_compilation_cache_dir
-    is_local = folder and "://" not in folder
+    is_local = folder and "://" not in folder and jax.config.jax_enable_compilation_cache
     return Path(folder) / _FOLDER / key if is_local else None
 
 
@@ -177,13 +180,12 @@ def _write(key: str, program: jax.export.Exported) -> None:
         return
     head = json.dumps({"convention": program.calling_convention_version}).encode()
     body = head + b"\n" + bytes(program.mlir_module_serialized)
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(hashlib.sha256(body).digest() + body)
-        os.replace(file.name, path)
-    except OSError:
-        return
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            file = Path(folder, key)
+            file.write_bytes(hashlib.sha256(body).digest() + body)
+            file.replace(path)
 
 
 def _read(key: str, jaxpr: Any) -> jax.export.Exported | None:
@@ -204,4 +206,4 @@ def _read(key: str, jaxpr: Any) -> jax.export.Exported | None:
 
     # JAX fills in the other fields for a program that takes and returns arrays of the same shapes.
     fields = {"mlir_module_serialized": module, "calling_convention_version": convention}
-    return dataclasses.replace(_exported(kernels, jaxpr), **fields)
+    return dataclasses.replace(_export_named(kernels, jaxpr), **fields)

@@ -74,7 +74,7 @@ def _lower(context, *arrays, program):
     if len(module.platforms) > 1:
         context = context.replace(module_context=module.replace(platforms=("cuda",)))
     elif kernel_programs.are_used(program.jaxpr):
-        program = kernel_programs.exported(program.jaxpr, program.identity).call
+        program = kernel_programs.program_of(program.jaxpr, program.identity).call
     return mlir.lower_fun(program, multiple_results=True)(context, *arrays)
 
 

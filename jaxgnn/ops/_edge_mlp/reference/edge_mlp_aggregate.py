@@ -39,6 +39,7 @@ def edge_mlp_aggregate(
     biases: Sequence[Array | None],
     edge_features: Float[Array, "edges e"] | None,
     weights: Float[Array, " edges"] | None,
+    presence: Float[Array, " edges"] | None = None,
     *,
     reduce: Reduce,
     activation: Name | None,
@@ -46,13 +47,20 @@ def edge_mlp_aggregate(
     """``y_i = reduce_j w_ij mlp([receivers_i ; senders_j ; e_ij])``, zero where there is no j.
 
     The mean is ``Σ_j w_ij m_ij / Σ_j w_ij``, zero where that sum is not positive. The graph's own
-    weights and scales are ignored.
+    weights and scales are ignored. ``presence`` is that of the edges of a ``MaskedGraph``.
     """
-    rows, num_rows = graph.receivers(), graph.num_rows
+    rows, num_rows, dtype = graph.receivers(), graph.num_rows, receivers.dtype
     real = rows < num_rows
-    arrays = receivers, senders, kernels, biases, edge_features
-    messages = _messages(graph, *arrays, activation=activation)
-    dtype = receivers.dtype
+    # Padding slots are undefined: they read zeros.
+    columns = jnp.where(real, graph.indices, graph.num_cols)
+    inputs = [_rows_of(receivers, rows), _rows_of(senders, columns)]
+    if edge_features is not None:
+        inputs.append(jnp.where(real[:, None], edge_features, 0))
+    x = jnp.concatenate(inputs, axis=-1)
+    messages = fused_mlp(x, kernels, biases, activation=activation, precision=None)
+    messages = messages.astype(accumulation_dtype(x.dtype))
+    if presence is not None:
+        return _of_masked(graph, presence, messages, weights, reduce).astype(dtype)
     if weights is None:
         weights = jnp.ones(graph.num_edges, messages.dtype)
     weights = jnp.where(real, weights, 0).astype(messages.dtype)
@@ -68,57 +76,24 @@ def edge_mlp_aggregate(
     return sums.astype(dtype)
 
 
-def of_masked(
+def _of_masked(
     graph: CSRGraph,
-    receivers: Float[Array, "rows r"],
-    senders: Float[Array, "cols s"],
-    kernels: Sequence[Array],
-    biases: Sequence[Array | None],
-    edge_features: Float[Array, "edges e"] | None,
-    weights: Float[Array, " edges"] | None,
     presence: Float[Array, " edges"],
-    *,
+    messages: Float[Array, "edges out"],
+    weights: Float[Array, " edges"] | None,
     reduce: Reduce,
-    activation: Name | None,
 ) -> Float[Array, "rows out"]:
-    """``edge_mlp_aggregate`` over edges that are present to a degree, as ``MaskedGraph`` says."""
-    arrays = receivers, senders, kernels, biases, edge_features
-    messages = _messages(graph, *arrays, activation=activation)
+    """The reduction over edges that are present to a degree, as ``MaskedGraph`` says."""
     presence = presence.astype(messages.dtype)
     if weights is not None:
         weights = weights.astype(messages.dtype)
         messages = messages * weights[:, None]
     if weights is None or reduce != "mean":
-        y = masked_reductions(graph, presence, messages, (reduce,))
-        return y.astype(receivers.dtype)
+        return masked_reductions(graph, presence, messages, (reduce,))
     sums = masked_reductions(graph, presence, messages, ("sum",))
     totals = sum_rows(jnp.where(presence > 0, weights * presence, 0), graph.indptr)[:, None]
     of_rows = row_presence(graph.indptr, presence, jnp.abs(weights))[:, None]
-    y = jnp.where(totals > 0, of_rows * sums / jnp.where(totals > 0, totals, 1), 0)
-    return y.astype(receivers.dtype)
-
-
-def _messages(
-    graph: CSRGraph,
-    receivers: Float[Array, "rows r"],
-    senders: Float[Array, "cols s"],
-    kernels: Sequence[Array],
-    biases: Sequence[Array | None],
-    edge_features: Float[Array, "edges e"] | None,
-    *,
-    activation: Name | None,
-) -> Float[Array, "edges out"]:
-    """``mlp([receivers_i ; senders_j ; e_ij])`` of each edge, in the accumulation dtype."""
-    rows = graph.receivers()
-    real = rows < graph.num_rows
-    # Padding slots are undefined: they read zeros.
-    columns = jnp.where(real, graph.indices, graph.num_cols)
-    inputs = [_rows_of(receivers, rows), _rows_of(senders, columns)]
-    if edge_features is not None:
-        inputs.append(jnp.where(real[:, None], edge_features, 0))
-    x = jnp.concatenate(inputs, axis=-1)
-    messages = fused_mlp(x, kernels, biases, activation=activation, precision=None)
-    return messages.astype(accumulation_dtype(x.dtype))
+    return jnp.where(totals > 0, of_rows * sums / jnp.where(totals > 0, totals, 1), 0)
 
 
 def _rows_of(x: Float[Array, "n d"], nodes: Array) -> Float[Array, "edges d"]:
