@@ -93,6 +93,7 @@ OPS = (
     _timed("maxk", "maxk", ("todense",), native=_EVERYWHERE),
     _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
     _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
+    _timed("filtered_sum", "filters", native=("cpu",)),
     _timed("segment_softmax", "graph", native=("cpu",)),
     Op("aggregate", "aggregate", ("neighbour_reduce",), native=("cpu",), benchmarks=(_REDUCTIONS,)),
     _timed("dot_attention", "attention", native=("cpu",)),

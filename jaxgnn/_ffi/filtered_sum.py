@@ -1,0 +1,120 @@
+"""Typed calls of the CPU kernels of sums of filtered neighbours."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn._ffi._call import call
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.operands import structure
+
+TARGETS = {
+    "jaxgnn_filtered_sum": ("cpu",),
+    "jaxgnn_filter_products": ("cpu",),
+    "jaxgnn_made_filtered_sum": ("cpu",),
+    "jaxgnn_basis_products": ("cpu",),
+    "jaxgnn_kernel_products": ("cpu",),
+}
+
+
+def sum_at_rows(
+    graph: CSRGraph, x: Float[Array, "cols columns"], filters: Float[Array, "edges width"]
+) -> Float[Array, "rows columns"]:
+    """``y_i = Σ_j x_j ⊙ w_ij``."""
+    return _sum(graph, None, x, filters)
+
+
+def sum_at_columns(
+    graph: CSRGraph, dy: Float[Array, "rows columns"], filters: Float[Array, "edges width"]
+) -> Float[Array, "cols columns"]:
+    """``dx_j = Σ_i dy_i ⊙ w_ij``, along the transposed graph."""
+    return _sum(*_transposed(graph), dy, filters)
+
+
+def _transposed(graph: CSRGraph) -> tuple[CSRGraph, Array]:
+    """The transposed graph, and the slot in ``graph`` of each of its edges."""
+    slots = graph.made_plan("schedule", "transpose", "permutation").permutation
+    return graph.transpose(), slots.astype(jnp.int32)
+
+
+def _sum(graph, slots, x, filters):
+    dtype = x.dtype
+    x, filters = _of_one_dtype(x, filters)
+    result = (graph.num_rows, x.shape[1]), x.dtype
+    y = call("jaxgnn_filtered_sum", result, *structure(graph), slots, x, filters)
+    return y.astype(dtype)
+
+
+def _of_one_dtype(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays in one dtype: kernels for pairs of dtypes would take longer to compile."""
+    common = jnp.result_type(*arrays)
+    return tuple(array.astype(common) for array in arrays)
+
+
+def filter_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols columns"],
+    dy: Float[Array, "rows columns"],
+    *,
+    width: int,
+    dtype: str,
+) -> Float[Array, "edges width"]:
+    """``dw_ij = x_j ⊙ dy_i``; zero in padding slots."""
+    x, dy = _of_one_dtype(x, dy)
+    result = (graph.num_edges, width), x.dtype
+    return call("jaxgnn_filter_products", result, *structure(graph), x, dy).astype(dtype)
+
+
+def made_at_rows(
+    graph: CSRGraph,
+    x: Float[Array, "cols columns"],
+    basis: Float[Array, "edges features"],
+    kernel: Float[Array, "features columns"],
+) -> Float[Array, "rows columns"]:
+    """``y_i = Σ_j x_j ⊙ (basis_ij · kernel)``."""
+    return _made_sum(graph, None, x, basis, kernel)
+
+
+def made_at_columns(
+    graph: CSRGraph,
+    dy: Float[Array, "rows columns"],
+    basis: Float[Array, "edges features"],
+    kernel: Float[Array, "features columns"],
+) -> Float[Array, "cols columns"]:
+    """``dx_j = Σ_i dy_i ⊙ (basis_ij · kernel)``, along the transposed graph."""
+    return _made_sum(*_transposed(graph), dy, basis, kernel)
+
+
+def _made_sum(graph, slots, x, basis, kernel):
+    result = (graph.num_rows, x.shape[1]), x.dtype
+    operands = slots, x, *_as_float32(basis, kernel)
+    return call("jaxgnn_made_filtered_sum", result, *structure(graph), *operands)
+
+
+def _as_float32(*arrays: Array) -> tuple[Array, ...]:
+    return tuple(array.astype(jnp.float32) for array in arrays)
+
+
+def basis_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols columns"],
+    dy: Float[Array, "rows columns"],
+    kernel: Float[Array, "features columns"],
+) -> Float[Array, "edges features"]:
+    """``(x_j ⊙ dy_i) · kernelᵀ`` in float32; zero in padding slots."""
+    x, dy = _of_one_dtype(x, dy)
+    result = (graph.num_edges, kernel.shape[0]), jnp.float32
+    return call("jaxgnn_basis_products", result, *structure(graph), x, dy, *_as_float32(kernel))
+
+
+def kernel_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols columns"],
+    dy: Float[Array, "rows columns"],
+    basis: Float[Array, "edges features"],
+) -> Float[Array, "features columns"]:
+    """``Σ_ij basis_ij ⊗ (x_j ⊙ dy_i)`` in float32."""
+    x, dy = _of_one_dtype(x, dy)
+    result = (basis.shape[1], x.shape[1]), jnp.float32
+    return call("jaxgnn_kernel_products", result, *structure(graph), x, dy, *_as_float32(basis))
