@@ -27,18 +27,34 @@ struct Edges {
   const T* rows[kTogether];
 };
 
+// Rows of edges, of which each edge reads the one in its slot; its own if `slots` is null.
+template <typename T>
+struct RowsOfEdges {
+  const int32_t* slots;
+  const T* rows;
+  int64_t width;
+
+  JAXGNN_INLINE inline int64_t Slot(int64_t edge) const { return slots ? slots[edge] : edge; }
+  // Rows that are read one after the other are found by the processor itself.
+  JAXGNN_INLINE inline void Prefetch(int64_t edge) const {
+    if (slots) PrefetchBytes(rows + slots[edge] * width, width * sizeof(T));
+  }
+};
+
 // Calls `body(edges)` for the edges of a piece, some at a time; `x` has `columns` columns.
-template <typename T, typename Body>
-JAXGNN_INLINE inline void ForEdges(const int32_t* indices, const int32_t* slots, const T* x,
-                                   int64_t columns, int64_t begin, int64_t end, const Body& body) {
+template <typename T, typename U, typename Body>
+JAXGNN_INLINE inline void ForEdges(const int32_t* indices, const RowsOfEdges<U>& of_edges,
+                                   const T* x, int64_t columns, int64_t begin, int64_t end,
+                                   const Body& body) {
   for (int64_t edge = begin; edge < end; edge += kTogether) {
     Edges<T> edges;
     edges.count = static_cast<int>(std::min<int64_t>(kTogether, end - edge));
     for (int i = 0; i < edges.count; ++i) {
-      edges.slots[i] = slots ? slots[edge + i] : edge + i;
+      edges.slots[i] = of_edges.Slot(edge + i);
       edges.rows[i] = x + static_cast<int64_t>(indices[edge + i]) * columns;
       const int64_t ahead = std::min<int64_t>(edge + i + kPrefetchEdges, end - 1);
       PrefetchBytes(x + static_cast<int64_t>(indices[ahead]) * columns, columns * sizeof(T));
+      of_edges.Prefetch(ahead);
     }
     body(edges);
   }
@@ -55,8 +71,8 @@ struct GivenKernel : RowSums {
   JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
     const int64_t member = piece.member, columns = width, period = filter_width;
     const T* weights = batch.Item<const T>(filters, member);
-    const int32_t* places = batch.Item<const int32_t>(slots, member);
-    ForEdges(graph.Indices(member), places, batch.Item<const T>(x, member), columns, piece.begin,
+    const RowsOfEdges<T> of_edges{batch.Item<const int32_t>(slots, member), weights, period};
+    ForEdges(graph.Indices(member), of_edges, batch.Item<const T>(x, member), columns, piece.begin,
              piece.end, [&](const Edges<T>& edges) JAXGNN_INLINE {
                for (int64_t first = 0; first < columns; first += period) {
                  Add(edges, weights, first, sums + first);
@@ -118,6 +134,17 @@ void ForUnitsOf(const Units& units, int64_t first, int64_t last, const Body& bod
   });
 }
 
+// The products of two rows, summed over the repetitions of a filter.
+template <typename T>
+JAXGNN_INLINE inline void SumRepetitions(const T* a, const T* b, int64_t width, int64_t columns,
+                                         T* __restrict to) {
+  for (int64_t i = 0; i < width; ++i) {
+    float sum = 0.0f;
+    for (int64_t j = i; j < columns; j += width) sum += ToFloat(a[j]) * ToFloat(b[j]);
+    to[i] = FromFloat<T>(sum);
+  }
+}
+
 ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
                           Buffer indices, Buffer x, Buffer dy, Result filters) {
   const Batch batch(filters->dimensions(), 2);
@@ -133,17 +160,17 @@ ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
       T* out = batch.Item<T>(*filters, member);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
         const T* own = slopes + row * columns;
-        ForEdges(graph.Indices(member), static_cast<const int32_t*>(nullptr), values, columns,
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    for (int e = 0; e < edges.count; ++e) {
                      const T* x_row = edges.rows[e];
                      T* __restrict to = out + edges.slots[e] * width;
-                     for (int64_t i = 0; i < width; ++i) {
-                       float sum = ToFloat(x_row[i]) * ToFloat(own[i]);
-                       for (int64_t j = i + width; j < columns; j += width) {
-                         sum += ToFloat(x_row[j]) * ToFloat(own[j]);
+                     if (width == columns) {
+                       for (int64_t i = 0; i < width; ++i) {
+                         to[i] = FromFloat<T>(ToFloat(x_row[i]) * ToFloat(own[i]));
                        }
-                       to[i] = FromFloat<T>(sum);
+                     } else {
+                       SumRepetitions(x_row, own, width, columns, to);
                      }
                    }
                  });
@@ -195,14 +222,14 @@ struct MadeKernel : RowSums {
 
   JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
     const int64_t member = piece.member, columns = width;
-    const float* of_edges = batch.Item<const float>(basis, member);
     const float* shared = batch.Item<const float>(kernel, member);
-    const int32_t* places = batch.Item<const int32_t>(slots, member);
-    ForEdges(graph.Indices(member), places, batch.Item<const T>(x, member), columns, piece.begin,
+    const RowsOfEdges<float> of_edges{batch.Item<const int32_t>(slots, member),
+                                      batch.Item<const float>(basis, member), features};
+    ForEdges(graph.Indices(member), of_edges, batch.Item<const T>(x, member), columns, piece.begin,
              piece.end, [&](const Edges<T>& edges) JAXGNN_INLINE {
                const float* own[kTogether];
                for (int e = 0; e < edges.count; ++e) {
-                 own[e] = of_edges + edges.slots[e] * features;
+                 own[e] = of_edges.rows + edges.slots[e] * features;
                }
                int64_t first = 0;
                if (edges.count == kTogether) {
@@ -277,7 +304,7 @@ ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_off
       const float* shared = batch.Item<const float>(kernel, member);
       float *out = batch.Item<float>(*basis, member), *products = Scratch<float>(columns);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
-        ForEdges(graph.Indices(member), static_cast<const int32_t*>(nullptr), values, columns,
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    for (int e = 0; e < edges.count; ++e) {
                      Multiply(edges.rows[e], slopes + row * columns, columns, products);
@@ -343,7 +370,7 @@ ffi::Error KernelProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
       const float* of_edges = batch.Item<const float>(basis, member);
       float *sums = partial.data() + task * size, *products = Scratch<float>(kTogether * columns);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
-        ForEdges(graph.Indices(member), static_cast<const int32_t*>(nullptr), values, columns,
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    const float* own[kTogether] = {};
                    for (int e = 0; e < edges.count; ++e) {

@@ -46,10 +46,10 @@ def _sum(graph, slots, x, filters):
     return y.astype(dtype)
 
 
-def _of_one_dtype(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays in one dtype: kernels for pairs of dtypes would take longer to compile."""
-    common = jnp.result_type(*arrays)
-    return tuple(array.astype(common) for array in arrays)
+def _of_one_dtype(a: Array, b: Array, *others: jnp.dtype) -> tuple[Array, Array]:
+    """Both arrays in the widest dtype: kernels for pairs of dtypes would take longer to compile."""
+    widest = max((a.dtype, b.dtype, *others), key=lambda dtype: dtype.itemsize)
+    return a.astype(widest), b.astype(widest)
 
 
 def filter_products(
@@ -61,7 +61,7 @@ def filter_products(
     dtype: str,
 ) -> Float[Array, "edges width"]:
     """``dw_ij = x_j ⊙ dy_i``; zero in padding slots."""
-    x, dy = _of_one_dtype(x, dy)
+    x, dy = _of_one_dtype(x, dy, jnp.dtype(dtype))
     result = (graph.num_edges, width), x.dtype
     return call("jaxgnn_filter_products", result, *structure(graph), x, dy).astype(dtype)
 

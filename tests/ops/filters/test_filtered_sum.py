@@ -86,6 +86,20 @@ def test_given_filters_value_and_gradients_equal_float64_at_every_width(dim, dty
     _check_given("padding_edges", dim, dtype, implementation)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_float32_filters_of_short_features_have_float32_gradients(implementation):
+    graph = BARE["unweighted"]
+    x = random_array((graph.num_cols, 16), "bfloat16", seed=0)
+    weights = random_array((graph.num_edges, 16), "float32", seed=1)
+    check_against_float64(
+        lambda x, w: ops.filtered_sum(graph, x, w, implementation=implementation),
+        _given("unweighted"),
+        x,
+        weights,
+        reduction_length=longest_row(graph),
+    )
+
+
 @pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
