@@ -37,7 +37,7 @@ struct RowsOfEdges {
   JAXGNN_INLINE inline int64_t Slot(int64_t edge) const { return slots ? slots[edge] : edge; }
   // Rows that are read one after the other are found by the processor itself.
   JAXGNN_INLINE inline void Prefetch(int64_t edge) const {
-    if (slots) PrefetchBytes(rows + slots[edge] * width, width * sizeof(T));
+    if (slots && rows) PrefetchBytes(rows + slots[edge] * width, width * sizeof(T));
   }
 };
 
@@ -134,6 +134,17 @@ void ForUnitsOf(const Units& units, int64_t first, int64_t last, const Body& bod
   });
 }
 
+// Sets the rows of padding slots to zero.
+template <typename T>
+void ZeroPadding(const GraphArgs& graph, int64_t member, const int32_t* slots, T* out,
+                 int64_t width) {
+  const Units units = graph.UnitsOf(member);
+  for (int64_t edge = units.offsets[units.count]; edge < graph.num_edges(); ++edge) {
+    T* row = out + (slots ? slots[edge] : edge) * width;
+    std::fill(row, row + width, FromFloat<T>(0.0f));
+  }
+}
+
 // The products of two rows, summed over the repetitions of a filter.
 template <typename T>
 JAXGNN_INLINE inline void SumRepetitions(const T* a, const T* b, int64_t width, int64_t columns,
@@ -146,7 +157,7 @@ JAXGNN_INLINE inline void SumRepetitions(const T* a, const T* b, int64_t width, 
 }
 
 ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                          Buffer indices, Buffer x, Buffer dy, Result filters) {
+                          Buffer indices, Buffer slots, Buffer x, Buffer dy, Result filters) {
   const Batch batch(filters->dimensions(), 2);
   const int64_t num_rows = dy.dimensions()[batch.rank()], columns = dy.dimensions().back();
   const int64_t width = filters->dimensions().back();
@@ -157,10 +168,11 @@ ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
     using T = typename decltype(type)::type;
     const auto multiply = [&](int64_t member, int64_t begin, int64_t end) {
       const T *values = batch.Item<const T>(x, member), *slopes = batch.Item<const T>(dy, member);
+      const int32_t* places = batch.Item<const int32_t>(slots, member);
       T* out = batch.Item<T>(*filters, member);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
         const T* own = slopes + row * columns;
-        ForEdges(graph.Indices(member), RowsOfEdges<T>{}, values, columns,
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    for (int e = 0; e < edges.count; ++e) {
                      const T* x_row = edges.rows[e];
@@ -179,10 +191,8 @@ ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
     };
     ForUnits(pool, batch.size(), graph.UnitsOf(0).count, multiply);
     for (int64_t member = 0; member < batch.size(); ++member) {
-      const Units units = graph.UnitsOf(member);
-      T* out = batch.Item<T>(*filters, member);
-      std::fill(out + units.offsets[units.count] * width, out + graph.num_edges() * width,
-                FromFloat<T>(0.0f));
+      ZeroPadding(graph, member, batch.Item<const int32_t>(slots, member),
+                  batch.Item<T>(*filters, member), width);
     }
     return ffi::Error::Success();
   });
@@ -290,7 +300,7 @@ JAXGNN_INLINE inline void Multiply(const T* a, const T* b, int64_t columns,
 }
 
 ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                         Buffer indices, Buffer x, Buffer dy, Buffer kernel, Result basis) {
+                         Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer kernel, Result basis) {
   const Batch batch(basis->dimensions(), 2);
   const int64_t num_rows = dy.dimensions()[batch.rank()], columns = dy.dimensions().back();
   const int64_t features = basis->dimensions().back();
@@ -301,10 +311,11 @@ ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_off
     using T = typename decltype(type)::type;
     const auto multiply = [&](int64_t member, int64_t begin, int64_t end) {
       const T *values = batch.Item<const T>(x, member), *slopes = batch.Item<const T>(dy, member);
+      const int32_t* places = batch.Item<const int32_t>(slots, member);
       const float* shared = batch.Item<const float>(kernel, member);
       float *out = batch.Item<float>(*basis, member), *products = Scratch<float>(columns);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
-        ForEdges(graph.Indices(member), RowsOfEdges<T>{}, values, columns,
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    for (int e = 0; e < edges.count; ++e) {
                      Multiply(edges.rows[e], slopes + row * columns, columns, products);
@@ -319,8 +330,8 @@ ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_off
     };
     ForUnits(pool, batch.size(), graph.UnitsOf(0).count, multiply);
     for (int64_t member = 0; member < batch.size(); ++member) {
-      ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*basis, member), graph.num_edges(),
-                       features);
+      ZeroPadding(graph, member, batch.Item<const int32_t>(slots, member),
+                  batch.Item<float>(*basis, member), features);
     }
     return ffi::Error::Success();
   });
@@ -351,7 +362,7 @@ JAXGNN_INLINE inline void AddOuter(int count, const float* const* basis, const f
 constexpr int64_t kParts = 64;
 
 ffi::Error KernelProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                          Buffer indices, Buffer x, Buffer dy, Buffer basis, Result kernel) {
+                          Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer basis, Result kernel) {
   const Batch batch(kernel->dimensions(), 2);
   const int64_t num_rows = dy.dimensions()[batch.rank()], columns = dy.dimensions().back();
   const int64_t features = basis.dimensions().back(), size = features * columns;
@@ -367,10 +378,11 @@ ffi::Error KernelProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
     ParallelFor(pool, batch.size() * parts, [&](int64_t task) {
       const int64_t member = task / parts, begin = task % parts * of_part;
       const T *values = batch.Item<const T>(x, member), *slopes = batch.Item<const T>(dy, member);
+      const int32_t* places = batch.Item<const int32_t>(slots, member);
       const float* of_edges = batch.Item<const float>(basis, member);
       float *sums = partial.data() + task * size, *products = Scratch<float>(kTogether * columns);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
-        ForEdges(graph.Indices(member), RowsOfEdges<T>{}, values, columns,
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    const float* own[kTogether] = {};
                    for (int e = 0; e < edges.count; ++e) {
@@ -417,6 +429,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_filter_products, jaxgnn::FilterProducts,
                                   .Arg<xla::ffi::AnyBuffer>()  // unit rows
                                   .Arg<xla::ffi::AnyBuffer>()  // unit offsets
                                   .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // slots, or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Arg<xla::ffi::AnyBuffer>()  // dy
                                   .Ret<xla::ffi::AnyBuffer>());
@@ -439,6 +452,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_basis_products, jaxgnn::BasisProducts,
                                   .Arg<xla::ffi::AnyBuffer>()  // unit rows
                                   .Arg<xla::ffi::AnyBuffer>()  // unit offsets
                                   .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // slots, or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Arg<xla::ffi::AnyBuffer>()  // dy
                                   .Arg<xla::ffi::AnyBuffer>()  // kernel
@@ -450,6 +464,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_kernel_products, jaxgnn::KernelProducts,
                                   .Arg<xla::ffi::AnyBuffer>()  // unit rows
                                   .Arg<xla::ffi::AnyBuffer>()  // unit offsets
                                   .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // slots, or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Arg<xla::ffi::AnyBuffer>()  // dy
                                   .Arg<xla::ffi::AnyBuffer>()  // basis

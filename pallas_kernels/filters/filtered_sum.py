@@ -120,6 +120,7 @@ class _FilteredSum:
 
 def filter_products(
     graph: Pieces,
+    slots: jax.Array | None,
     x: jax.Array,
     dy: jax.Array,
     width: int,
@@ -130,6 +131,7 @@ def filter_products(
 
     Args:
       graph: the graph, without weights and scales.
+      slots: the row of the result of each edge, [edges]; None for its own number.
       x: [cols, columns], float32 or bfloat16.
       dy: [rows, columns], float32 or bfloat16.
       width: number of columns of a filter; the products of its repetitions are summed.
@@ -147,7 +149,7 @@ def filter_products(
         tile = tile_for(itemsize, width, ahead=max(1, _AHEAD * width // x.shape[1]))
     return simt.launch(
         _FilterProducts(tile),
-        (graph, x, dy),
+        (graph, slots, x, dy),
         [jax.ShapeDtypeStruct(shape, dtype)],
         name="filter_products",
         grid=_grid(graph, tile, width),
@@ -161,21 +163,21 @@ class _FilterProducts:
     tile: SpmmTile
 
     def __call__(self, warp: Warp, inputs, filters: Array) -> None:
-        graph, x, dy = inputs
+        graph, slots, x, dy = inputs
         width = filters.shape[1]
         walk = Walk(warp, self.tile, width)
         column = walk.readable_column
         places = [column + width * i for i in range(x.shape[1] // width)]
 
         def store(edge: Value, real: Value | None, values: list[Value]) -> None:
-            keep = real
+            row, keep = filters.row(edge if slots is None else slots.load(edge)), real
             if walk.is_cut:
                 inside = walk.column < width
                 keep = inside if real is None else real & inside
             if keep is None:
-                walk.store(filters.row(edge), values)
+                walk.store(row, values)
             else:
-                warp.when(keep, lambda: walk.store(filters.row(edge), values))
+                warp.when(keep, lambda: walk.store(row, values))
 
         def take(piece: Piece) -> None:
             own = [walk.load(dy.row(piece.row), place) for place in places]

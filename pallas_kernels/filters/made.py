@@ -138,6 +138,7 @@ class _MadeSum:
 
 def kernel_products(
     graph: Pieces,
+    slots: jax.Array | None,
     x: jax.Array,
     dy: jax.Array,
     basis: jax.Array,
@@ -147,6 +148,7 @@ def kernel_products(
 
     Args:
       graph: the graph, without weights and scales.
+      slots: the row of the basis that each edge reads, [edges]; None for its own number.
       x: [cols, columns], float32 or bfloat16.
       dy: [rows, columns], float32 or bfloat16.
       basis: [edges, features]; at most about 64, as they have registers.
@@ -164,7 +166,7 @@ def kernel_products(
     blocks = min(graph.blocks(tile.warps), most)
     sums = simt.launch(
         _KernelProducts(tile),
-        (graph, x, dy, padded_basis(basis)),
+        (graph, slots, x, dy, padded_basis(basis)),
         [jax.ShapeDtypeStruct((blocks * tile.warps, features, columns), jnp.float32)],
         name="kernel_products",
         grid=simt.Grid(blocks, tile.warps, _slices(tile, columns)),
@@ -179,7 +181,7 @@ class _KernelProducts:
     tile: SpmmTile
 
     def __call__(self, warp: Warp, inputs, sums: Array) -> None:
-        graph, x, dy, basis = inputs
+        graph, slots, x, dy, basis = inputs
         _, features, columns = sums.shape
         walk = Walk(warp, self.tile, columns)
         column = walk.readable_column
@@ -191,7 +193,8 @@ class _KernelProducts:
             def add(edges, real, total):
                 nodes = [graph.indices.load(edge) for edge in edges]
                 rows = [walk.load(x.row(node), column) for node in nodes]
-                factors = [_features_of(basis, edge, features) for edge in edges]
+                places = [edge if slots is None else slots.load(edge) for edge in edges]
+                factors = [_features_of(basis, place, features) for place in places]
                 for i in range(len(edges)):
                     known = None if real is None else real[i]
                     products = [a * b for a, b in zip(rows[i], own, strict=True)]
@@ -222,6 +225,7 @@ class _KernelProducts:
 
 def basis_products(
     graph: Pieces,
+    slots: jax.Array | None,
     x: jax.Array,
     dy: jax.Array,
     kernel: jax.Array,
@@ -231,6 +235,7 @@ def basis_products(
 
     Args:
       graph: the graph, without weights and scales.
+      slots: the row of the result of each edge, [edges]; None for its own number.
       x: [cols, columns], float32 or bfloat16.
       dy: [rows, columns], float32 or bfloat16.
       kernel: [features, columns]; at most about 64 features, as they have registers.
@@ -247,7 +252,7 @@ def basis_products(
     slices = _slices(tile, columns)
     made = simt.launch(
         _BasisProducts(tile),
-        (graph, x, dy, kernel.astype(jnp.float32)),
+        (graph, slots, x, dy, kernel.astype(jnp.float32)),
         [jax.ShapeDtypeStruct((slices * graph.num_edges, features), jnp.float32)],
         name="basis_products",
         grid=simt.Grid(graph.blocks(tile.warps), tile.warps, slices),
@@ -265,7 +270,7 @@ class _BasisProducts:
     tile: SpmmTile
 
     def __call__(self, warp: Warp, inputs, basis: Array) -> None:
-        graph, x, dy, kernel = inputs
+        graph, slots, x, dy, kernel = inputs
         features, columns = kernel.shape
         walk = Walk(warp, self.tile, columns)
         column = walk.readable_column
@@ -274,6 +279,9 @@ class _BasisProducts:
         kept = [walk.load(kernel.row(warp.i32(b)), column) for b in range(features)]
         kept = [[or_zero(warp, inside, k) for k in of_b] for of_b in kept]
         places = _Places.of(warp, features, self.tile.lanes)
+
+        def row_of(edge: Value) -> Array:
+            return of_slice.row(edge if slots is None else slots.load(edge))
 
         def take(piece: Piece) -> None:
             own = walk.load(dy.row(piece.row), column)
@@ -291,7 +299,7 @@ class _BasisProducts:
             walk.fold(piece, (), multiply)
 
         def store(edge: Value, real: Value | None, sums: list[Value]) -> None:
-            row = of_slice.row(edge)
+            row = row_of(edge)
             for (index, is_there), total in zip(places.indices, sums, strict=True):
                 keep = is_there if real is None else is_there & real
                 warp.when(keep, lambda at=index, total=total: row.store(at, total))
@@ -300,7 +308,7 @@ class _BasisProducts:
         first = graph.indptr.load(graph.num_rows) + (warp.number * LANES + warp.lane)
 
         def clear(edge: Value, _) -> None:
-            row, zero = of_slice.row(edge), warp.f32(0.0)
+            row, zero = row_of(edge), warp.f32(0.0)
             for b in range(features):
                 row.store(b, zero)
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxgnn import ops
 from jaxgnn.fusion.edges import RowGather
 from jaxgnn.fusion.graphs import StaticGraph
 from jaxgnn.fusion.products import (
@@ -30,6 +29,7 @@ from jaxgnn.fusion.program import Atom
 from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.rules.attention import Sum
 from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.ops.shared import MadeFilters, filtered_sum_in_order
 
 # Features of a basis, the bias among them, up to which the op makes the filters.
 _MOST_FEATURES = 64
@@ -69,8 +69,8 @@ def filtered_rows(view: View, graph: StaticGraph, gather: RowGather, product: Pr
 def _given(graph: StaticGraph, gather: RowGather, product: Product, factors: list[Factor]) -> Sum:
     def apply(table, values):
         weights = values_of(factors, values, len(product.shape)).astype(table.dtype)
-        slots = graph.to_slots(jnp.broadcast_to(weights, (product.edges, *weights.shape[1:])))
-        return ops.filtered_sum(graph.graph, table, slots)
+        weights = jnp.broadcast_to(weights, (product.edges, *weights.shape[1:]))
+        return filtered_sum_in_order(graph.graph, graph.places, table, weights, MadeFilters())
 
     assumes = (IN_RANGE,) if len(factors) > 1 else ()
     return Sum("filtered_sum", gather.table, [f.atom for f in factors], apply, assumes)
@@ -84,13 +84,13 @@ def _by_kernel(graph: StaticGraph, gather: RowGather, product: Product, made: _M
     def apply(table, values):
         kernel = values[made.kernel].T if made.is_transposed else values[made.kernel]
         features, dim = kernel.shape
-        options: dict[str, Any] = {"kernel": kernel.reshape(features, *heads, dim)}
-        if made.bias is not None:
-            options["bias"] = values[made.bias].reshape(*heads, dim)
-        if factors:
-            options["envelope"] = graph.to_slots(_envelope(values, factors, product))
-        basis = graph.to_slots(values[made.basis])
-        return ops.filtered_sum(graph.graph, table, basis=basis, **options)
+        filters = MadeFilters(
+            values[made.basis],
+            kernel.reshape(features, *heads, dim),
+            None if made.bias is None else values[made.bias].reshape(*heads, dim),
+            _envelope(values, factors, product) if factors else None,
+        )
+        return filtered_sum_in_order(graph.graph, graph.places, table, None, filters)
 
     atoms = [made.basis, made.kernel, *bias, *(f.atom for f in factors)]
     assumes = ("finite numbers of edges", IN_RANGE)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, edge_presence
@@ -97,8 +97,30 @@ def filtered_sum(
       >>> ops.filtered_sum(graph, x, basis=distances, kernel=kernel).tolist()
       [[0.0, 0.0], [1.0, 10.0], [16.0, 50.0]]
     """
+    made = MadeFilters(basis, kernel, bias, envelope)
+    return filtered_sum_in_order(graph, None, x, weights, made, implementation)
+
+
+def filtered_sum_in_order(
+    graph: Any,
+    order: Int[Array, " edges"] | None,
+    x: Any,
+    weights: Any,
+    made: MadeFilters,
+    implementation: dispatch.Name | None = None,
+) -> Array:
+    """``filtered_sum`` of arrays of edges in another order than that of the edge slots.
+
+    Args:
+      graph: as of ``filtered_sum``.
+      order: the entry of arrays of edges that each edge slot has, which must be a permutation; None
+        for the order of the slots.
+      x: as of ``filtered_sum``.
+      weights: as of ``filtered_sum``.
+      made: the arrays that filters are made of.
+      implementation: as of ``filtered_sum``.
+    """
     presence = edge_presence(graph)
-    made = _Made(basis, kernel, bias, envelope)
     _check_choice(weights, made)
     weights, made = from_numpy(weights, made)
     has_heads = _has_heads(graph, weights) if weights is not None else _ndim(made.kernel) == 3
@@ -114,7 +136,7 @@ def filtered_sum(
     batch = x.shape[:node_axis]
     of_edges = _of_edges(graph, batch, weights, made, -node_axis)
     request = dispatch.resolve(_OP, implementation)
-    shared = {"kernel": made.kernel, "bias": made.bias, "presence": presence}
+    shared = {"kernel": made.kernel, "bias": made.bias, "presence": presence, "order": order}
     arrays = {name: array for name, array in shared.items() if array is not None}
     in_axes: dict[str, int | None] = dict.fromkeys(arrays)
     for name, (array, own) in of_edges.items():
@@ -123,16 +145,16 @@ def filtered_sum(
     return dispatch.over_leading_axes(run, len(batch), graph, x, arrays, in_axes=(0, in_axes))
 
 
-class _Made(NamedTuple):
+class MadeFilters(NamedTuple):
     """The arrays that filters are made of, None for those that are not given."""
 
-    basis: Any
-    kernel: Any
-    bias: Any
-    envelope: Any
+    basis: Any = None
+    kernel: Any = None
+    bias: Any = None
+    envelope: Any = None
 
 
-def _check_choice(weights: Any, made: _Made) -> None:
+def _check_choice(weights: Any, made: MadeFilters) -> None:
     """Raises ValueError unless filters are given, or both arrays that make them are."""
     if weights is None:
         for name in ("basis", "kernel"):
@@ -155,7 +177,7 @@ def _has_heads(graph: Any, weights: Any) -> bool:
 
 
 def _of_edges(
-    graph: CSRGraph, batch: tuple[Any, ...], weights: Any, made: _Made, axes: int
+    graph: CSRGraph, batch: tuple[Any, ...], weights: Any, made: MadeFilters, axes: int
 ) -> dict[str, tuple[Array, int]]:
     """The checked arrays of edges by name, each with its number of axes without leading ones."""
     given = {"weights": (weights, axes), "basis": (made.basis, 2), "envelope": (made.envelope, 1)}
@@ -173,7 +195,7 @@ def _of_edges(
     return found
 
 
-def _check_kernel(made: _Made, axes: int) -> None:
+def _check_kernel(made: MadeFilters, axes: int) -> None:
     check_float(_OP, "kernel", made.kernel, 2)
     features = made.basis.shape[-1]
     if features == 0:
@@ -190,59 +212,72 @@ def _check_kernel(made: _Made, axes: int) -> None:
 
 def _run(request: dispatch.Request, graph: CSRGraph, x: Array, arrays: dict[str, Array]) -> Array:
     """The sum without leading axes."""
+    edges = _Edges(graph, arrays.get("order"))
     weights, presence = arrays.get("weights"), arrays.get("presence")
     if weights is not None:
         if presence is not None:
-            factors = presence.astype(weights.dtype).reshape(-1, *[1] * (weights.ndim - 1))
-            weights = _real(graph, weights) * factors
-        return _of_given(request, graph, x, weights)
+            factors = edges.in_order(presence.astype(weights.dtype))
+            factors = factors.reshape(graph.num_edges, *[1] * (weights.ndim - 1))
+            weights = edges.real(weights) * factors
+        return _of_given(request, edges, x, weights)
     dtype = accumulation_dtype(x.dtype, arrays["basis"].dtype, arrays["kernel"].dtype)
     basis, kernel = arrays["basis"].astype(dtype), arrays["kernel"].astype(dtype)
     if "bias" in arrays:
         basis = jnp.concatenate([basis, jnp.ones((basis.shape[0], 1), dtype)], axis=1)
         kernel = jnp.concatenate([kernel, arrays["bias"].astype(dtype)[None]])
-    for factor in (arrays.get("envelope"), presence):
+    for factor in (arrays.get("envelope"), None if presence is None else edges.in_order(presence)):
         if factor is not None:
-            basis = _real(graph, basis) * _real(graph, factor.astype(dtype))[:, None]
-    return _of_made(request, graph, x, basis, kernel)
+            basis = edges.real(basis) * edges.real(factor.astype(dtype))[:, None]
+    return _of_made(request, edges, x, basis, kernel)
 
 
-def _real(graph: CSRGraph, of_edges: Array) -> Array:
-    """The array with zeros in padding slots, whose gradients are then zero."""
-    slots = jnp.arange(graph.num_edges, dtype=graph.indptr.dtype)
-    real = slots < graph.indptr[-1]
-    return jnp.where(real.reshape(-1, *[1] * (of_edges.ndim - 1)), of_edges, 0)
+class _Edges(NamedTuple):
+    """The graph, and the entry of arrays of edges that each slot has; None for its own."""
+
+    graph: CSRGraph
+    order: Array | None
+
+    def in_order(self, of_slots: Array) -> Array:
+        """An array of the slots in the order of the others."""
+        if self.order is None:
+            return of_slots
+        return jnp.zeros_like(of_slots).at[self.order].set(of_slots, unique_indices=True)
+
+    def real(self, of_edges: Array) -> Array:
+        """The array with zeros in padding slots, whose gradients are then zero."""
+        slots = jnp.arange(self.graph.num_edges, dtype=self.graph.indptr.dtype)
+        real = self.in_order(slots < self.graph.indptr[-1])
+        real = real.reshape(self.graph.num_edges, *[1] * (of_edges.ndim - 1))
+        return jnp.where(real, of_edges, 0)
 
 
-def _of_given(request: dispatch.Request, graph: CSRGraph, x: Array, weights: Array) -> Array:
+def _of_given(request: dispatch.Request, edges: _Edges, x: Array, weights: Array) -> Array:
+    graph, order = edges
     tail = _tail("weights", x, weights)
     x = jnp.broadcast_to(x, (x.shape[0], *tail))
     if weights.shape[-1] == 1 and tail[-1] != 1:
         numbers = jnp.broadcast_to(weights[..., 0], (weights.shape[0], *tail[:-1]))
+        numbers = numbers if order is None else numbers[order]
         return spmm(graph.with_weights(numbers), x, implementation=request.name)
     if weights.shape[1:] != (1, *tail[1:]):  # filters may repeat over the heads
         weights = jnp.broadcast_to(weights, (weights.shape[0], *tail))
-    arrays = _flat(x), _flat(weights)
-    if request.name == "xla":
-        y = GIVEN(request, graph, *arrays)
-    else:
-        y = kernels.sum_at_rows(request, graph, *arrays)
+    run = GIVEN if request.name == "xla" else kernels.sum_at_rows
+    y = run(request, graph, order, _flat(x), _flat(weights))
     return y.reshape(graph.num_rows, *tail)
 
 
 def _of_made(
-    request: dispatch.Request, graph: CSRGraph, x: Array, basis: Array, kernel: Array
+    request: dispatch.Request, edges: _Edges, x: Array, basis: Array, kernel: Array
 ) -> Array:
+    graph, order = edges
     tail, features = _tail("kernel", x, kernel), basis.shape[1]
     if features > kernels.MOST_FEATURES:
         weights = (basis @ _flat(kernel)).astype(x.dtype)
-        return _of_given(request, graph, x, weights.reshape(basis.shape[0], *kernel.shape[1:]))
+        return _of_given(request, edges, x, weights.reshape(basis.shape[0], *kernel.shape[1:]))
     x = jnp.broadcast_to(x, (x.shape[0], *tail))
-    arrays = _flat(x), basis, _flat(jnp.broadcast_to(kernel, (features, *tail)))
-    if request.name == "xla":
-        y = MADE(request, graph, *arrays)
-    else:
-        y = kernels.made_at_rows(request, graph, *arrays)
+    run = MADE if request.name == "xla" else kernels.made_at_rows
+    of_all = jnp.broadcast_to(kernel, (features, *tail))
+    y = run(request, graph, order, _flat(x), basis, _flat(of_all))
     return y.reshape(graph.num_rows, *tail)
 
 

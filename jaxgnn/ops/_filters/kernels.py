@@ -2,14 +2,15 @@
 
 Two numbers are linear in each of their arrays (see ``reference/filtered_sum.py``). Each function
 here is the gradient of such a number to one array, so its own gradients are the other functions.
-All arrays are without leading axes, and the graph without weights.
+All arrays are without leading axes, and the graph without weights. ``order`` is a permutation: slot
+e has the entry ``order[e]`` of arrays of edges; None for its own entry.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn._ffi import filtered_sum as ffi
 from jaxgnn.graph import CSRGraph
@@ -43,22 +44,24 @@ KERNEL_PRODUCTS = _table("filtered_sum.to_kernel", "kernel_products", scatters=F
 def sum_at_rows(
     request: dispatch.Request,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     filters: Float[Array, "edges width"],
 ) -> Float[Array, "rows columns"]:
     """``y_i = Σ_j x_j ⊙ w_ij``."""
-    return GIVEN(request, graph, x, filters)
+    return GIVEN(request, graph, order, x, filters)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def sum_at_columns(
     request: dispatch.Request,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     dy: Float[Array, "rows columns"],
     filters: Float[Array, "edges width"],
 ) -> Float[Array, "cols columns"]:
     """``dx_j = Σ_i dy_i ⊙ w_ij``."""
-    return GIVEN_AT_COLUMNS(request, graph, dy, filters)
+    return GIVEN_AT_COLUMNS(request, graph, order, dy, filters)
 
 
 @partial(custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -67,115 +70,124 @@ def filter_products(
     width: int,
     dtype: str,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
 ) -> Float[Array, "edges width"]:
     """``dw_ij = x_j ⊙ dy_i``."""
-    return FILTER_PRODUCTS(request, graph, x, dy, width=width, dtype=dtype)
+    return FILTER_PRODUCTS(request, graph, order, x, dy, width=width, dtype=dtype)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def made_at_rows(
     request: dispatch.Request,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     basis: Float[Array, "edges features"],
     kernel: Float[Array, "features columns"],
 ) -> Float[Array, "rows columns"]:
     """``y_i = Σ_j x_j ⊙ (basis_ij · kernel)``."""
-    return MADE(request, graph, x, basis, kernel)
+    return MADE(request, graph, order, x, basis, kernel)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def made_at_columns(
     request: dispatch.Request,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     dy: Float[Array, "rows columns"],
     basis: Float[Array, "edges features"],
     kernel: Float[Array, "features columns"],
 ) -> Float[Array, "cols columns"]:
     """``dx_j = Σ_i dy_i ⊙ (basis_ij · kernel)``."""
-    return MADE_AT_COLUMNS(request, graph, dy, basis, kernel)
+    return MADE_AT_COLUMNS(request, graph, order, dy, basis, kernel)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def basis_products(
     request: dispatch.Request,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     kernel: Float[Array, "features columns"],
 ) -> Float[Array, "edges features"]:
     """``(x_j ⊙ dy_i) · kernelᵀ``, in the dtype of the kernel."""
-    return BASIS_PRODUCTS(request, graph, x, dy, kernel)
+    return BASIS_PRODUCTS(request, graph, order, x, dy, kernel)
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
 def kernel_products(
     request: dispatch.Request,
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     basis: Float[Array, "edges features"],
 ) -> Float[Array, "features columns"]:
     """``Σ_ij basis_ij ⊗ (x_j ⊙ dy_i)``, in the dtype of the basis."""
-    return KERNEL_PRODUCTS(request, graph, x, dy, basis)
+    return KERNEL_PRODUCTS(request, graph, order, x, dy, basis)
 
 
-# The gradients. That to the graph is None.
+# The gradients. Those to the graph and to the order are None.
 
 
-def _of_rows(request, graph, x, filters, dy):
+def _of_rows(request, graph, order, x, filters, dy):
     width, dtype = filters.shape[1], filters.dtype.name
-    to_filters = filter_products(request, width, dtype, graph, x, dy)
-    return None, sum_at_columns(request, graph, dy, filters), to_filters
+    to_filters = filter_products(request, width, dtype, graph, order, x, dy)
+    return None, None, sum_at_columns(request, graph, order, dy, filters), to_filters
 
 
-def _of_columns(request, graph, dy, filters, x):
+def _of_columns(request, graph, order, dy, filters, x):
     width, dtype = filters.shape[1], filters.dtype.name
-    to_filters = filter_products(request, width, dtype, graph, x, dy)
-    return None, sum_at_rows(request, graph, x, filters), to_filters
+    to_filters = filter_products(request, width, dtype, graph, order, x, dy)
+    return None, None, sum_at_rows(request, graph, order, x, filters), to_filters
 
 
-def _of_filters(request, width, dtype, graph, x, dy, filters):
-    to_x = sum_at_columns(request, graph, dy, filters)
-    to_dy = sum_at_rows(request, graph, x, filters)
-    return None, to_x.astype(x.dtype), to_dy.astype(dy.dtype)
+def _of_filters(request, width, dtype, graph, order, x, dy, filters):
+    to_x = sum_at_columns(request, graph, order, dy, filters)
+    to_dy = sum_at_rows(request, graph, order, x, filters)
+    return None, None, to_x.astype(x.dtype), to_dy.astype(dy.dtype)
 
 
-def _of_made_rows(request, graph, x, basis, kernel, dy):
+def _of_made_rows(request, graph, order, x, basis, kernel, dy):
     return (
         None,
-        made_at_columns(request, graph, dy, basis, kernel),
-        basis_products(request, graph, x, dy, kernel),
-        kernel_products(request, graph, x, dy, basis),
+        None,
+        made_at_columns(request, graph, order, dy, basis, kernel),
+        basis_products(request, graph, order, x, dy, kernel),
+        kernel_products(request, graph, order, x, dy, basis),
     )
 
 
-def _of_made_columns(request, graph, dy, basis, kernel, x):
+def _of_made_columns(request, graph, order, dy, basis, kernel, x):
     return (
         None,
-        made_at_rows(request, graph, x, basis, kernel),
-        basis_products(request, graph, x, dy, kernel),
-        kernel_products(request, graph, x, dy, basis),
+        None,
+        made_at_rows(request, graph, order, x, basis, kernel),
+        basis_products(request, graph, order, x, dy, kernel),
+        kernel_products(request, graph, order, x, dy, basis),
     )
 
 
-def _of_basis(request, graph, x, dy, kernel, basis):
+def _of_basis(request, graph, order, x, dy, kernel, basis):
     return (
         None,
-        made_at_columns(request, graph, dy, basis, kernel),
-        made_at_rows(request, graph, x, basis, kernel),
-        kernel_products(request, graph, x, dy, basis),
+        None,
+        made_at_columns(request, graph, order, dy, basis, kernel),
+        made_at_rows(request, graph, order, x, basis, kernel),
+        kernel_products(request, graph, order, x, dy, basis),
     )
 
 
-def _of_kernel(request, graph, x, dy, basis, kernel):
+def _of_kernel(request, graph, order, x, dy, basis, kernel):
     return (
         None,
-        made_at_columns(request, graph, dy, basis, kernel),
-        made_at_rows(request, graph, x, basis, kernel),
-        basis_products(request, graph, x, dy, kernel),
+        None,
+        made_at_columns(request, graph, order, dy, basis, kernel),
+        made_at_rows(request, graph, order, x, basis, kernel),
+        basis_products(request, graph, order, x, dy, kernel),
     )
 
 

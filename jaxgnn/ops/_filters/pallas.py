@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._graph.pallas import pieces
@@ -18,33 +18,40 @@ if TYPE_CHECKING:
 
 @compiled
 def sum_at_rows(
-    graph: CSRGraph, x: Float[Array, "cols columns"], filters: Float[Array, "edges width"]
+    graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
+    x: Float[Array, "cols columns"],
+    filters: Float[Array, "edges width"],
 ) -> Float[Array, "rows columns"]:
     """``y_i = Σ_j x_j ⊙ w_ij``."""
     from pallas_kernels.filters import filtered_sum as kernels
 
-    return vary_like(x, kernels.filtered_sum(pieces(graph), None, x, filters))
+    return vary_like(x, kernels.filtered_sum(pieces(graph), order, x, filters))
 
 
 @compiled
 def sum_at_columns(
-    graph: CSRGraph, dy: Float[Array, "rows columns"], filters: Float[Array, "edges width"]
+    graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
+    dy: Float[Array, "rows columns"],
+    filters: Float[Array, "edges width"],
 ) -> Float[Array, "cols columns"]:
     """``dx_j = Σ_i dy_i ⊙ w_ij``, along the transposed graph."""
     from pallas_kernels.filters import filtered_sum as kernels
 
-    return vary_like(dy, kernels.filtered_sum(*_transposed(graph), dy, filters))
+    return vary_like(dy, kernels.filtered_sum(*_transposed(graph, order), dy, filters))
 
 
-def _transposed(graph: CSRGraph) -> tuple[Pieces, Array]:
-    """The transposed graph, and the slot in ``graph`` of each of its edges."""
+def _transposed(graph: CSRGraph, order: Array | None) -> tuple[Pieces, Array]:
+    """The transposed graph, and the entry of arrays of edges that each of its edges has."""
     slots = graph.made_plan("schedule", "transpose", "permutation").permutation
-    return pieces(graph.transpose()), slots
+    return pieces(graph.transpose()), slots if order is None else order[slots]
 
 
 @partial(jax.jit, inline=True, static_argnames=("width", "dtype"))
 def filter_products(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     *,
@@ -54,12 +61,13 @@ def filter_products(
     """``dw_ij = x_j ⊙ dy_i``; zero in padding slots."""
     from pallas_kernels.filters import filtered_sum as kernels
 
-    return vary_like(x, kernels.filter_products(pieces(graph), x, dy, width, dtype))
+    return vary_like(x, kernels.filter_products(pieces(graph), order, x, dy, width, dtype))
 
 
 @compiled
 def made_at_rows(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     basis: Float[Array, "edges features"],
     kernel: Float[Array, "features columns"],
@@ -67,12 +75,13 @@ def made_at_rows(
     """``y_i = Σ_j x_j ⊙ (basis_ij · kernel)``."""
     from pallas_kernels.filters import made
 
-    return vary_like(x, made.made_sum(pieces(graph), None, x, basis, kernel))
+    return vary_like(x, made.made_sum(pieces(graph), order, x, basis, kernel))
 
 
 @compiled
 def made_at_columns(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     dy: Float[Array, "rows columns"],
     basis: Float[Array, "edges features"],
     kernel: Float[Array, "features columns"],
@@ -80,12 +89,13 @@ def made_at_columns(
     """``dx_j = Σ_i dy_i ⊙ (basis_ij · kernel)``, along the transposed graph."""
     from pallas_kernels.filters import made
 
-    return vary_like(dy, made.made_sum(*_transposed(graph), dy, basis, kernel))
+    return vary_like(dy, made.made_sum(*_transposed(graph, order), dy, basis, kernel))
 
 
 @compiled
 def basis_products(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     kernel: Float[Array, "features columns"],
@@ -93,12 +103,13 @@ def basis_products(
     """``(x_j ⊙ dy_i) · kernelᵀ`` in float32; zero in padding slots."""
     from pallas_kernels.filters import made
 
-    return vary_like(x, made.basis_products(pieces(graph), x, dy, kernel))
+    return vary_like(x, made.basis_products(pieces(graph), order, x, dy, kernel))
 
 
 @compiled
 def kernel_products(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     basis: Float[Array, "edges features"],
@@ -106,4 +117,4 @@ def kernel_products(
     """``Σ_ij basis_ij ⊗ (x_j ⊙ dy_i)`` in float32."""
     from pallas_kernels.filters import made
 
-    return vary_like(x, made.kernel_products(pieces(graph), x, dy, basis))
+    return vary_like(x, made.kernel_products(pieces(graph), order, x, dy, basis))

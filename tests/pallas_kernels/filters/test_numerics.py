@@ -50,15 +50,24 @@ def _nodes(graph, columns, dtype):
     return x, random_array((graph.num_rows, columns), dtype, seed=2)
 
 
-def _of_edges(graph, width, dtype):
+def _order(graph, name):
+    """An order of edges other than that of the slots, on one of the graphs."""
+    if name == "short rows":
+        return None
+    return jnp.asarray(np.random.default_rng(5).permutation(graph.num_edges), jnp.int32)
+
+
+def _of_edges(graph, order, width, dtype):
     made = random_array((graph.num_edges, width), dtype, seed=3)
-    return made.at[-PADDING:].set(jnp.nan)  # padding may contain anything
+    padding = np.arange(graph.num_edges)[-PADDING:]
+    padding = padding if order is None else order[padding]
+    return made.at[padding].set(jnp.nan)  # padding may contain anything
 
 
-def _check(made, formula, graph, *arrays, length, **options):
+def _check(made, formula, graph, order, *arrays, length, **options):
     with jax.enable_x64(True), jax.disable_jit(False):
         wide = [a.astype(jnp.float64) for a in arrays]
-        exact = np.asarray(jax.jit(functools.partial(formula, **options))(graph, *wide))
+        exact = np.asarray(jax.jit(functools.partial(formula, **options))(graph, order, *wide))
     assert_close(made, exact, reduction_length=length)
 
 
@@ -79,16 +88,17 @@ GIVEN = {
 def test_given_filters_and_their_gradients_agree_with_float64(case):
     name, columns, width, dtype, of_filters = GIVEN[case]
     graph = _graph(name)
-    (x, dy), filters = _nodes(graph, columns, dtype), _of_edges(graph, width, of_filters)
-    y = calls.sum_at_rows(graph, x, filters)
+    order = _order(graph, name)
+    (x, dy), filters = _nodes(graph, columns, dtype), _of_edges(graph, order, width, of_filters)
+    y = calls.sum_at_rows(graph, order, x, filters)
     assert y.dtype == x.dtype
-    _check(y, reference.sum_at_rows, graph, x, filters, length=520)
-    dx = calls.sum_at_columns(graph, dy, filters)
-    _check(dx, reference.sum_at_columns, graph, dy, filters, length=520)
-    dw = calls.filter_products(graph, x, dy, width=width, dtype=of_filters)
+    _check(y, reference.sum_at_rows, graph, order, x, filters, length=520)
+    dx = calls.sum_at_columns(graph, order, dy, filters)
+    _check(dx, reference.sum_at_columns, graph, order, dy, filters, length=520)
+    dw = calls.filter_products(graph, order, x, dy, width=width, dtype=of_filters)
     assert dw.dtype == filters.dtype
     options = {"width": width, "dtype": "float64"}
-    _check(dw, reference.filter_products, graph, x, dy, length=columns // width, **options)
+    _check(dw, reference.filter_products, graph, order, x, dy, length=columns // width, **options)
 
 
 MADE = {
@@ -107,56 +117,57 @@ MADE = {
 def test_made_filters_and_their_gradients_agree_with_float64(case):
     name, columns, features, dtype = MADE[case]
     graph = _graph(name)
-    (x, dy), basis = _nodes(graph, columns, dtype), _of_edges(graph, features, "float32")
+    order = _order(graph, name)
+    (x, dy), basis = _nodes(graph, columns, dtype), _of_edges(graph, order, features, "float32")
     kernel = random_array((features, columns), "float32", seed=4)
-    _check_made(graph, x, dy, basis, kernel)
+    _check_made(graph, order, x, dy, basis, kernel)
 
 
-def _check_made(graph, x, dy, basis, kernel):
+def _check_made(graph, order, x, dy, basis, kernel):
     features, columns = kernel.shape
     length = 520 * features
-    y = calls.made_at_rows(graph, x, basis, kernel)
+    y = calls.made_at_rows(graph, order, x, basis, kernel)
     assert y.dtype == x.dtype
-    _check(y, reference.made_at_rows, graph, x, basis, kernel, length=length)
-    dx = calls.made_at_columns(graph, dy, basis, kernel)
-    _check(dx, reference.made_at_columns, graph, dy, basis, kernel, length=length)
-    to_basis = calls.basis_products(graph, x, dy, kernel)
+    _check(y, reference.made_at_rows, graph, order, x, basis, kernel, length=length)
+    dx = calls.made_at_columns(graph, order, dy, basis, kernel)
+    _check(dx, reference.made_at_columns, graph, order, dy, basis, kernel, length=length)
+    to_basis = calls.basis_products(graph, order, x, dy, kernel)
     assert to_basis.dtype == jnp.float32
-    _check(to_basis, reference.basis_products, graph, x, dy, kernel, length=columns)
-    to_kernel = calls.kernel_products(graph, x, dy, basis)
+    _check(to_basis, reference.basis_products, graph, order, x, dy, kernel, length=columns)
+    to_kernel = calls.kernel_products(graph, order, x, dy, basis)
     length = graph.num_edges
-    _check(to_kernel, reference.kernel_products, graph, x, dy, basis, length=length)
+    _check(to_kernel, reference.kernel_products, graph, order, x, dy, basis, length=length)
 
 
 @pytest.mark.parametrize(
     "tile", [SpmmTile(32, 4, 1, 4), SpmmTile(8, 2, 3, 2), SpmmTile(16, 1, 2, 8)], ids=str
 )
 def test_every_tile_gives_the_same_sums(tile, monkeypatch):
-    graph = _graph("short rows")
-    (x, dy), basis = _nodes(graph, 32, "float32"), _of_edges(graph, 6, "float32")
+    graph, order = _graph("short rows"), None
+    (x, dy), basis = _nodes(graph, 32, "float32"), _of_edges(graph, order, 6, "float32")
     monkeypatch.setattr(given_kernels, "tile_for", lambda *args, **options: tile)
     monkeypatch.setattr(made_kernels, "tile_for", lambda *args: tile)
-    _check_made(graph, x, dy, basis, random_array((6, 32), "float32", seed=4))
-    filters = _of_edges(graph, 32, "float32")
-    y = calls.sum_at_rows(graph, x, filters)
-    _check(y, reference.sum_at_rows, graph, x, filters, length=12)
+    _check_made(graph, order, x, dy, basis, random_array((6, 32), "float32", seed=4))
+    filters = _of_edges(graph, order, 32, "float32")
+    y = calls.sum_at_rows(graph, order, x, filters)
+    _check(y, reference.sum_at_rows, graph, order, x, filters, length=12)
 
 
 def test_infinite_numbers_stay_in_their_row():
-    graph = _graph("short rows")
-    (x, _), filters = _nodes(graph, 8, "float32"), _of_edges(graph, 8, "float32")
+    graph, order = _graph("short rows"), None
+    (x, _), filters = _nodes(graph, 8, "float32"), _of_edges(graph, order, 8, "float32")
     x = x.at[2, 3].set(jnp.inf)
-    expected = reference.sum_at_rows(graph, x, filters)
-    made = calls.sum_at_rows(graph, x, filters)
+    expected = reference.sum_at_rows(graph, order, x, filters)
+    made = calls.sum_at_rows(graph, order, x, filters)
     assert_bit_equal(jnp.isfinite(made), jnp.isfinite(expected))
     assert not jnp.isfinite(made).all()
 
 
 def test_a_graph_without_edges_gives_zeros():
-    graph = CSRGraph.from_edges([], [], 3).prepared()
+    graph, order = CSRGraph.from_edges([], [], 3).prepared(), None
     x = random_array((3, 4), "float32", seed=0)
-    assert not calls.sum_at_rows(graph, x, jnp.zeros((0, 4))).any()
-    assert not calls.made_at_rows(graph, x, jnp.zeros((0, 2)), jnp.ones((2, 4))).any()
-    assert not calls.kernel_products(graph, x, x, jnp.zeros((0, 2))).any()
-    assert calls.basis_products(graph, x, x, jnp.ones((2, 4))).shape == (0, 2)
-    assert calls.filter_products(graph, x, x, width=4, dtype="float32").shape == (0, 4)
+    assert not calls.sum_at_rows(graph, order, x, jnp.zeros((0, 4))).any()
+    assert not calls.made_at_rows(graph, order, x, jnp.zeros((0, 2)), jnp.ones((2, 4))).any()
+    assert not calls.kernel_products(graph, order, x, x, jnp.zeros((0, 2))).any()
+    assert calls.basis_products(graph, order, x, x, jnp.ones((2, 4))).shape == (0, 2)
+    assert calls.filter_products(graph, order, x, x, width=4, dtype="float32").shape == (0, 4)

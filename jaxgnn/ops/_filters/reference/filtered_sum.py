@@ -11,13 +11,15 @@ Each function is the gradient of the number to one of its arrays: to ``dy`` the 
 
 ``x`` and ``dy`` have ``columns`` columns and filters have ``width``, which divides it: the filters
 repeat. Filters and bases of padding slots may contain anything, and their gradients are zero.
+Arrays of edges are in the order of the slots; or ``order`` is a permutation, and slot e has their
+entry ``order[e]``.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
@@ -25,23 +27,30 @@ from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 def sum_at_rows(
-    graph: CSRGraph, x: Float[Array, "cols columns"], filters: Float[Array, "edges width"]
+    graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
+    x: Float[Array, "cols columns"],
+    filters: Float[Array, "edges width"],
 ) -> Float[Array, "rows columns"]:
     """``y_i = Σ_j x_j ⊙ w_ij``."""
-    messages = _filtered(_wide(x)[graph.indices], _real(graph, filters))
+    messages = _filtered(_wide(x)[graph.indices], _of_slots(graph, order, filters))
     return sum_rows(messages, graph.indptr).astype(x.dtype)
 
 
 def sum_at_columns(
-    graph: CSRGraph, dy: Float[Array, "rows columns"], filters: Float[Array, "edges width"]
+    graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
+    dy: Float[Array, "rows columns"],
+    filters: Float[Array, "edges width"],
 ) -> Float[Array, "cols columns"]:
     """``dx_j = Σ_i dy_i ⊙ w_ij``."""
-    messages = _filtered(_at_receivers(graph, dy), _real(graph, filters))
+    messages = _filtered(_at_receivers(graph, dy), _of_slots(graph, order, filters))
     return jax.ops.segment_sum(messages, graph.indices, graph.num_cols).astype(dy.dtype)
 
 
 def filter_products(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     *,
@@ -51,47 +60,51 @@ def filter_products(
     """``dw_ij = x_j ⊙ dy_i``, summed over the repetitions of a filter; zero in padding slots."""
     products = _products(graph, x, dy)
     products = products.reshape(graph.num_edges, x.shape[1] // width, width)
-    return jnp.sum(products, axis=1).astype(dtype)
+    return _in_order(order, jnp.sum(products, axis=1).astype(dtype))
 
 
 def made_at_rows(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     basis: Float[Array, "edges features"],
     kernel: Float[Array, "features columns"],
 ) -> Float[Array, "rows columns"]:
     """``y_i = Σ_j x_j ⊙ (basis_ij · kernel)``."""
-    return sum_at_rows(graph, x, _matmul(_real(graph, basis), kernel))
+    return sum_at_rows(graph, None, x, _matmul(_of_slots(graph, order, basis), kernel))
 
 
 def made_at_columns(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     dy: Float[Array, "rows columns"],
     basis: Float[Array, "edges features"],
     kernel: Float[Array, "features columns"],
 ) -> Float[Array, "cols columns"]:
     """``dx_j = Σ_i dy_i ⊙ (basis_ij · kernel)``."""
-    return sum_at_columns(graph, dy, _matmul(_real(graph, basis), kernel))
+    return sum_at_columns(graph, None, dy, _matmul(_of_slots(graph, order, basis), kernel))
 
 
 def basis_products(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     kernel: Float[Array, "features columns"],
 ) -> Float[Array, "edges features"]:
     """``dbasis_ij = (x_j ⊙ dy_i) · kernelᵀ`` in the accumulation dtype; zero in padding slots."""
-    return _matmul(_products(graph, x, dy), _wide(kernel).T)
+    return _in_order(order, _matmul(_products(graph, x, dy), _wide(kernel).T))
 
 
 def kernel_products(
     graph: CSRGraph,
+    order: Int[Array, " edges"] | None,
     x: Float[Array, "cols columns"],
     dy: Float[Array, "rows columns"],
     basis: Float[Array, "edges features"],
 ) -> Float[Array, "features columns"]:
     """``dkernel = Σ_ij basis_ij ⊗ (x_j ⊙ dy_i)`` in the accumulation dtype."""
-    return _matmul(_wide(_real(graph, basis)).T, _products(graph, x, dy))
+    return _matmul(_of_slots(graph, order, basis).T, _products(graph, x, dy))
 
 
 def _wide(array: Array) -> Array:
@@ -100,6 +113,18 @@ def _wide(array: Array) -> Array:
 
 def _matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(_wide(a), _wide(b), precision="highest")
+
+
+def _of_slots(
+    graph: CSRGraph, order: Int[Array, " edges"] | None, of_edges: Float[Array, "edges width"]
+) -> Float[Array, "edges width"]:
+    """The array in the order of the slots, with zeros in padding slots."""
+    return _real(graph, of_edges if order is None else of_edges[order])
+
+
+def _in_order(order: Int[Array, " edges"] | None, of_slots: Float[Array, "edges width"]) -> Array:
+    """An array of the slots in the given order."""
+    return of_slots if order is None else jnp.zeros_like(of_slots).at[order].set(of_slots)
 
 
 def _real(graph: CSRGraph, of_edges: Float[Array, "edges width"]) -> Float[Array, "edges width"]:
