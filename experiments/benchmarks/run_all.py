@@ -27,7 +27,9 @@ def takes(module: ModuleType) -> Any:
 
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
-    session = Session.start(options, WORKLOADS, STREAMS, ROWS, MESSAGES, FILTERED, *hypergraph_conv.TABLES)
+    session = Session.start(
+        options, WORKLOADS, STREAMS, ROWS, MESSAGES, FILTERED, *hypergraph_conv.TABLES
+    )
     return session.run(
         case
         for module in modules()
