@@ -198,9 +198,17 @@ ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
   });
 }
 
+// Zeros of this thread, of which nothing else has the number `kUse`.
+template <typename Number, int kUse>
+inline const Number* ZeroScratch(int64_t size) {
+  Number* zeros = Scratch<Number, kUse>(size);
+  std::memset(static_cast<void*>(zeros), 0, size * sizeof(Number));
+  return zeros;
+}
+
 // sums += Σ_e x_e * (basis_e · kernel) for `kBlock` columns of four edges.
 template <typename T>
-JAXGNN_INLINE inline void AddMadeBlock(const Edges<T>& edges, const float* const* basis,
+JAXGNN_INLINE inline void AddMadeBlock(const T* const* rows, const float* const* basis,
                                        const float* kernel, int64_t features, int64_t columns,
                                        int64_t first, float* sums) {
   Lanes made[kTogether][2] = {}, own[2], row[2], total[2];
@@ -214,8 +222,8 @@ JAXGNN_INLINE inline void AddMadeBlock(const Edges<T>& edges, const float* const
   }
   std::memcpy(total, sums + first, sizeof(total));
   for (int e = 0; e < kTogether; ++e) {
-    LoadLanes(edges.rows[e] + first, row[0]);
-    LoadLanes(edges.rows[e] + first + kLanes, row[1]);
+    LoadLanes(rows[e] + first, row[0]);
+    LoadLanes(rows[e] + first + kLanes, row[1]);
     total[0] += row[0] * made[e][0];
     total[1] += row[1] * made[e][1];
   }
@@ -233,19 +241,23 @@ struct MadeKernel : RowSums {
   JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
     const int64_t member = piece.member, columns = width;
     const float* shared = batch.Item<const float>(kernel, member);
+    // What stands in for edges behind the last one.
+    const T* no_row = ZeroScratch<T, 2>(columns);
+    const float* zeros = ZeroScratch<float, 3>(features);
     const RowsOfEdges<float> of_edges{batch.Item<const int32_t>(slots, member),
                                       batch.Item<const float>(basis, member), features};
     ForEdges(graph.Indices(member), of_edges, batch.Item<const T>(x, member), columns, piece.begin,
              piece.end, [&](const Edges<T>& edges) JAXGNN_INLINE {
                const float* own[kTogether];
-               for (int e = 0; e < edges.count; ++e) {
-                 own[e] = of_edges.rows + edges.slots[e] * features;
+               const T* rows[kTogether];
+               for (int e = 0; e < kTogether; ++e) {
+                 const bool real = e < edges.count;
+                 own[e] = real ? of_edges.rows + edges.slots[e] * features : zeros;
+                 rows[e] = real ? edges.rows[e] : no_row;
                }
                int64_t first = 0;
-               if (edges.count == kTogether) {
-                 for (; first + kBlock <= columns; first += kBlock) {
-                   AddMadeBlock(edges, own, shared, features, columns, first, sums);
-                 }
+               for (; first + kBlock <= columns; first += kBlock) {
+                 AddMadeBlock(rows, own, shared, features, columns, first, sums);
                }
                if (first < columns) AddRest(edges, own, shared, first, sums);
              });
@@ -299,6 +311,25 @@ JAXGNN_INLINE inline void Multiply(const T* a, const T* b, int64_t columns,
   for (int64_t i = 0; i < columns; ++i) products[i] = ToFloat(a[i]) * ToFloat(b[i]);
 }
 
+// The inner products of four rows with another one.
+JAXGNN_INLINE inline void Dots(const float* rows, const float* other, int64_t columns,
+                               float* products) {
+  Lanes sums[kTogether] = {}, own, row;
+  int64_t i = 0;
+  for (; i + kLanes <= columns; i += kLanes) {
+    LoadLanes(other + i, own);
+    for (int e = 0; e < kTogether; ++e) {
+      LoadLanes(rows + e * columns + i, row);
+      sums[e] += row * own;
+    }
+  }
+  for (int e = 0; e < kTogether; ++e) {
+    float rest = 0.0f;
+    for (int64_t j = i; j < columns; ++j) rest += rows[e * columns + j] * other[j];
+    products[e] = SumOfLanes(sums[e]) + rest;
+  }
+}
+
 ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
                          Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer kernel, Result basis) {
   const Batch batch(basis->dimensions(), 2);
@@ -313,15 +344,21 @@ ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_off
       const T *values = batch.Item<const T>(x, member), *slopes = batch.Item<const T>(dy, member);
       const int32_t* places = batch.Item<const int32_t>(slots, member);
       const float* shared = batch.Item<const float>(kernel, member);
-      float *out = batch.Item<float>(*basis, member), *products = Scratch<float>(columns);
+      float *out = batch.Item<float>(*basis, member);
+      float* products = Scratch<float>(kTogether * columns);
+      std::fill(products, products + kTogether * columns, 0.0f);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
         ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    for (int e = 0; e < edges.count; ++e) {
-                     Multiply(edges.rows[e], slopes + row * columns, columns, products);
-                     float* to = out + edges.slots[e] * features;
-                     for (int64_t b = 0; b < features; ++b) {
-                       to[b] = Dot(products, shared + b * columns, columns);
+                     Multiply(edges.rows[e], slopes + row * columns, columns,
+                              products + e * columns);
+                   }
+                   for (int64_t b = 0; b < features; ++b) {
+                     float sums[kTogether];
+                     Dots(products, shared + b * columns, columns, sums);
+                     for (int e = 0; e < edges.count; ++e) {
+                       out[edges.slots[e] * features + b] = sums[e];
                      }
                    }
                  });
@@ -337,22 +374,32 @@ ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_off
   });
 }
 
-// Adds the outer products of the bases of edges and of their products to `sums`, row by row.
-JAXGNN_INLINE inline void AddOuter(int count, const float* const* basis, const float* products,
+// Adds the outer products of the bases of four edges and of their products to `sums`.
+JAXGNN_INLINE inline void AddOuter(const float* const* basis, const float* products,
                                    int64_t features, int64_t columns, float* __restrict sums) {
   const float *p0 = products, *p1 = p0 + columns, *p2 = p1 + columns, *p3 = p2 + columns;
-  for (int64_t b = 0; b < features; ++b) {
+  int64_t first = 0;
+  for (; first + kBlock <= columns; first += kBlock) {
+    Lanes own[kTogether][2], total[2];
+    for (int e = 0; e < kTogether; ++e) {
+      LoadLanes(products + e * columns + first, own[e][0]);
+      LoadLanes(products + e * columns + first + kLanes, own[e][1]);
+    }
+    for (int64_t b = 0; b < features; ++b) {
+      float* to = sums + b * columns + first;
+      std::memcpy(total, to, sizeof(total));
+      for (int e = 0; e < kTogether; ++e) {
+        total[0] += basis[e][b] * own[e][0];
+        total[1] += basis[e][b] * own[e][1];
+      }
+      std::memcpy(to, total, sizeof(total));
+    }
+  }
+  for (int64_t b = 0; first < columns && b < features; ++b) {
+    const float b0 = basis[0][b], b1 = basis[1][b], b2 = basis[2][b], b3 = basis[3][b];
     float* to = sums + b * columns;
-    if (count == kTogether) {
-      const float b0 = basis[0][b], b1 = basis[1][b], b2 = basis[2][b], b3 = basis[3][b];
-      for (int64_t i = 0; i < columns; ++i) {
-        to[i] += (b0 * p0[i] + b1 * p1[i]) + (b2 * p2[i] + b3 * p3[i]);
-      }
-    } else {
-      for (int e = 0; e < count; ++e) {
-        const float factor = basis[e][b];
-        for (int64_t i = 0; i < columns; ++i) to[i] += factor * products[e * columns + i];
-      }
+    for (int64_t i = first; i < columns; ++i) {
+      to[i] += (b0 * p0[i] + b1 * p1[i]) + (b2 * p2[i] + b3 * p3[i]);
     }
   }
 }
@@ -381,16 +428,22 @@ ffi::Error KernelProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
       const int32_t* places = batch.Item<const int32_t>(slots, member);
       const float* of_edges = batch.Item<const float>(basis, member);
       float *sums = partial.data() + task * size, *products = Scratch<float>(kTogether * columns);
+      const float* zeros = ZeroScratch<float, 3>(features);  // of edges behind the last one
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
         ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
                  first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
-                   const float* own[kTogether] = {};
-                   for (int e = 0; e < edges.count; ++e) {
-                     own[e] = of_edges + edges.slots[e] * features;
-                     Multiply(edges.rows[e], slopes + row * columns, columns,
-                              products + e * columns);
+                   const float* own[kTogether];
+                   for (int e = 0; e < kTogether; ++e) {
+                     float* own_products = products + e * columns;
+                     if (e < edges.count) {
+                       own[e] = of_edges + edges.slots[e] * features;
+                       Multiply(edges.rows[e], slopes + row * columns, columns, own_products);
+                     } else {
+                       own[e] = zeros;
+                       std::fill(own_products, own_products + columns, 0.0f);
+                     }
                    }
-                   AddOuter(edges.count, own, products, features, columns, sums);
+                   AddOuter(own, products, features, columns, sums);
                  });
       };
       ForUnitsOf(graph.UnitsOf(member), begin, std::min(begin + of_part, units_each), take);
