@@ -172,8 +172,8 @@ ffi::Error FilterProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
       T* out = batch.Item<T>(*filters, member);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
         const T* own = slopes + row * columns;
-        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
-                 first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns, first,
+                 last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    for (int e = 0; e < edges.count; ++e) {
                      const T* x_row = edges.rows[e];
                      T* __restrict to = out + edges.slots[e] * width;
@@ -206,20 +206,29 @@ inline const Number* ZeroScratch(int64_t size) {
   return zeros;
 }
 
+// The inner products of the left rows of four edges, of `count` numbers, with `kBlock` columns of a
+// matrix, from `matrix` on. The accumulators stay in registers.
+JAXGNN_INLINE inline void MultiplyBlock(const float* const* left, const float* matrix,
+                                        int64_t count, int64_t stride,
+                                        Lanes (&products)[kTogether][2]) {
+  Lanes own[2];
+  for (int64_t i = 0; i < count; ++i) {
+    LoadLanes(matrix + i * stride, own[0]);
+    LoadLanes(matrix + i * stride + kLanes, own[1]);
+    for (int e = 0; e < kTogether; ++e) {
+      products[e][0] += left[e][i] * own[0];
+      products[e][1] += left[e][i] * own[1];
+    }
+  }
+}
+
 // sums += Σ_e x_e * (basis_e · kernel) for `kBlock` columns of four edges.
 template <typename T>
 JAXGNN_INLINE inline void AddMadeBlock(const T* const* rows, const float* const* basis,
                                        const float* kernel, int64_t features, int64_t columns,
                                        int64_t first, float* sums) {
-  Lanes made[kTogether][2] = {}, own[2], row[2], total[2];
-  for (int64_t b = 0; b < features; ++b) {
-    LoadLanes(kernel + b * columns + first, own[0]);
-    LoadLanes(kernel + b * columns + first + kLanes, own[1]);
-    for (int e = 0; e < kTogether; ++e) {
-      made[e][0] += basis[e][b] * own[0];
-      made[e][1] += basis[e][b] * own[1];
-    }
-  }
+  Lanes made[kTogether][2] = {}, row[2], total[2];
+  MultiplyBlock(basis, kernel + first, features, columns, made);
   std::memcpy(total, sums + first, sizeof(total));
   for (int e = 0; e < kTogether; ++e) {
     LoadLanes(rows[e] + first, row[0]);
@@ -298,8 +307,7 @@ ffi::Error MadeFilteredSum(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_o
     using T = typename decltype(type)::type;
     const MadeKernel<T> made{
         {columns}, basis.dimensions().back(), batch, graph, slots, x, basis, kernel, y};
-    AccumulateRows(
-        pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, made);
+    AccumulateRows(pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, made);
     return ffi::Error::Success();
   });
 }
@@ -311,27 +319,19 @@ JAXGNN_INLINE inline void Multiply(const T* a, const T* b, int64_t columns,
   for (int64_t i = 0; i < columns; ++i) products[i] = ToFloat(a[i]) * ToFloat(b[i]);
 }
 
-// The inner products of four rows with another one.
-JAXGNN_INLINE inline void Dots(const float* rows, const float* other, int64_t columns,
-                               float* products) {
-  Lanes sums[kTogether] = {}, own, row;
-  int64_t i = 0;
-  for (; i + kLanes <= columns; i += kLanes) {
-    LoadLanes(other + i, own);
-    for (int e = 0; e < kTogether; ++e) {
-      LoadLanes(rows + e * columns + i, row);
-      sums[e] += row * own;
-    }
+// A kernel [features, columns] as [columns, features], with columns of zeros up to whole blocks.
+inline std::vector<float> Transposed(const float* kernel, int64_t features, int64_t columns,
+                                     int64_t padded) {
+  std::vector<float> made(columns * padded);
+  for (int64_t b = 0; b < features; ++b) {
+    for (int64_t i = 0; i < columns; ++i) made[i * padded + b] = kernel[b * columns + i];
   }
-  for (int e = 0; e < kTogether; ++e) {
-    float rest = 0.0f;
-    for (int64_t j = i; j < columns; ++j) rest += rows[e * columns + j] * other[j];
-    products[e] = SumOfLanes(sums[e]) + rest;
-  }
+  return made;
 }
 
 ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                         Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer kernel, Result basis) {
+                         Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer kernel,
+                         Result basis) {
   const Batch batch(basis->dimensions(), 2);
   const int64_t num_rows = dy.dimensions()[batch.rank()], columns = dy.dimensions().back();
   const int64_t features = basis->dimensions().back();
@@ -340,28 +340,37 @@ ffi::Error BasisProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_off
   const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
   return SwitchFloat(x.element_type(), [&](auto type) {
     using T = typename decltype(type)::type;
+    const int64_t padded = (features + kBlock - 1) / kBlock * kBlock;
+    std::vector<std::vector<float>> transposed;
+    for (int64_t member = 0; member < batch.size(); ++member) {
+      const float* own = batch.Item<const float>(kernel, member);
+      transposed.push_back(Transposed(own, features, columns, padded));
+    }
     const auto multiply = [&](int64_t member, int64_t begin, int64_t end) {
       const T *values = batch.Item<const T>(x, member), *slopes = batch.Item<const T>(dy, member);
       const int32_t* places = batch.Item<const int32_t>(slots, member);
-      const float* shared = batch.Item<const float>(kernel, member);
-      float *out = batch.Item<float>(*basis, member);
+      const float* shared = transposed[member].data();
+      float* out = batch.Item<float>(*basis, member);
       float* products = Scratch<float>(kTogether * columns);
       std::fill(products, products + kTogether * columns, 0.0f);
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
-        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
-                 first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
-                   for (int e = 0; e < edges.count; ++e) {
-                     Multiply(edges.rows[e], slopes + row * columns, columns,
-                              products + e * columns);
-                   }
-                   for (int64_t b = 0; b < features; ++b) {
-                     float sums[kTogether];
-                     Dots(products, shared + b * columns, columns, sums);
-                     for (int e = 0; e < edges.count; ++e) {
-                       out[edges.slots[e] * features + b] = sums[e];
-                     }
-                   }
-                 });
+        ForEdges(
+            graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns, first, last,
+            [&](const Edges<T>& edges) JAXGNN_INLINE {
+              const float* own[kTogether];
+              for (int e = 0; e < kTogether; ++e) own[e] = products + e * columns;
+              for (int e = 0; e < edges.count; ++e) {
+                Multiply(edges.rows[e], slopes + row * columns, columns, products + e * columns);
+              }
+              for (int64_t b = 0; b < features; b += kBlock) {
+                Lanes sums[kTogether][2] = {};
+                MultiplyBlock(own, shared + b, columns, padded, sums);
+                const int64_t count = std::min(kBlock, features - b);
+                for (int e = 0; e < edges.count; ++e) {
+                  std::memcpy(out + edges.slots[e] * features + b, sums[e], count * sizeof(float));
+                }
+              }
+            });
       };
       ForUnitsOf(graph.UnitsOf(member), begin, end, take);
     };
@@ -409,7 +418,8 @@ JAXGNN_INLINE inline void AddOuter(const float* const* basis, const float* produ
 constexpr int64_t kParts = 64;
 
 ffi::Error KernelProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                          Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer basis, Result kernel) {
+                          Buffer indices, Buffer slots, Buffer x, Buffer dy, Buffer basis,
+                          Result kernel) {
   const Batch batch(kernel->dimensions(), 2);
   const int64_t num_rows = dy.dimensions()[batch.rank()], columns = dy.dimensions().back();
   const int64_t features = basis.dimensions().back(), size = features * columns;
@@ -430,8 +440,8 @@ ffi::Error KernelProducts(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_of
       float *sums = partial.data() + task * size, *products = Scratch<float>(kTogether * columns);
       const float* zeros = ZeroScratch<float, 3>(features);  // of edges behind the last one
       const auto take = [&](int64_t row, int64_t first, int64_t last) JAXGNN_INLINE {
-        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns,
-                 first, last, [&](const Edges<T>& edges) JAXGNN_INLINE {
+        ForEdges(graph.Indices(member), RowsOfEdges<T>{places, nullptr, 0}, values, columns, first,
+                 last, [&](const Edges<T>& edges) JAXGNN_INLINE {
                    const float* own[kTogether];
                    for (int e = 0; e < kTogether; ++e) {
                      float* own_products = products + e * columns;
