@@ -1,6 +1,7 @@
 """What the kernels of filtered sums compute, on the emulator."""
 
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +51,7 @@ def _order(graph, name):
     return shuffled(graph) if name == "long rows" else None
 
 
-GIVEN = {
+GIVEN: dict[str, tuple[Any, ...]] = {
     "one by one": ("short rows", 33, 33, "float32", "float32"),
     "in slices": ("long rows", 160, 160, "float32", "float32"),
     "narrow": ("long rows", 4, 4, "float32", "float32"),
@@ -70,7 +71,7 @@ def test_given_filters_and_their_gradients_agree_with_float64(case):
     check_given(graph, _order(graph, name), *rest)
 
 
-MADE = {
+MADE: dict[str, tuple[Any, ...]] = {
     "twenty features": ("long rows", 64, 20, "float32"),
     "wide rows": ("short rows", 160, 20, "float32"),
     "one by one": ("short rows", 33, 7, "float32"),
