@@ -23,9 +23,10 @@ from jaxgnn.ops._dense.fused_linear import MaxK as MaxK
 from jaxgnn.ops._dense.fused_linear import Precision as Precision
 from jaxgnn.ops._dense.fused_linear import fused_linear as fused_linear
 from jaxgnn.ops._dense.fused_mlp import fused_mlp as fused_mlp
-from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import EdgeMLPParams as EdgeMLPParams
+from jaxgnn.ops._edge_mlp.checks import EdgeMLPParams as EdgeMLPParams
 from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import Reduce as Reduce
 from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import edge_mlp_aggregate as edge_mlp_aggregate
+from jaxgnn.ops._edge_mlp.interaction import interaction as interaction
 from jaxgnn.ops._graph.segment_softmax import segment_softmax as segment_softmax
 from jaxgnn.ops._graph.spmm import sddmm as sddmm
 from jaxgnn.ops._graph.spmm import spmm as spmm

@@ -92,6 +92,28 @@ def _squared_relu_gate(y, dy):
     return jnp.where(y > 0.0, dy * (2.0 * jnp.sqrt(y)), 0.0)
 
 
+def _sigmoid(z):
+    return _logistic(-_LOG2_E * z)[0]
+
+
+def _sigmoid_gate(y, dy):
+    slope = y * (1.0 - y)
+    return jnp.where(slope == 0.0, 0.0, dy * slope)
+
+
+def _tanh(z):
+    # Near zero the logistic function would lose digits: there it is an odd polynomial.
+    square = z * z
+    near = z * (1.0 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
+    s, rest = _logistic((-2 * _LOG2_E) * z)
+    return jnp.where(square < 0.04, near, s - rest)
+
+
+def _tanh_gate(y, dy):
+    slope = (1.0 - y) * (1.0 + y)
+    return jnp.where(slope == 0.0, 0.0, dy * slope)
+
+
 _CUBIC = 0.044715
 _TWICE_SCALE = 2 * math.sqrt(2 / math.pi)
 _MOST_SQUARE = 1e30  # products of larger squares would overflow
@@ -151,5 +173,7 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
         "silu": Activation.of_preactivation(_silu),
         "mish": Activation.of_preactivation(_mish),
         "squared_relu": Activation(lambda z: _positive(z) * _positive(z), gate=_squared_relu_gate),
+        "tanh": Activation(_tanh, gate=_tanh_gate),
+        "sigmoid": Activation(_sigmoid, gate=_sigmoid_gate),
     }
 )

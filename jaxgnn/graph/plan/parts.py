@@ -32,6 +32,7 @@ _NEEDED: dict[str, tuple[Part, ...]] = {
     "dot_attention": ("schedule", "transpose", "permutation"),
     "maxk_spmm": ("schedule", "transpose", "edge_blocks"),
     "edge_mlp_aggregate": ("schedule",),
+    "interaction": ("schedule", "transpose", "permutation"),
 }
 OPS = tuple(_NEEDED)
 """The ops with known parts; other ops are assumed to need all parts but the edge blocks."""

@@ -215,7 +215,8 @@ class PNAConv(GraphLayer):
       pre_layers: number of linear layers in ``pre``.
       post_layers: number of linear layers in ``post``.
       activation: activation between these layers: a function, or one of ``"relu"``, ``"gelu"``,
-        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``, or
+        None for no activation.
       divide_input: whether the input is split among the towers, ``in_features / towers`` columns
         each; otherwise each tower gets all of it.
 

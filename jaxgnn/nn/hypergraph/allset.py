@@ -38,7 +38,8 @@ class AllDeepSetsConv(HypergraphLayer):
         default.
       aggregation: ``"sum"`` or ``"mean"``.
       activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
-        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``, or
+        None for no activation.
 
     Example:
       >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
@@ -102,7 +103,8 @@ class AllSetTransformerConv(HypergraphLayer):
       out_features: width of the output, a multiple of ``heads``.
       hidden_features: width of the hidden layer of each MLP; ``out_features`` by default.
       activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
-        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``, or
+        None for no activation.
       dropout: probability of dropping an attention coefficient in training.
 
     Example:

@@ -20,6 +20,8 @@ _NAMED: tuple[tuple[Function, ops.Activation], ...] = (
     (jax.nn.relu, "relu"),
     (jax.nn.silu, "silu"),
     (jax.nn.mish, "mish"),
+    (jnp.tanh, "tanh"),
+    (jax.nn.sigmoid, "sigmoid"),
 )
 
 

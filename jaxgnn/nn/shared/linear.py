@@ -39,7 +39,8 @@ class FusedLinear(DocumentedModule):
 
     Args:
       activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
-        ``"squared_relu"``; ``ops.MaxK(k)`` for compressed rows; or None for no activation.
+        ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``; ``ops.MaxK(k)`` for compressed rows; or None
+        for no activation.
       use_bias: whether to add a bias.
       kernel_init: initialiser of the kernel.
       bias_init: initialiser of the bias.
@@ -110,7 +111,8 @@ class FusedLinear(DocumentedModule):
           linear: an ``nnx.Linear`` with the defaults of ``precision``, ``preferred_element_type``,
             ``dot_general`` and ``promote_dtype``.
           activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
-            ``"squared_relu"``; ``ops.MaxK(k)`` for compressed rows; or None for no activation.
+            ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``; ``ops.MaxK(k)`` for compressed rows; or
+            None for no activation.
           precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
             precision; None for the setting of JAX.
           implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
@@ -168,7 +170,8 @@ class FusedMLP(DocumentedModule):
     Args:
       features: widths of the input, the hidden layers and the output.
       activation: activation after each layer except the last, one of ``"relu"``, ``"gelu"``,
-        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``, or
+        None for no activation.
       use_bias: whether to add biases.
       kernel_init: initialiser of the kernels.
       bias_init: initialiser of the biases.
@@ -223,7 +226,8 @@ class FusedMLP(DocumentedModule):
           linears: ``nnx.Linear`` layers with equal ``dtype``, and the defaults of ``precision``,
             ``preferred_element_type``, ``dot_general`` and ``promote_dtype``.
           activation: activation after each layer except the last, one of ``"relu"``, ``"gelu"``,
-            ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+            ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"``,
+            or None for no activation.
           precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
             precision; None for the setting of JAX.
           implementation: name of the kernels of the op, such as ``"xla"``; None for the default.

@@ -104,15 +104,17 @@ def fused_linear(
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
 
-    The preactivation z is not kept for the backward pass: ``"relu"`` and ``"squared_relu"`` use the
-    result, the others recompute z from ``x``. ``dz`` is rounded as an operand of the products.
+    The preactivation z is not kept for the backward pass: ``"relu"``, ``"squared_relu"``,
+    ``"tanh"`` and ``"sigmoid"`` use the result, the others recompute z from ``x``. ``dz`` is
+    rounded as an operand of the products.
 
     Args:
       x: features, any leading axes, also of length 0.
       kernel: weights, of the dtype of ``x``.
       bias: one number for each output feature, of the dtype of ``x``, or None for zeros.
       activation: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"`` (by erf), ``"silu"``,
-        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative of
+        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668), ``"tanh"``,
+        ``"sigmoid"`` or None. The derivative of
         relu at 0 is 0. ``ops.MaxK(k)`` for the k largest entries of each row, compressed.
       precision: precision of float32 products: None for JAX's setting, by default TF32 on recent
         NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"`` (three

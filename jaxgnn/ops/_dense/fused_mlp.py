@@ -60,7 +60,8 @@ def fused_mlp(
       kernels: weights of the layers, each as wide as the next is high, of the dtype of ``x``.
       biases: one for each layer, of the dtype of ``x``, or None.
       activation: function between the layers: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
-        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
+        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"`` or
+        None.
       precision: precision of float32 products: None for JAX's setting, by default TF32 on recent
         NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"`` (three
         products of bfloat16 parts), which on CPU are float32 as well. Ignored for other dtypes.

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, LocalGraph, edge_presence
-from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.graph.csr.masked_graph import without_presence
-from jaxgnn.ops._dense.checks import check_layer
-from jaxgnn.ops._dense.fused_linear import fused_linear
 from jaxgnn.ops._edge_mlp import pallas
+from jaxgnn.ops._edge_mlp.checks import (
+    EdgeMLPParams,
+    both_ends,
+    check_edge_features,
+    check_edge_mlp,
+    check_edge_weights,
+)
 from jaxgnn.ops._edge_mlp.fold import folded_by_vmap
+from jaxgnn.ops._edge_mlp.node_products import masked_node_products, node_products
 from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions, Reduce
 from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch, verify
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.activations import Name as Activation
-from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
+from jaxgnn.ops.core.checks import check_choice, from_numpy
+from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
 
 _OP = "edge_mlp_aggregate"
 
@@ -52,20 +54,6 @@ BACKWARD = _kernel(
     pallas.edge_reduce_backward,
     pallas.backward_limits,
 )
-
-
-class EdgeMLPParams(NamedTuple):
-    """Layers of the MLP of ``edge_mlp_aggregate``.
-
-    Attributes:
-      kernels: weights of the layers, each [in, out] with the out of one as the in of the next. The
-        rows of the first belong to the receiver, to the sender, and to the features of the edge, in
-        this order.
-      biases: the bias of each layer, [out], or None for zeros.
-    """
-
-    kernels: Sequence[Float[Array, "in out"]]
-    biases: Sequence[Float[Array, " out"] | None]
 
 
 def edge_mlp_aggregate(
@@ -110,7 +98,8 @@ def edge_mlp_aggregate(
       weights: a number for each edge, [edges] or with the leading axes of ``h``. They may depend on
         ``h``, as attention does, but not on the messages. None for the weights of the graph.
       activation: function between the layers: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
-        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
+        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"`` or
+        None.
       implementation: ``"xla"`` for the first formula, computed edge by edge; ``"pallas"`` for
         kernels of the layers of edges, with the fastest products for the nodes; or None to choose
         these kernels where they were timed (graphs of one known degree, layers up to 128 wide, no
@@ -142,7 +131,7 @@ def edge_mlp_aggregate(
     if presence is not None:
         graph = without_presence(graph)
     if isinstance(graph, LocalGraph):
-        receivers, senders = _both_ends(graph, h)
+        receivers, senders = both_ends(_OP, graph, h)
         graph, senders = graph_and_senders(_OP, graph, senders)
         h = receivers, senders
     else:
@@ -150,11 +139,11 @@ def edge_mlp_aggregate(
     if weights is None:
         require_no_heads(_OP, "graph", graph.weights)
     h, params, edge_features, weights = from_numpy(h, params, edge_features, weights)
-    receivers, senders = _both_ends(graph, h)
-    _check_edge_arrays(graph, receivers, edge_features, weights)
-    if not isinstance(params, EdgeMLPParams):
-        raise bad_input(_OP, "params", "ops.EdgeMLPParams", type(params).__name__)
-    _check_edge_mlp(params, receivers, senders, edge_features)
+    receivers, senders = both_ends(_OP, graph, h)
+    check_edge_features(_OP, "edge_features", graph, receivers, edge_features)
+    check_edge_weights(_OP, graph, receivers, weights)
+    ends = {"receiver": receivers, "sender": senders}
+    check_edge_mlp(_OP, params, **ends, edge_features=edge_features)
     _check_reduction(graph, reduce, activation, weights)
     request = dispatch.resolve(_OP, implementation)
     degrees = graph.uniform_degrees()
@@ -217,7 +206,7 @@ def _by_nodes_and_edges(
     ends = receivers.shape[-1], receivers.shape[-1] + senders.shape[-1]
     static = EdgeOptions(activation, to_nodes, reduce == "max", *degrees)
     by_rows, by_columns = (
-        _masked_node_products if not degree else _node_products for degree in degrees
+        masked_node_products if not degree else node_products for degree in degrees
     )
     operands = EdgeOperands(
         receivers=by_rows(receivers, first[: ends[0]], first_bias),
@@ -233,33 +222,6 @@ def _by_nodes_and_edges(
         real = None if degrees[0] else graph.degrees() > 0
         y = reference.last_layer(y, last, last_bias, totals, real)
     return y.reshape(*batch, *y.shape[1:])
-
-
-def _node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
-    """The first layer's product for nodes that have edges, by the fastest implementation.
-
-    A named implementation, from the argument or the session default, is for the edges alone.
-    """
-    with dispatch.default_implementation(None):
-        return fused_linear(h, kernel, bias)
-
-
-@custom_vjp
-def _masked_node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
-    """The first layer's product for nodes, some of which may have no edges.
-
-    Nodes without edges do not affect the gradients, even if they are not finite.
-    """
-    return _node_products(h, kernel, bias)
-
-
-def _gradient_without_edges(h, kernel, bias, dz):
-    # The gradient of a node without edges is zero: zero times NaN would be NaN.
-    h = jnp.where(jnp.any(dz != 0, axis=-1, keepdims=True), h, 0)
-    return jax.vjp(_node_products, h, kernel, bias)[1](dz)
-
-
-set_gradient(_masked_node_products, _gradient_without_edges)
 
 
 def _one_batch_axis(x: Array, own_axes: int) -> Array:
@@ -299,72 +261,6 @@ def _edge_reduce_op(request, options, structure, operands):
     # With verification each member of a batch runs separately.
     run = _edge_reduce_folded if request.verify.mode == "off" else _edge_reduce
     return run(request, options, structure, operands)
-
-
-def _both_ends(graph: CSRGraph, h: Any) -> tuple[Any, Any]:
-    """Features of the receivers and of the senders.
-
-    Raises:
-      ValueError: unless ``h`` is an array for the nodes of a square graph, or a pair of arrays of
-        one dtype and the same leading axes, for its rows and its columns.
-    """
-    if not isinstance(h, tuple | list):
-        check_rows(_OP, "h", h, graph.num_rows, "row")
-        if not graph.is_square:
-            expected = "a pair (receivers, senders) for a graph of unequal numbers of these"
-            raise bad_input(_OP, "h", expected, f"one array of shape {h.shape}")
-        return h, h
-    if len(h) != 2:
-        raise bad_input(_OP, "h", "one array or a pair (receivers, senders)", f"{len(h)} arrays")
-    receivers, senders = h
-    check_rows(_OP, "h[0]", receivers, graph.num_rows, "row")
-    check_rows(_OP, "h[1]", senders, graph.num_cols, "column")
-    if (senders.dtype, senders.shape[:-2]) != (receivers.dtype, receivers.shape[:-2]):
-        expected = f"{receivers.dtype} with leading axes {receivers.shape[:-2]}, as h[0]"
-        raise bad_input(_OP, "h[1]", expected, f"{senders.dtype} of shape {senders.shape}")
-    return receivers, senders
-
-
-def _check_edge_arrays(graph: CSRGraph, receivers: Any, edge_features: Any, weights: Any) -> None:
-    """Raises ValueError unless features and weights fit the edge slots and the axes of ``h``."""
-    leading = receivers.shape[:-2]
-    slots = f"{graph.num_edges} edge slots"
-    if edge_features is not None:
-        check_float(_OP, "edge_features", edge_features, 2)
-        *axes, edges, _ = edge_features.shape
-        fits = edges == graph.num_edges and tuple(axes) in ((), leading)
-        if not fits or edge_features.dtype != receivers.dtype:
-            shape = f"({graph.num_edges}, features), for {slots}, or {leading} in front of that"
-            expected = f"{receivers.dtype} of shape {shape}"
-            got = f"{edge_features.dtype} of shape {edge_features.shape}"
-            got += way_to_edge_slots(graph.num_edges, edge_features.shape)
-            raise bad_input(_OP, "edge_features", expected, got)
-    if weights is not None:
-        check_float(_OP, "weights", weights, 1, may_be_empty=True)
-        *axes, edges = weights.shape
-        if edges != graph.num_edges or tuple(axes) not in ((), leading):
-            expected = f"of shape ({graph.num_edges},), for {slots}, or {leading} in front of that"
-            raise bad_input(_OP, "weights", expected, f"shape {weights.shape}")
-
-
-def _check_edge_mlp(params: Any, receivers: Any, senders: Any, edge_features: Any) -> None:
-    """Raises ValueError unless the layers fit the ends of an edge, its features and each other."""
-    kernels, biases = params.kernels, params.biases
-    for argument, value in (("params.kernels", kernels), ("params.biases", biases)):
-        if not isinstance(value, Sequence):
-            expected = "a list or tuple, an entry for each layer"
-            raise bad_input(_OP, argument, expected, type(value).__name__)
-    if not kernels or len(kernels) != len(biases):
-        expected = "of one layer or more, and with a bias or None for each"
-        raise bad_input(_OP, "params", expected, f"{len(kernels)} kernels, {len(biases)} biases")
-    parts = [receivers.shape[-1], senders.shape[-1]]
-    parts += [] if edge_features is None else [edge_features.shape[-1]]
-    names = ("receiver", "sender", "edge features")
-    source = "[" + " ; ".join(f"{n} {w}" for n, w in zip(names, parts, strict=False)) + "]"
-    width = sum(parts)
-    for index, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
-        check_layer(_OP, receivers, kernel, bias, index=index, in_features=width, source=source)
-        width, source = kernel.shape[1], None
 
 
 def _check_reduction(graph: CSRGraph, reduce: Any, activation: Any, weights: Any) -> None:

@@ -12,6 +12,11 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._dense.kernels import device_limits
 from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, gradients, preactivation
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions
+from jaxgnn.ops._edge_mlp.reference.interaction import (
+    EdgeLists,
+    InteractionOptions,
+    UpdateOperands,
+)
 from jaxgnn.ops._graph.pallas import pieces
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.pallas_call import compiled, vary_like
@@ -175,3 +180,54 @@ def not_worth(
         return f"was timed with layers that fit a multiprocessor, got {_widths(operands)}"
     rows = operands.receivers.shape[0] * structure.num_rows
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
+
+
+_MOST_COLUMNS = 1024
+
+
+@partial(compiled, static_argnames=("options",))
+def update_edges(
+    edges: EdgeLists, operands: UpdateOperands, *, options: InteractionOptions
+) -> tuple[Float[Array, "edges out"], Float[Array, "rows out"]]:
+    """New features of edges and the sums of rows, by one pass over the edges."""
+    from pallas_kernels.edge_mlp import interaction as kernels
+
+    made = kernels.update_edges(
+        pieces(edges.graph), edges.order, kernels.Operands(*operands), _update_form(options)
+    )
+    return tuple(vary_like(operands.y, part) for part in made)
+
+
+@partial(compiled, static_argnames=("options",))
+def update_edges_backward(
+    edges: EdgeLists, operands: UpdateOperands, dedges: Array, dsums: Array, *, options
+) -> UpdateOperands:
+    """Gradients of ``update_edges`` to its operands, by one pass over the edges."""
+    from pallas_kernels.edge_mlp import interaction as kernels
+
+    made = kernels.update_edges_backward(
+        pieces(edges.graph),
+        edges.order,
+        kernels.Operands(*operands),
+        dedges,
+        dsums,
+        _update_form(options),
+    )
+    return UpdateOperands(*jax.tree.map(partial(vary_like, operands.y), made))
+
+
+def _update_form(options: InteractionOptions):
+    from pallas_kernels.edge_mlp.interaction import Form
+
+    return Form(options.norm, options.eps, options.summed == "edges")
+
+
+def update_limits(edges: EdgeLists, operands: UpdateOperands, *rest, options) -> str | None:
+    """The reason why the kernels do not support these edges here, or None."""
+    del rest, options
+    width = operands.y.shape[-1]
+    if width > _MOST_COLUMNS:
+        return f"needs at most {_MOST_COLUMNS} features, got {width}"
+    if edges.graph.num_edges >= 2**31:
+        return f"needs fewer than 2^31 edges, got {edges.graph.num_edges}"
+    return None

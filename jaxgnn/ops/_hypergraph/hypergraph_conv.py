@@ -117,7 +117,8 @@ def hypergraph_conv(
         are scaled up. Nothing is dropped without a ``key``.
       key: random key, for training.
       activation: function applied to the sums: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
-        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
+        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"``, ``"tanh"``, ``"sigmoid"`` or
+        None.
       residual: added after the activation, of the shape and dtype of the result. None adds nothing.
       precision: precision of float32 products with Θ: None for JAX's setting, by default TF32 on
         recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``

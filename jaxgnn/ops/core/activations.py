@@ -14,7 +14,7 @@ from jaxtyping import Array
 
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
-Name = Literal["relu", "gelu", "gelu_exact", "silu", "mish", "squared_relu"]
+Name = Literal["relu", "gelu", "gelu_exact", "silu", "mish", "squared_relu", "tanh", "sigmoid"]
 """Activations that ops know by name; gelu is computed by tanh, or exactly by erf."""
 
 
@@ -97,5 +97,7 @@ ACTIVATIONS: Mapping[Name | None, Activation] = MappingProxyType(
         "squared_relu": Activation(
             lambda z: jnp.square(jax.nn.relu(z)), lambda y: 2 * jnp.sqrt(y), of_output=True
         ),
+        "tanh": Activation(jnp.tanh, lambda y: (1 - y) * (1 + y), of_output=True),
+        "sigmoid": Activation(jax.nn.sigmoid, lambda y: y * (1 - y), of_output=True),
     }
 )

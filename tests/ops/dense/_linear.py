@@ -16,6 +16,8 @@ VALUES = {
     "silu": jax.nn.silu,
     "mish": jax.nn.mish,
     "squared_relu": lambda z: jax.nn.relu(z) ** 2,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
 }
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -44,8 +44,8 @@ CASES = {
     ),
     "bias number": (_linear(bias=1.0), ["fused_linear: bias", "an array", "float"]),
     "activation": (
-        _linear(activation="tanh"),
-        ["fused_linear: activation", "None or 'relu'", "'squared_relu'", "'tanh'"],
+        _linear(activation="softplus"),
+        ["fused_linear: activation", "None or 'relu'", "'squared_relu'", "'softplus'"],
     ),
     "activation function": (_linear(activation=jax.nn.relu), ["activation", "'gelu_exact'"]),
     "precision": (
