@@ -17,12 +17,14 @@ from jaxgnn.graph import radius_graph, radius_graph_on_device
 
 # Slots for neighbours beyond the most that any particle of the data has.
 _SPARE = 3
+# Frames whose neighbours are counted.
+_LOOKED_AT = 500
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Bodies:
-    """What stays constant while the particles of some runs move.
+    """Properties of the particles and springs of some runs, which stay constant.
 
     Attributes:
       particles: mass and charge, [runs, particles, 2].
@@ -66,7 +68,7 @@ class Neighbours:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class World:
-    """Which particles interact.
+    """Rule that says which particles interact.
 
     Attributes:
       springs: the graph of the springs of a run; None if neighbours depend on positions.
@@ -87,10 +89,10 @@ class World:
             return cls(_spring_graph(motion)[0])
         assert motion.reach is not None and motion.box is not None
         frames = motion.positions.reshape(-1, *motion.positions.shape[2:])
-        most = max(
-            int(radius_graph(x, motion.reach, box=[motion.box] * 2).most_neighbours)
-            for x in frames[:: max(1, len(frames) // 200)]
-        )
+        frames = frames[:: max(1, len(frames) // _LOOKED_AT)]
+        clouds = np.repeat(np.arange(len(frames)), motion.num_particles)
+        points, box = frames.reshape(-1, 2), [motion.box] * 2
+        most = int(radius_graph(points, motion.reach, clouds, box=box).most_neighbours)
         capacity = min(motion.num_particles - 1, most + _SPARE)
         return cls(None, motion.reach, motion.box, capacity)
 
@@ -106,6 +108,7 @@ class World:
             distances = jnp.linalg.norm(apart, axis=-1, keepdims=True)
             features = jnp.concatenate([apart, distances, bodies.springs], axis=-1)
             return Neighbours(graph, features, jnp.array(False))
+        assert self.reach is not None and self.box is not None
         runs, count, _ = x.shape
         points = x.reshape(runs * count, 2)
         clouds = jnp.repeat(jnp.arange(runs, dtype=jnp.int32), count)

@@ -58,7 +58,9 @@ def run(options: DrawConfig) -> None:
         animate(film, out)
     else:
         draw_strip(film, out, options.strip)
-    print(f"{options.frames} frames of {motion.num_particles} {motion.name}: {shown(out.absolute())}")
+    print(
+        f"{options.frames} frames of {motion.num_particles} {motion.name}: {shown(out.absolute())}"
+    )
 
 
 def animate(film: Film, path: Path) -> None:

@@ -68,9 +68,7 @@ class Scores:
       history: number of velocities that the network reads.
     """
 
-    def __init__(
-        self, world: World, parts: dict[str, ParticleMotion], horizon: int, history: int
-    ):
+    def __init__(self, world: World, parts: dict[str, ParticleMotion], horizon: int, history: int):
         self._world, self._horizon, self._history = world, horizon, history
         self._parts = {name: (motion, on_device(motion)) for name, motion in parts.items()}
 

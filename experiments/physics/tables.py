@@ -59,7 +59,10 @@ def errors_table(title: str, seeds: Sequence[Mapping[str, Errors]], note: str = 
             (
                 name,
                 _cell([100 * errors[name].one_step for errors in seeds], 1),
-                *(_cell([errors[name].distances[time - 1] for errors in seeds], 3) for time in times),
+                *(
+                    _cell([errors[name].distances[time - 1] for errors in seeds], 3)
+                    for time in times
+                ),
                 _cell([100 * errors[name].energy for errors in seeds], 1),
             )
             for name in seeds[0]

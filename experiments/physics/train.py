@@ -152,7 +152,9 @@ def _report(
     methods = {name: errors.scores() for name, errors in outcome.methods().items()}
     run.write_json("result.json", {"step": outcome.step, "errors": methods})
     counts = [f"{getattr(parts, p).num_runs} {p}" for p in ("train", "validation", "test")]
-    print(f"{config.particles} {config.system}: runs of {config.frames} frames: {', '.join(counts)}")
+    print(
+        f"{config.particles} {config.system}: runs of {config.frames} frames: {', '.join(counts)}"
+    )
     pace = "" if outcome.ms_per_step is None else f", {outcome.ms_per_step:.1f} ms a step"
     reached = f"best validation rollout {outcome.validation:.3f} at step {outcome.step}"
     size = f"{num_parameters(result.model):,} parameters"

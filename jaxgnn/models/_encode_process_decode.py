@@ -30,7 +30,8 @@ class EncodeProcessDecode(GraphLayer):
     third MLP without a norm decodes the nodes::
 
         h = norm(mlp(x)),  e = norm(mlp(edge_features))
-        e = e + norm(mlp([h_receiver ; h_sender ; e])),  h = h + norm(mlp([h ; Σ of the updates of e]))
+        e_ij = e_ij + u_ij,  u_ij = norm(mlp([h_i ; h_j ; e_ij]))
+        h_i = h_i + norm(mlp([h_i ; Σ_j u_ij]))
         y = mlp(h)
 
     Learnt simulators predict accelerations with it (https://arxiv.org/abs/2002.09405), and weather

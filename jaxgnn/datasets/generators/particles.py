@@ -21,7 +21,8 @@ _FRICTION = 0.1
 # Charges: strength of a pair, and the distance at which it vanishes.
 _STRENGTH = 1.5
 _REACH = 1.25
-_INTERVAL = {"springs": 0.1, "charges": 0.1}
+# Time between two frames.
+_INTERVAL = 0.1
 # Steps of the simulation between two frames.
 _SUBSTEPS = 10
 
@@ -78,15 +79,12 @@ def particles(
     rng = np.random.default_rng(seed)
     start, fields = _STARTS[system](rng, runs, num_particles)
     laws = _laws(fields)
-    positions = _simulate(laws, start, frames, _INTERVAL[system]).astype(np.float32)
-    single = {
-        name: value.astype(np.float32) if value.dtype == np.float64 else value
-        for name, value in fields.items()
-        if isinstance(value, np.ndarray)
+    positions = _simulate(laws, start, frames)
+    arrays: dict[str, Any] = {
+        name: value.astype(np.float32) if getattr(value, "dtype", None) == np.float64 else value
+        for name, value in {"positions": positions, **fields}.items()
     }
-    others = {"reach": fields.get("reach"), "box": fields.get("box")}
-    interval = _INTERVAL[system]
-    return ParticleMotion(system, positions, interval=interval, **(others | single))
+    return ParticleMotion(name=system, interval=_INTERVAL, **arrays)
 
 
 def particle_energy(motion: ParticleMotion, positions: np.ndarray | None = None) -> np.ndarray:
@@ -201,12 +199,10 @@ def _charge_laws(fields: dict[str, Any]) -> tuple[Callable, Callable]:
     return forces, potential
 
 
-def _simulate(
-    laws: _Laws, start: tuple[np.ndarray, np.ndarray], frames: int, interval: float
-) -> np.ndarray:
+def _simulate(laws: _Laws, start: tuple[np.ndarray, np.ndarray], frames: int) -> np.ndarray:
     """Positions of the frames, [runs, frames, particles, 2], by the leapfrog method."""
     x, v = start
-    step = interval / _SUBSTEPS
+    step = _INTERVAL / _SUBSTEPS
     decay = math.exp(-laws.friction * step)
     recorded = [x]
     v = v + 0.5 * step * laws.forces(x) / laws.masses

@@ -60,7 +60,6 @@ class _EdgeUpdate(nnx.Module):
         dtype = h.dst.dtype
         _, kernels, biases = promoted(dtype, self.layers)
         scale, offset = self.norm.parameters(dtype)
-        edges = jnp.broadcast_to(edges, (*h.dst.shape[:-2], *edges.shape[-2:]))
         return ops.interaction(
             graph,
             h.dst if h.are_one else tuple(h),
@@ -249,15 +248,17 @@ class GraphNetBlock(GraphLayer):
         graph = graph.graph if isinstance(graph, GraphBatch) else graph
         self._check_graph(graph)
         self._check_square(graph, "since all nodes have one update")
-        ends = self._ends(graph, x, Ends(features, features))
-        h = ends.dst
+        (h,) = self._as_floats(self._checked_ends(graph, x, Ends(features, features)).dst)
+        # Products of parameters with padding would make gradients of whatever it contains.
+        h = of_graphs.real_nodes(h)
         given = self._edge_features(graph, edge_features, edge_dim, h)
         u = self._globals(global_features, of_graphs.shape(h)).astype(h.dtype)
+        u = of_graphs.real_graphs(u)
         context = of_graphs.spread(u, h)
         assert given is not None
         edges, (received, sent) = self.edge_update(
             graph,
-            ends,
+            Ends(h, h),
             given,
             context,
             ends="both",

@@ -48,15 +48,16 @@ class RowNorm(nnx.Module):
 
     def __call__(self, y: Float[Array, "*rows features"]) -> Float[Array, "*rows features"]:
         """The normalised rows, in the dtype of ``y``."""
-        if self.kind is None:
+        if self.scale is None:
             return y
         wide = y.astype(accumulation_dtype(y.dtype))
         if self.kind == "layer":
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         squares = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        scale, offset = self.parameters(wide.dtype)
-        made = wide * lax.rsqrt(squares + EPSILON) * scale
-        return (made if offset is None else made + offset).astype(y.dtype)
+        made = wide * lax.rsqrt(squares + EPSILON) * self.scale[...].astype(wide.dtype)
+        if self.offset is not None:
+            made = made + self.offset[...].astype(wide.dtype)
+        return made.astype(y.dtype)
 
 
 class NormedMLP(nnx.Module):
