@@ -21,6 +21,7 @@ from jaxgnn.ops._edge_mlp.checks import (
     check_edge_mlp,
 )
 from jaxgnn.ops._edge_mlp.edge_ends import sum_at, take_at
+from jaxgnn.ops._edge_mlp.edge_products import product_of_edges
 from jaxgnn.ops._edge_mlp.node_products import masked_node_products
 from jaxgnn.ops._edge_mlp.reference import interaction as reference
 from jaxgnn.ops._edge_mlp.reference.interaction import (
@@ -37,7 +38,7 @@ from jaxgnn.ops.core import dispatch, verify
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
-from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _OP = "interaction"
@@ -137,9 +138,8 @@ def interaction(
     check_choice(_OP, "reduce", reduce, "sum", "mean")
     if not eps > 0 and norm is not None:
         raise bad_input(_OP, "eps", "positive", repr(eps))
-    options = InteractionOptions(
-        activation, bool(activate_last), norm, float(eps), bool(residual), summed
-    )
+    form = activation, bool(activate_last), norm, float(eps), bool(residual), summed
+    options = InteractionOptions(*form, is_padded=_may_have_padding(graph))
     request = dispatch.resolve(_OP, implementation)
     is_formula = request.name == "xla" or presence is not None
     run = partial(_by_formula, presence) if is_formula else partial(_by_nodes_and_edges, request)
@@ -284,7 +284,7 @@ def _split(request, graph, receivers, senders, e, context, parameters, *, option
     operands = _Operands(
         of_receivers, of_senders, e, first[s:c], kernels, biases[1:], last_bias, scale, offset
     )
-    run = partial(_edges_and_sums, request, options, ends, _may_have_padding(graph))
+    run = partial(_edges_and_sums, request, options, ends)
     if dispatch.current_platform() == "cuda":  # the backward pass computes values of edges again
         run = jax.checkpoint(run)
     edges, sums = run(EdgeLists.of(graph), operands)
@@ -318,19 +318,20 @@ class _Operands(NamedTuple):
     offset: Float[Array, " out"] | None
 
 
-def _edges_and_sums(request, options, ends, is_padded, lists, operands) -> tuple[Array, Any]:
+def _edges_and_sums(request, options, ends, lists, operands) -> tuple[Array, Any]:
     """The new features of the edges, and the sums at the nodes."""
     dtype = operands.receivers.dtype
     wide = accumulation_dtype(dtype)
     z = take_at(request, "receivers", lists, operands.receivers).astype(wide)
     z += take_at(request, "senders", lists, operands.senders).astype(wide)
     if operands.e is not None:
-        z += _product_of_edges(is_padded, lists, operands.e, operands.feature_kernel).astype(wide)
+        of_edges = lists, operands.e, operands.feature_kernel
+        z += product_of_edges(options.is_padded, *of_edges).astype(wide)
     activated = partial(_activated, options.activation, dtype, lists)
     biases = [None, *operands.biases][: len(operands.kernels)]
     for kernel, bias in zip(operands.kernels, biases, strict=True):
         z = z if bias is None else z + bias.astype(wide)
-        z = jnp.matmul(activated(z), kernel).astype(wide)
+        z = product_of_edges(False, lists, activated(z), kernel).astype(wide)
     bias = operands.bias
     if options.activate_last:
         z, bias = activated(z if bias is None else z + bias.astype(wide)), None
@@ -394,18 +395,3 @@ def _activated_backward(activation, dtype, residuals, dy):
 
 
 _activated.defvjp(_activated_forward, _activated_backward)
-
-
-@partial(custom_vjp, nondiff_argnums=(0,))
-def _product_of_edges(is_padded, lists, e, kernel):
-    """``e @ kernel``, whose gradients do not depend on features in padding."""
-    return jnp.matmul(e, kernel)
-
-
-def _gradients_of_product(is_padded, lists, e, kernel, dz):
-    e = lists.real_only(e) if is_padded else e
-    _, pull_back = jax.vjp(jnp.matmul, e, kernel)
-    return None, *pull_back(dz)
-
-
-set_gradient(_product_of_edges, _gradients_of_product, 1)

@@ -219,7 +219,7 @@ def update_edges_backward(
 def _update_form(options: InteractionOptions):
     from pallas_kernels.edge_mlp.interaction import Form
 
-    return Form(options.norm, options.eps, options.summed == "edges")
+    return Form(options.norm, options.eps, options.summed == "edges", options.is_padded)
 
 
 def update_limits(edges: EdgeLists, operands: UpdateOperands, *rest, options) -> str | None:

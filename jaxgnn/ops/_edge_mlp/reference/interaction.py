@@ -34,6 +34,7 @@ class InteractionOptions:
       eps: number that is added to the variance, or to the mean square.
       residual: whether the update is added to the features of the edge.
       summed: whether the update or the new features of the edges are summed.
+      is_padded: whether some edge slots may be padding, as far as the host knows.
     """
 
     activation: Name | None
@@ -42,6 +43,7 @@ class InteractionOptions:
     eps: float
     residual: bool
     summed: Summed
+    is_padded: bool = True
 
 
 class EdgeLists(NamedTuple):
