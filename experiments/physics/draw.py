@@ -19,7 +19,8 @@ from jaxgnn.datasets import ParticleMotion
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {"negative": "tab:blue", "positive": "tab:red", "neutral": "tab:gray"}
+# Colours of negative, positive and no charges.
+_COLOURS = {-1: "tab:blue", 1: "tab:red", 0: "tab:gray"}
 # Milliseconds between two frames of an animation.
 _PACE = 80
 
@@ -68,13 +69,14 @@ def animate(film: Film, path: Path) -> None:
     from matplotlib.animation import FuncAnimation, PillowWriter
 
     figure, axes = _figure(1, len(film.sides), 3.2)
-    frames = len(next(iter(film.sides.values())))
+    panels = [_Panel(ax, film, title) for ax, title in zip(axes[0], film.sides, strict=True)]
 
     def show(time: int) -> list[Any]:
-        for ax, (title, positions) in zip(axes[0], film.sides.items(), strict=True):
-            _draw_frame(ax, film, positions, time, f"{title}, frame {time + 1}")
+        for panel in panels:
+            panel.show(time)
         return []
 
+    frames = len(next(iter(film.sides.values())))
     animation = FuncAnimation(figure, show, frames=frames, interval=_PACE, init_func=lambda: [])
     animation.save(path, writer=PillowWriter(fps=1000 // _PACE), dpi=80)
 
@@ -84,9 +86,9 @@ def draw_strip(film: Film, path: Path, count: int) -> None:
     figure, axes = _figure(len(film.sides), count, 2.2)
     frames = len(next(iter(film.sides.values())))
     times = np.linspace(0, frames - 1, count).round().astype(int)
-    for row, (title, positions) in zip(axes, film.sides.items(), strict=True):
-        for ax, time in zip(row, times, strict=True):
-            _draw_frame(ax, film, positions, int(time), f"{title}, frame {time + 1}")
+    for row, title in zip(axes, film.sides, strict=True):
+        for ax, time in zip(row, times.tolist(), strict=True):
+            _Panel(ax, film, title).show(time)
     figure.savefig(path, dpi=120)
 
 
@@ -94,26 +96,51 @@ def _figure(rows: int, columns: int, side: float) -> tuple[Any, np.ndarray]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(columns * side, rows * (side + 0.2)), layout="constrained")
+    figure = Figure(figsize=(columns * side, rows * (side + 0.2)))
     FigureCanvasAgg(figure)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=0.94, wspace=0.03, hspace=0.12)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _draw_frame(ax: Axes, film: Film, positions: np.ndarray, time: int, title: str) -> None:
-    """Draws the particles and the springs of a frame."""
-    motion, x = film.motion, positions[time]
-    ax.clear()
-    if motion.box is not None:
-        x, low, high = x % motion.box, np.zeros(2), np.full(2, motion.box)
-    else:
-        every = np.concatenate([side.reshape(-1, 2) for side in film.sides.values()])
-        low, high = every.min(axis=0) - 0.3, every.max(axis=0) + 0.3
-    if motion.senders is not None and motion.receivers is not None:
-        ends = np.stack([x[motion.senders], x[motion.receivers]])
-        ax.plot(*np.moveaxis(ends, 2, 0), color="0.7", linewidth=1, zorder=1)
-    charges = motion.charges[0]
-    kinds = np.where(charges > 0, "positive", np.where(charges < 0, "negative", "neutral"))
-    colours = [_COLOURS[kind] for kind in kinds]
-    ax.scatter(*x.T, s=60 * motion.masses[0], c=colours, edgecolors="white", zorder=2)
-    ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xticks=[], yticks=[], aspect="equal")
-    ax.set_title(title, fontsize=8)
+class _Panel:
+    """The particles and springs of one side of a film, which move in their axes.
+
+    Args:
+      ax: the axes.
+      film: the film.
+      title: the side.
+    """
+
+    def __init__(self, ax: Axes, film: Film, title: str):
+        from matplotlib.collections import LineCollection
+
+        motion = film.motion
+        self.ax, self.title, self.motion = ax, title, motion
+        self.positions = film.sides[title]
+        low, high = _limits(film)
+        ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xticks=[], yticks=[], aspect="equal")
+        self.lines = LineCollection([], colors="0.7", linewidths=1, zorder=1)
+        ax.add_collection(self.lines)
+        kinds = np.sign(motion.charges[0]).astype(int).tolist()
+        colours, sizes = [_COLOURS[kind] for kind in kinds], 60 * motion.masses[0]
+        places = np.zeros(motion.num_particles)
+        self.dots = ax.scatter(places, places, s=sizes, c=colours, edgecolors="white", zorder=2)
+
+    def show(self, time: int) -> None:
+        """Moves everything to a frame."""
+        motion, x = self.motion, self.positions[time]
+        x = x if motion.box is None else x % motion.box
+        self.dots.set_offsets(x)
+        if motion.senders is not None and motion.receivers is not None:
+            self.lines.set_segments(
+                list(np.stack([x[motion.senders], x[motion.receivers]], axis=1))
+            )
+        self.ax.set_title(f"{self.title}, frame {time + 1}", fontsize=8)
+
+
+def _limits(film: Film) -> tuple[np.ndarray, np.ndarray]:
+    """The corners of what is drawn: the box, or all positions of both sides."""
+    if film.motion.box is not None:
+        return np.zeros(2), np.full(2, film.motion.box)
+    every = np.concatenate([side.reshape(-1, 2) for side in film.sides.values()])
+    return every.min(axis=0) - 0.3, every.max(axis=0) + 0.3
