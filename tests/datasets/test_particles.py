@@ -30,7 +30,8 @@ def test_energy_is_conserved_without_friction_and_falls_with_it(motion):
     energy = datasets.particle_energy(motion)
     assert energy.shape == (3, 38)
     if motion.name == "charges":
-        assert np.ptp(energy, axis=1).max() < 0.1
+        # Velocities are differences of frames, which are off by a few percent.
+        assert (np.ptp(energy, axis=1) < 0.1 * energy.mean(axis=1)).all()
     else:
         assert (energy[:, -1] < 0.8 * energy[:, 0]).all() and (energy > 0).all()
 
