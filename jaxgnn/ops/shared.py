@@ -10,6 +10,9 @@ from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR as FUSED_LINEAR
 from jaxgnn.ops._dense.fused_mlp import FUSED_MLP as FUSED_MLP
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS as PRECISIONS
 from jaxgnn.ops._edge_mlp import edge_mlp_aggregate as edge_mlp_aggregate
+from jaxgnn.ops._edge_mlp.interaction import updated_edges as updated_edges
+from jaxgnn.ops._edge_mlp.reference.interaction import EdgeLists as EdgeLists
+from jaxgnn.ops._edge_mlp.reference.interaction import InteractionOptions as InteractionOptions
 from jaxgnn.ops._graph.attention import edge_scores as edge_scores
 from jaxgnn.ops._graph.attention import row_scores as row_scores
 from jaxgnn.ops._graph.attention import row_softmax as row_softmax

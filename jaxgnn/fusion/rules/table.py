@@ -5,6 +5,7 @@ from jaxgnn.fusion.rules import (
     by_nodes,
     dense,
     edge_mlp,
+    interaction,
     linear_order,
     maxk,
     mhc,
@@ -17,6 +18,7 @@ from jaxgnn.fusion.rules import (
 
 RULES: tuple[Rule, ...] = (
     unrolled_loop.RULE,
+    interaction.RULE,
     edge_mlp.RULE,
     by_nodes.PROJECTION,
     by_nodes.SUM,

@@ -258,7 +258,10 @@ def _sums_by_formula(graph: CSRGraph, values: Array, ends: Ends, reduce: Any, dt
 def _by_nodes_and_edges(
     request, graph, receivers, senders, e, context, parameters, options, ends, reduce
 ) -> tuple[Array, Any]:
-    run = partial(_split, request, options=options, ends=ends, reduce=reduce)
+    def run(graph, *arrays):
+        edges, sums = updated_edges(request, EdgeLists.of(graph), *arrays, options, ends)
+        return edges, _means(graph, sums, ends) if reduce == "mean" else sums
+
     arrays = graph, receivers, senders, e, context, parameters
     if request.verify.mode == "off":
         return run(*arrays)
@@ -270,7 +273,21 @@ def _by_nodes_and_edges(
     return verify.contained(f"{_OP}[split]", run, formula)(*arrays)
 
 
-def _split(request, graph, receivers, senders, e, context, parameters, *, options, ends, reduce):
+def updated_edges(
+    request: dispatch.Request,
+    lists: EdgeLists,
+    receivers: Float[Array, "rows r"],
+    senders: Float[Array, "cols s"],
+    e: Float[Array, "edges e"] | None,
+    context: Float[Array, "rows g"] | None,
+    parameters: tuple[EdgeMLPParams, Array | None, Array | None],
+    options: InteractionOptions,
+    ends: Ends,
+) -> tuple[Float[Array, "edges out"], Any]:
+    """``interaction`` of checked arrays, whose edges may be in any order, with sums.
+
+    ``parameters`` are the layers, the scale and the offset.
+    """
     layers, scale, offset = parameters
     (first, *kernels), (bias, *biases) = layers
     *biases, last_bias = bias, *biases
@@ -282,13 +299,12 @@ def _split(request, graph, receivers, senders, e, context, parameters, *, option
         of_receivers += masked_node_products(context, first[c:], None)
     of_senders = masked_node_products(senders, first[r:s], None)
     operands = _Operands(
-        of_receivers, of_senders, e, first[s:c], kernels, biases[1:], last_bias, scale, offset
+        of_receivers, of_senders, e, first[s:c], list(kernels), biases[1:], last_bias, scale, offset
     )
     run = partial(_edges_and_sums, request, options, ends)
     if dispatch.current_platform() == "cuda":  # the backward pass computes values of edges again
         run = jax.checkpoint(run)
-    edges, sums = run(EdgeLists.of(graph), operands)
-    return edges, _means(graph, sums, ends) if reduce == "mean" else sums
+    return run(lists, operands)
 
 
 class _Operands(NamedTuple):
