@@ -130,10 +130,10 @@ def _rows(config: TrainConfig, repeats: Repeats, outcomes: list[Outcome]) -> lis
         {
             **common,
             "method": method,
-            "one step": [errors[method].one_step for errors in found],
+            "one_step": [errors[method].one_step for errors in found],
             "energy": [errors[method].energy for errors in found],
             **{
-                f"distance {time}": [float(errors[method].distances[time - 1]) for errors in found]
+                f"distance_{time}": [float(errors[method].distances[time - 1]) for errors in found]
                 for time in times_of(config.horizon)
             },
         }

@@ -132,7 +132,7 @@ def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypat
     outcomes = train_all(config, Repeats((0, 1)), commit_results=True)
     *_, row = read_rows(tmp_path / "rows.jsonl")
     assert row["method"] == config.label() and row["seeds"] == [0, 1]
-    assert row["one step"] == [outcome.test.one_step for outcome in outcomes]
+    assert row["one_step"] == [outcome.test.one_step for outcome in outcomes]
     assert {path.name for path in config.run.iterdir()} == {"seed0", "seed1"}
     assert "mean ± standard deviation (number of seeds), seeds 0 1" in capsys.readouterr().out
 
