@@ -45,7 +45,7 @@ FAMILIES = {
     "maxk": (),
     "maxk_spmm": ("graph", "maxk"),
     "dense": ("maxk",),
-    "edge_mlp": ("graph", "dense"),
+    "edge_mlp": ("graph", "dense", "aggregate"),
     "mhc": (),
     "hypergraph": ("graph", "dense"),
     "attention": ("graph", "maxk", "maxk_spmm"),

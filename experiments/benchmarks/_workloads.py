@@ -253,6 +253,27 @@ MESSAGES: dict[tuple[Platform, Scale], tuple[Messages, ...]] = {
     ),
 }
 
+
+def _block(nodes: int, edges: int, dim: int, layers: int, dtype: str) -> Messages:
+    name = f"{edges // 1000}kx{dim}, {layers} layers"
+    return Messages(name, nodes, edges, dim, layers, dtypes=(dtype,))
+
+
+INTERACTIONS: dict[tuple[Platform, Scale], tuple[Messages, ...]] = {
+    ("cpu", "tiny"): (_block(60, 300, 8, 2, "float32"),),
+    ("cpu", "small"): (_block(2000, 16_000, 64, 2, "float32"),),
+    ("cpu", "full"): (_block(5000, 40_000, 128, 2, "float32"),),
+    ("gpu", "tiny"): (_block(60, 300, 64, 2, "float32"),),
+    ("gpu", "small"): (_block(20_000, 473_180, 128, 2, "float32"),),
+    # The processor of a weather model on a mesh, in both dtypes, and a simulator of particles.
+    ("gpu", "full"): (
+        _block(40_962, 327_660, 512, 2, "bfloat16"),
+        _block(40_962, 327_660, 256, 2, "float32"),
+        _block(20_000, 473_180, 128, 2, "float32"),
+        _block(20_000, 473_180, 128, 3, "float32"),
+    ),
+}
+
 # The workload for pictures and break-even, on each platform that was measured.
 HEADLINE: dict[Platform, str] = {"cpu": "uniform-1M", "gpu": "reddit"}
 

@@ -34,6 +34,9 @@ KERNELS = [random_array((6, 5), "float32", seed=3), random_array((5, 6), "float3
 BIASES = [jnp.ones(5), jnp.ones(6)]
 PAIR = [random_array((12, 5), "float32", seed=5), random_array((5, 3), "float32", seed=6)]
 LAYERS = ops.EdgeMLPParams(PAIR, [jnp.ones(5), None])
+OF_EDGES = random_array((5, 3), "float32", seed=1)
+WITH_EDGES = [random_array((15, 5), "float32", seed=8), PAIR[1]]
+INTERACTION = ops.EdgeMLPParams(WITH_EDGES, [jnp.ones(5), jnp.ones(3)])
 KEPT = ops.maxk(X, 2)
 HYPERGRAPH = {k: v for k, v in hypergraph_arrays().items() if v is not None}
 PLAIN = {k: v for k, v in hypergraph_arrays(attention=False).items() if v is not None}
@@ -101,6 +104,18 @@ EAGER = {
         "weighted": (
             lambda a, i: ops.edge_mlp_aggregate(WEIGHTED, *a, implementation=i),
             (BATCH, LAYERS),
+        ),
+    },
+    "interaction": {
+        "layer norm": (
+            lambda a, i: ops.interaction(GRAPH, *a, scale=jnp.ones(3), implementation=i),
+            (X, OF_EDGES, INTERACTION),
+        ),
+        "a batch, both ends": (
+            lambda a, i: ops.interaction(
+                GRAPH, *a, norm="rms", summed="edges", ends="both", reduce="mean", implementation=i
+            ),
+            (BATCH, OF_EDGES, INTERACTION),
         ),
     },
     "fused_linear": {
@@ -269,6 +284,11 @@ def _messages(graph, x):
     return ops.edge_mlp_aggregate(graph, x, params)
 
 
+def _updated(graph, x, e):
+    params = ops.EdgeMLPParams((jnp.ones((24, 8)), WEIGHT), (ADDED, None))
+    return ops.interaction(graph, x, e, params, ends="both")
+
+
 STREAMS_SHAPE = (TOKENS, 4, 64)
 OUTPUT_SHAPES = STREAMS_SHAPE, (TOKENS, 64), (TOKENS, 4), (TOKENS, 4, 4)
 EXPORTED = {
@@ -303,6 +323,10 @@ EXPORTED = {
     ),
     "edge_mlp_aggregate": of_graph(_messages, (NODES, 8)),
     "edge_mlp_aggregate, a batch": Exported(lambda x: _messages(TRIANGLE, x), ((TOKENS, 3, 8),)),
+    "interaction": of_graph(_updated, (NODES, 8), (EDGES, 8)),
+    "interaction, a batch": Exported(
+        lambda x, e: _updated(TRIANGLE, x, e), ((TOKENS, 3, 8), (TOKENS, 4, 8))
+    ),
     "fused_linear": Exported(
         lambda x: ops.fused_linear(x, WEIGHT, ADDED, activation="gelu"), ((TOKENS, 8),)
     ),
@@ -351,7 +375,6 @@ EXPORTED = {
 
 
 HEADS = X.reshape(4, 2, 3)
-OF_EDGES = random_array((5, 3), "float32", seed=1)
 KEPT_HEADS = ops.maxk(HEADS, 2)
 REDUCTIONS = get_args(ops.Aggregation)
 WEIGHTED_CALLS = {
@@ -377,6 +400,7 @@ WEIGHTED_CALLS = {
         name: partial(ops.edge_mlp_aggregate, h=X, params=LAYERS, reduce=name)
         for name in get_args(ops.Reduce)
     },
+    "interaction": {"": partial(ops.interaction, h=X, e=OF_EDGES, params=INTERACTION)},
     "segment_softmax": {"": partial(ops.segment_softmax, logits=OF_EDGES)},
     "sddmm": {"": partial(ops.sddmm, a=X, b=X)},
     "spmm": {"": partial(ops.spmm, x=X)},
@@ -392,6 +416,9 @@ OUT_OF_RANGE = {
     "neighbour_reduce": lambda graph, x: ops.neighbour_reduce(graph, x, ("max", "softmax")),
     "maxk_spmm": lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, 3)),
     "edge_mlp_aggregate": lambda graph, x: ops.edge_mlp_aggregate(graph, x, PLAIN_LAYERS),
+    "interaction": lambda graph, x: sum(
+        ops.interaction(graph, x, None, PLAIN_LAYERS, residual=False, ends="both")[1]
+    ),
 }
 """Of each op that follows ids of a graph: a function of a graph and of features 8 wide."""
 
@@ -440,6 +467,9 @@ ON_A_GPU = {
         _streams(4096, 128), NARROW_LAYERS, [None, None], activation="relu"
     ),
     "edge_mlp_aggregate": lambda ops: ops.edge_mlp_aggregate(REGULAR, _streams(64, 64), EDGE_MLP),
+    "interaction": lambda ops: ops.interaction(
+        CYCLES, _random(20, 64), _random(60, 64), ops.EdgeMLPParams([_random(192, 64)], [None])
+    ),
     "hypergraph_conv": lambda ops: ops.hypergraph_conv(_random(20, 64), PAIRS),
 }
 KEPT_OF_CYCLES = ops.maxk(_random(20, 256), 32, implementation="xla")

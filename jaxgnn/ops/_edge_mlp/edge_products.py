@@ -45,7 +45,8 @@ def summed_over_edges(
     """``xᵀ dz``, in the accumulation dtype."""
     edges, wide = x.shape[0], accumulation_dtype(x.dtype)
     parts = 1
-    if dispatch.current_platform() == "cuda" and edges >= _FEWEST_EDGES:
+    is_known = isinstance(edges, int)  # not a size of an exported program
+    if dispatch.current_platform() == "cuda" and is_known and edges >= _FEWEST_EDGES:
         parts = next((n for n in _PARTS if edges % (n * _MULTIPLE) == 0), 1)
     x, dz = (a.reshape(parts, edges // parts, a.shape[1]) for a in (x, dz))
     contracted = ((1,), (1,)), ((0,), (0,))

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -40,6 +41,7 @@ from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.eager import run_compiled
 
 _OP = "interaction"
 
@@ -140,19 +142,32 @@ def interaction(
         raise bad_input(_OP, "eps", "positive", repr(eps))
     form = activation, bool(activate_last), norm, float(eps), bool(residual), summed
     options = InteractionOptions(*form, is_padded=_may_have_padding(graph))
-    request = dispatch.resolve(_OP, implementation)
+    static = _Static(dispatch.resolve(_OP, implementation), options, ends, reduce)
+    arrays = receivers, senders, e, context, (layers, scale, offset)
+    return run_compiled(_over_leading_axes, static, (graph, presence, *arrays))
+
+
+class _Static(NamedTuple):
+    """The arguments of a call that are no arrays."""
+
+    request: dispatch.Request
+    options: InteractionOptions
+    ends: Ends
+    reduce: Literal["sum", "mean"]
+
+
+def _over_leading_axes(static: _Static, given: Any) -> tuple[Array, Any]:
+    graph, presence, receivers, senders, e, context, parameters = given
+    axes, request = receivers.ndim - 2, static.request
+    if request.name is None and any(map(jax.export.is_symbolic_dim, receivers.shape[:-2])):
+        # Pallas maps no kernel over an axis of unknown size.
+        static = static._replace(request=request._replace(name="xla"))
     is_formula = request.name == "xla" or presence is not None
-    run = partial(_by_formula, presence) if is_formula else partial(_by_nodes_and_edges, request)
-
-    def of_one(graph, receivers, senders, e, context, layers, scale, offset):
-        parameters = layers, scale, offset
-        return run(graph, receivers, senders, e, context, parameters, options, ends, reduce)
-
-    axes = receivers.ndim - 2
+    run = partial(_by_formula, presence) if is_formula else _by_nodes_and_edges
     own = [None if x is None or x.ndim < axes + 2 else 0 for x in (e, context)]
-    arrays = receivers, senders, e, context, layers, scale, offset
-    in_axes = (0, 0, *own, None, None, None)
-    return dispatch.over_leading_axes(of_one, axes, graph, *arrays, in_axes=in_axes)
+    arrays = receivers, senders, e, context, parameters
+    in_axes = (0, 0, *own, None)
+    return dispatch.over_leading_axes(partial(run, static), axes, graph, *arrays, in_axes=in_axes)
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -226,8 +241,9 @@ def _check_residual(e: Any, width: int, residual: Any) -> None:
 
 
 def _by_formula(
-    presence, graph, receivers, senders, e, context, parameters, options, ends, reduce
+    presence, static, graph, receivers, senders, e, context, parameters
 ) -> tuple[Array, Any]:
+    _, options, ends, reduce = static
     layers, scale, offset = parameters
     lists, dtype = EdgeLists.of(graph), receivers.dtype
     with dispatch.default_implementation("xla"):
@@ -255,22 +271,17 @@ def _sums_by_formula(graph: CSRGraph, values: Array, ends: Ends, reduce: Any, dt
 # -- products by nodes, the rest by edges ----------------------------------------------------------
 
 
-def _by_nodes_and_edges(
-    request, graph, receivers, senders, e, context, parameters, options, ends, reduce
-) -> tuple[Array, Any]:
+def _by_nodes_and_edges(static, graph, *arrays) -> tuple[Array, Any]:
+    request, options, ends, reduce = static
+
     def run(graph, *arrays):
         edges, sums = updated_edges(request, EdgeLists.of(graph), *arrays, options, ends)
         return edges, _means(graph, sums, ends) if reduce == "mean" else sums
 
-    arrays = graph, receivers, senders, e, context, parameters
     if request.verify.mode == "off":
-        return run(*arrays)
-
-    def formula(graph, receivers, senders, e, context, parameters):
-        arrays = receivers, senders, e, context, parameters
-        return _by_formula(None, graph, *arrays, options, ends, reduce)
-
-    return verify.contained(f"{_OP}[split]", run, formula)(*arrays)
+        return run(graph, *arrays)
+    formula = partial(_by_formula, None, static)
+    return verify.contained(f"{_OP}[split]", run, formula)(graph, *arrays)
 
 
 def updated_edges(

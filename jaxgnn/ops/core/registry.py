@@ -107,6 +107,7 @@ OPS = (
     Op("fused_linear", "dense", benchmarks=_LINEAR),
     _timed("fused_mlp", "dense"),
     _timed("edge_mlp_aggregate", "edge_mlp"),
+    _timed("interaction", "edge_mlp"),
     Op("hypergraph_conv", "hypergraph", native_of="spmm", benchmarks=(_HYPERGRAPHS,)),
 )
 """Every op, in the order in which tables show them."""

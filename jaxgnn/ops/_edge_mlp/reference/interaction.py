@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jaxgnn.graph import CSRGraph
+from jaxgnn._arrays.identity_cache import IdentityMemory
+from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.ops.core.activations import ACTIVATIONS, Name
 from jaxgnn.ops.core.dtypes import accumulation_dtype, stored
+
+_ENDS: IdentityMemory[tuple[Array, Array]] = IdentityMemory()
 
 Norm = Literal["layer", "rms"]
 """Normalisation over the features of an edge."""
@@ -65,9 +68,17 @@ class EdgeLists(NamedTuple):
     @classmethod
     def of(cls, graph: CSRGraph) -> EdgeLists:
         """The edges in the order of the slots of the graph."""
-        receivers = graph.receivers()
-        senders = jnp.where(receivers < graph.num_rows, graph.indices, graph.num_cols)
-        return cls(graph, None, receivers, senders)
+        ids = graph.indptr, graph.indices
+
+        def ends() -> tuple[Array, Array]:
+            receivers = graph.receivers()
+            is_real = receivers < graph.num_rows
+            return receivers, jnp.where(is_real, graph.indices, graph.num_cols)
+
+        if not is_concrete(*ids):
+            return cls(graph, None, *ends())
+        with jax.ensure_compile_time_eval():
+            return cls(graph, None, *_ENDS.get(ids, graph.num_cols, ends))
 
     def real_only(self, x: Float[Array, "edges d"]) -> Float[Array, "edges d"]:
         """Sets padding, which may hold any value, to zero."""
@@ -124,7 +135,7 @@ def interaction(
     layer = ACTIVATIONS[options.activation]
     for index, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
         z = jnp.matmul(x, kernel, preferred_element_type=accumulation_dtype(dtype))
-        z = z if bias is None else z + bias
+        z = z if bias is None else z + bias.astype(z.dtype)
         is_last = index == len(kernels) - 1
         x = z if is_last and not options.activate_last else layer.activate(z)
         x = x if is_last else stored(x, dtype)
@@ -142,10 +153,11 @@ def new_edges(
 ) -> tuple[Float[Array, "edges out"], Float[Array, "edges out"]]:
     """The update of each edge and its new features, in the accumulation dtype; zero in padding."""
     y, bias, e, scale, offset = operands
-    y = edges.real_only(y).astype(accumulation_dtype(y.dtype))
-    y = y if bias is None else y + bias
+    wide = accumulation_dtype(y.dtype)
+    y = edges.real_only(y).astype(wide)
+    y = y if bias is None else y + bias.astype(wide)
     update = edges.real_only(normalized(y, scale, offset, options))
-    return update, update if e is None else update + edges.real_only(e)
+    return update, update if e is None else update + edges.real_only(e).astype(wide)
 
 
 def update_edges(
@@ -181,14 +193,14 @@ def update_edges_backward(
     dedges = edges.real_only(dedges).astype(wide)
     du = dedges + taken(dsums.astype(wide), edges.receivers)
     y = edges.real_only(y).astype(wide)
-    y = y if bias is None else y + bias
+    y = y if bias is None else y + bias.astype(wide)
     if options.norm == "layer":
         y = y - jnp.mean(y, axis=-1, keepdims=True)
     r = 1.0
     if options.norm is not None:
         r = lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + options.eps)
     y = y * r
-    dy = du if scale is None else du * scale
+    dy = du if scale is None else du * scale.astype(wide)
     if options.norm is not None:
         centred = dy
         if options.norm == "layer":
@@ -228,5 +240,5 @@ def normalized(
     if options.norm is not None:
         y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + options.eps)
     if scale is not None:
-        y = y * scale
-    return y if offset is None else y + offset
+        y = y * scale.astype(y.dtype)
+    return y if offset is None else y + offset.astype(y.dtype)
