@@ -93,6 +93,12 @@ CUTS = (
         "python -m experiments.mlp bench",
         "--scale reduced --networks 6 --dtypes float32 --directions forward",
     ),
+    Cut(
+        "python -m experiments.physics train",
+        "--particles 9 --runs 4 --frames 12 --horizon 6 --steps 2 --hidden-features 8 "
+        "--batch-size 4 --no-progress",
+    ),
+    Cut("python -m experiments.physics", "--frames 3"),
     Cut("python -m experiments.mlp validate", "--steps 2"),
     Cut("python -m experiments.mlp fuse"),
     Cut("python -m experiments.sudoku generate", "--train 100 --test 34 --no-progress"),
@@ -213,6 +219,8 @@ FILES: dict[str, Callable[[Path], object]] = {
     "runs/sudoku/check/minimal.csv": _by(
         "python -m experiments.sudoku generate --out runs/sudoku/check"
     ),
+    "runs/physics/springs-seed0": _by("python -m experiments.physics train"),
+    "runs/physics/charges-seed0": _by("python -m experiments.physics train --system charges"),
     "runs/demo": make_run,
     "runs/mhc/plain": make_run,
 }

@@ -26,6 +26,7 @@ ON_FOUR = (
     "python -m experiments.hgnn lm",
     "python -m experiments.hgnn nodes",
     "python -m experiments.mlp validate",
+    "python -m experiments.physics train",
     "python -m experiments.sudoku train",
 )
 # No run: they need other processes, a data set of gigabytes, or several GPUs.

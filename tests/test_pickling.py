@@ -133,6 +133,7 @@ RECORDS = {
         "rings", {"a": 4}, 1, *np.ones((3, 3, 2), np.int32), *np.ones((4, 2, 1), np.int32)
     ),
     datasets.NodeDataset: lambda: datasets.synthetic("tiny"),
+    datasets.ParticleMotion: lambda: datasets.particles(runs=1, frames=3),
     datasets.SyntheticScale: lambda: next(iter(datasets.SCALES.values())),
     datasets.TextDataset: datasets.pydoc_text,
     sudoku.Conflict: lambda: sudoku.Conflict("row 3", 2, ((3, 1), (3, 5))),

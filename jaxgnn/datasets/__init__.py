@@ -19,6 +19,9 @@ from jaxgnn.datasets.embedded.digits import digits_hypergraph as digits_hypergra
 from jaxgnn.datasets.embedded.mutag import mutag as mutag
 from jaxgnn.datasets.embedded.pydoc_text import TextDataset as TextDataset
 from jaxgnn.datasets.embedded.pydoc_text import pydoc_text as pydoc_text
+from jaxgnn.datasets.generators.particles import ParticleSystem as ParticleSystem
+from jaxgnn.datasets.generators.particles import particle_energy as particle_energy
+from jaxgnn.datasets.generators.particles import particles as particles
 from jaxgnn.datasets.generators.synthetic import SCALES as SCALES
 from jaxgnn.datasets.generators.synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets.generators.synthetic import synthetic as synthetic
@@ -49,6 +52,7 @@ from jaxgnn.datasets.records.edge_split import split_edges as split_edges
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset as GraphsDataset
 from jaxgnn.datasets.records.node_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets.records.node_dataset import NodeDataset as NodeDataset
+from jaxgnn.datasets.records.particle_motion import ParticleMotion as ParticleMotion
 from jaxgnn.datasets.records.splits import split_graphs as split_graphs
 
 _suggest_names(__name__)

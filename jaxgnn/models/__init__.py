@@ -1,7 +1,8 @@
-"""Complete networks: node classifiers, language models and Sudoku solvers."""
+"""Complete networks: node classifiers, simulators, language models and Sudoku solvers."""
 
 from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.models._causal_lm import CausalLM as CausalLM
+from jaxgnn.models._encode_process_decode import EncodeProcessDecode as EncodeProcessDecode
 from jaxgnn.models._expert_lm import ExpertGraphLM as ExpertGraphLM
 from jaxgnn.models._expert_lm import expert_output_orthogonality as expert_output_orthogonality
 from jaxgnn.models._expert_lm import expert_weight_orthogonality as expert_weight_orthogonality
@@ -10,6 +11,8 @@ from jaxgnn.models._graph_transformer import GraphTransformer as GraphTransforme
 from jaxgnn.models._hypergraph_gnn import HypergraphGNN as HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import HypergraphKind as HypergraphKind
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN
+from jaxgnn.models._rollout import random_walk_noise as random_walk_noise
+from jaxgnn.models._rollout import rollout as rollout
 from jaxgnn.models._sudoku_gnn import SudokuGNN as SudokuGNN
 from jaxgnn.models._sudoku_relational import CandidateNetwork as CandidateNetwork
 from jaxgnn.models._sudoku_relational import (

@@ -22,7 +22,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
 
     Args:
       layers: modules called as ``layer(graph, h, rngs=..., **options)``, whose result has the shape
-        and dtype of ``h``. They must not change state.
+        and dtype of ``h``, an array or a pytree of arrays. They must not change state.
 
     Raises:
       ValueError: if there are no layers, or their structures differ.
@@ -47,14 +47,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
         stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
         self.layers = nnx.merge(graphdefs[0], stacked)
 
-    def __call__(
-        self,
-        graph: Any,
-        h: Float[Array, "*batch features"],
-        *,
-        rngs: nnx.Rngs | None = None,
-        **options: Any,
-    ) -> Float[Array, "*batch features"]:
+    def __call__[H](self, graph: Any, h: H, *, rngs: nnx.Rngs | None = None, **options: Any) -> H:
         """Returns the result of the last layer; each layer has a key of its own for dropout."""
         graphdef, state = nnx.split(self.layers)
         if rngs is not None:
@@ -66,7 +59,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
         return run_compiled(_scan, graphdef, arguments)
 
 
-def _scan(graphdef: Any, arguments: tuple[Any, ...]) -> Array:
+def _scan(graphdef: Any, arguments: tuple[Any, ...]) -> Any:
     graph, h, state, keys, options = arguments
 
     def step(h, layer):

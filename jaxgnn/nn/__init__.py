@@ -48,6 +48,8 @@ from jaxgnn.nn.hypergraph.unignn import UniGATConv as UniGATConv
 from jaxgnn.nn.hypergraph.unignn import UniGCNConv as UniGCNConv
 from jaxgnn.nn.hypergraph.unignn import UniGINConv as UniGINConv
 from jaxgnn.nn.hypergraph.unignn import UniSAGEConv as UniSAGEConv
+from jaxgnn.nn.messages.interaction_network import GraphNetBlock as GraphNetBlock
+from jaxgnn.nn.messages.interaction_network import InteractionNetwork as InteractionNetwork
 from jaxgnn.nn.messages.message_passing import EdgeMLP as EdgeMLP
 from jaxgnn.nn.messages.message_passing import MessagePassing as MessagePassing
 from jaxgnn.nn.messages.node_updates import GRUUpdate as GRUUpdate

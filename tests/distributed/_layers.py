@@ -174,6 +174,10 @@ CASES = {
     "GatedGraphConv": Case(lambda rngs: nn.GatedGraphConv(WIDTH, 2, reduce="max", rngs=rngs)),
     "GraphNorm": Case(lambda rngs: nn.GraphNorm(WIDTH), _of_rows),
     "HGTConv, HeteroConv, RGCNConv": Case(_Relations, _alone),
+    "InteractionNetwork": Case(
+        lambda rngs: nn.InteractionNetwork(WIDTH, EDGE_WIDTH, rngs=rngs),
+        lambda net, g, rngs: net(g.graph, g.x, g.edges)[0],
+    ),
     "LEConv": Case(_layer(nn.LEConv)),
     "LayerNorm": Case(lambda rngs: nn.LayerNorm(WIDTH, mode="graph"), _of_rows),
     "MessagePassing": Case(
@@ -198,6 +202,10 @@ CASES = {
     "SuperGATConv": Case(_layer(nn.SuperGATConv, **HEADS), _dropping),
     "SuperGATConv, its loss": Case(_layer(nn.SuperGATConv, heads=2), _attention_loss),
     "TransformerConv": Case(_layer(nn.TransformerConv, **HEADS, **EDGES), _of_edges_dropping),
+    "EncodeProcessDecode": Case(
+        lambda rngs: models.EncodeProcessDecode(WIDTH, EDGE_WIDTH, 8, 3, num_steps=2, rngs=rngs),
+        _of_edges,
+    ),
     "GCNII": Case(_model(models.GCNII, num_layers=2, dropout=0.3), _dropping),
     "MaxKGNN": Case(_model(models.MaxKGNN, k=4, num_layers=2, kind="gcn", dropout=0.3), _dropping),
 }

@@ -19,6 +19,7 @@ ON_ONE_DEVICE = {
         "AllDeepSetsConv AllSetTransformerConv HGNNPlusConv HNHNConv HyperGCNConv HypergraphConv "
         "HyperedgeWeights UniGATConv UniGCNConv UniGINConv UniSAGEConv HypergraphGNN"
     ),
+    "sums at senders and over the whole graph, which are on other devices": "GraphNetBlock",
     "numbers of the whole graph, of pairs of nodes": "DotDecoder MLPDecoder",
     "puzzles or tokens, which are batches": (
         "CandidateNetwork CausalLM EquivariantRelationalNetwork ExpertGraphLM "

@@ -8,7 +8,8 @@ import pytest
 
 from experiments.hgnn.config import NodesConfig
 from experiments.mlp.config import BenchConfig, FuseConfig
-from jaxgnn import fusion, models, ops
+from experiments.physics.config import TrainConfig
+from jaxgnn import datasets, fusion, models, ops
 
 # Command lines of each experiment, each with an error or asking for help.
 WRONG = {
@@ -39,6 +40,14 @@ WRONG = {
         "compare --readout median",
         "compare --models gin --dropout 1",
         "compare --processes 0",
+    ),
+    "experiments.physics": (
+        "train --steps 0",
+        "train --system planets",
+        "train --system charges --particles 4",
+        "train --seeds 1 1",
+        "rollout --run nowhere",
+        "draw --frames 1",
     ),
     "experiments.mhc": ("train --steps 0", "compare --steps 0", "deep --depths 2 2"),
     "experiments.hgnn": ("lm --experts 0", "nodes --model gcn", "nodes --epochs 0"),
@@ -86,6 +95,7 @@ def test_errors_and_help_do_not_wait_for_jax():
 @pytest.mark.parametrize(
     ("options", "field", "of_library"),
     [
+        (TrainConfig, "system", datasets.ParticleSystem),
         (NodesConfig, "model", models.HypergraphKind),
         (FuseConfig, "search", fusion.Search),
         (BenchConfig, "implementation", ops.Name | None),

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jaxgnn import models
-from tests.nn._table import GRAPH, HYPERGRAPH, Case, X, case
+from tests.nn._table import EDGES, GRAPH, HYPERGRAPH, Case, X, case
 
 TOKENS = jnp.arange(6).reshape(1, 6)
 PUZZLE = jnp.zeros((1, 16), jnp.int32).at[0, 3].set(2)
@@ -14,6 +14,9 @@ _STEPS = {"features": 4, "num_steps": 2}
 MODELS: dict[str, Case] = {
     "CandidateNetwork": case(models.CandidateNetwork, (), PUZZLE, **_STEPS),
     "CausalLM": case(models.CausalLM, (9, 8), TOKENS, num_layers=1, num_heads=2),
+    "EncodeProcessDecode": case(
+        models.EncodeProcessDecode, (8, 3, 6, 2), GRAPH, X, EDGES, num_steps=2, num_layers=1
+    ),
     "EquivariantRelationalNetwork": case(
         models.EquivariantRelationalNetwork, (), PUZZLE, **_STEPS, edge_dropout=0.5, drops=True
     ),

@@ -11,6 +11,9 @@ from tests.nn.test_eager import assert_cheap
 
 # Options under which a model runs other code.
 VARIANTS = [
+    ("EncodeProcessDecode", {"scan_layers": True}),
+    ("EncodeProcessDecode", {"scan_layers": True, "share_weights": True}),
+    ("EncodeProcessDecode", {"recompute": True}),
     ("CausalLM", {"hyper_connections": 2, "recompute_every": 1}),
     ("MaxKGNN", {"scan_layers": True}),
     ("MaxKGNN", {"kind": "gcn", "scan_layers": True, "hyper_connections": 2}),

@@ -51,6 +51,7 @@ BAD = {
     "features_argument": [-1, 0.0],
     "fill_value": ["median", None, jnp.nan, [], ["1"], [0.0, jnp.inf], [1.0, 2.0]],
     "gate": [None, 3],
+    "global_features": _NO_WIDTHS,
     "gradient": _NO_NAMES,
     "group_sizes": [[-1, 2], [1.5], 3],
     "heads": _NO_NUMBERS,
@@ -104,6 +105,7 @@ BAD = {
     "precision": ["tf", 3],
     "rate": [-0.1, 1.0, "0.5", None],
     "ratio": [0.0, 1.5, "0.5", jnp.nan],
+    "recompute": _NO_FLAGS,
     "recompute_every": [0, "often", 1.5, True],
     "reduce": ["min", 1],
     "requires_grad": _NO_FLAGS,
@@ -115,6 +117,7 @@ BAD = {
     "scan_layers": _NO_FLAGS,
     "share_weights": _NO_FLAGS,
     "strength": ["0.5", jnp.nan],
+    "summed": _NO_NAMES,
     "strategy": ["pairs", [{0, 99}]],
     "towers": _NO_NUMBERS,
     "undirected": _NO_FLAGS,
@@ -156,6 +159,16 @@ OWN = {
         (name, "reduce"): ["median", 1, ("max", "min")]
         for name in ("EdgeConv", "GatedGraphConv", "SAGEConv")
     },
+    **{
+        (name, option): values
+        for name in ("EncodeProcessDecode", "GraphNetBlock", "InteractionNetwork")
+        for option, values in {
+            "norm": ["batch", 1, True],
+            "out_features": [0, -1, 2.0, "8"],
+            "reduce": ["max", 1],
+        }.items()
+    },
+    ("InteractionNetwork", "features"): [*_NO_WIDTHS, (8,), (8, 0), (8, "8"), (8, 8, 8)],
     ("MessagePassing", "reduce"): ["median", 1, [], ["max", "median"]],
     ("EdgeConv", "mlp"): [None, "relu"],
     ("TransformerConv", "beta"): _NO_FLAGS,
@@ -194,7 +207,10 @@ _NAMES = {
         option: (_WIDTH, option)
         for option in ("features", "in_features", "out_features", "hidden_features", "widths")
     },
-    **{option: (_WIDTH,) for option in ("message_features", "embedding_features", "vocabulary")},
+    **{
+        option: (_WIDTH,)
+        for option in ("message_features", "embedding_features", "global_features", "vocabulary")
+    },
     "mlp_features": (_WIDTH,),
     "num_layers": (_WIDTH, "num_layers"),
     "hyper_connections": ("hyper_connections", "num_streams"),

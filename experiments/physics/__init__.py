@@ -1,0 +1,1 @@
+"""Learnt simulators of particles: springs and charges."""
