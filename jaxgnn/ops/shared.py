@@ -12,6 +12,7 @@ from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS as PRECISIONS
 from jaxgnn.ops._edge_mlp import edge_mlp_aggregate as edge_mlp_aggregate
 from jaxgnn.ops._filters.filtered_sum import MadeFilters as MadeFilters
 from jaxgnn.ops._filters.filtered_sum import filtered_sum_in_order as filtered_sum_in_order
+from jaxgnn.ops._filters.kernels import MOST_FEATURES as MOST_FEATURES
 from jaxgnn.ops._graph.attention import edge_scores as edge_scores
 from jaxgnn.ops._graph.attention import row_scores as row_scores
 from jaxgnn.ops._graph.attention import row_softmax as row_softmax
