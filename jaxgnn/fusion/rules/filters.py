@@ -29,10 +29,7 @@ from jaxgnn.fusion.program import Atom
 from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.rules.attention import Sum
 from jaxgnn.fusion.view import View, need, or_none, required
-from jaxgnn.ops.shared import MadeFilters, filtered_sum_in_order
-
-# Features of a basis, the bias among them, up to which the op makes the filters.
-_MOST_FEATURES = 64
+from jaxgnn.ops.shared import MOST_FEATURES, MadeFilters, filtered_sum_in_order
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _made_of(view: View, product: Product) -> _Made:
             continue
         summed = basis.labels[1]
         if set(kernel.labels) == {summed, 1}:
-            need(basis.atom.aval.shape[1] + (bias is not None) <= _MOST_FEATURES)
+            need(basis.atom.aval.shape[1] + (bias is not None) <= MOST_FEATURES)
             need(basis.atom.aval.dtype == kernel.atom.aval.dtype == atom.aval.dtype)
             return _Made(basis.atom, kernel.atom, kernel.labels[0] == 1, bias)
     return required(None)
