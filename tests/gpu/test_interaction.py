@@ -35,7 +35,11 @@ def _graph(rows=301, cols=107, edges=6000, hub=900):
 CASES = {
     "wide": (512, "bfloat16", {"activation": "silu"}),
     "float32": (256, "float32", {"summed": "edges", "ends": "both"}),
-    "narrow": (32, "bfloat16", {"norm": "rms", "residual": False, "ends": "senders"}),
+    "narrow": (
+        32,
+        "bfloat16",
+        {"activation": "gelu", "norm": "rms", "residual": False, "ends": "senders"},
+    ),
     "odd": (33, "float32", {"norm": None, "reduce": "mean"}),
     "widest": (1024, "float32", {"summed": "edges"}),
     "one": (1, "float32", {}),
