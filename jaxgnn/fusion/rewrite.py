@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgnn.fusion.plans import Plan, reading, results_of, with_plans
 from jaxgnn.fusion.program import Atom, Equation, Program, traced
 from jaxgnn.fusion.view import NoMatch, View
 
@@ -29,6 +30,12 @@ class Rewrite:
     is_what_runs: bool = False  # whether the op would run the same code here as the replaced code
     results: tuple[Any, ...] = ()  # the replaced variables, if not the results of ``equation``
     assumes: tuple[str, ...] = ()  # conditions on numbers, known at run time, for equality
+    plans: Sequence[Plan] = ()  # of ids known at run time, whose results the function reads
+
+    def traced(self) -> Program:
+        """The program of the new terms."""
+        inputs = [*self.inputs, *results_of(self.plans)]
+        return traced(reading(self.function, self.plans), inputs, is_open=self.is_open)
 
 
 class Refusal(Exception):
@@ -202,7 +209,7 @@ class _Rewriting:
 
 def _applied(view: View, rewrite: Rewrite) -> Program:
     """The program after a rewrite, whose results must have the types of the old ones."""
-    added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
+    added = rewrite.traced()
     old = rewrite.results or rewrite.equation.outvars
     types, old_types = [_type(o) for o in added.outputs], [_type(o) for o in old]
     if types != old_types:
@@ -210,7 +217,7 @@ def _applied(view: View, rewrite: Rewrite) -> Program:
     made = dict(zip(old, added.outputs, strict=True))
     makers = [view.producer(variable) for variable in old]
     first = next(e for e in view.program.equations if any(e is maker for maker in makers))
-    return view.program.replace(made, first, added).tidy()
+    return with_plans(view.program, rewrite.plans).replace(made, first, added).tidy()
 
 
 def _type(atom: Atom) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ from jaxgnn._ffi import aggregate as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
+from jaxgnn.ops._aggregate.segment_order import sorted_order
 from jaxgnn.ops._graph.calls import table
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp
@@ -54,14 +55,6 @@ def _order_of_sorted(ids, num_segments):
     return indptr - indptr[0], jnp.where(entries < size, entries, entries - size)
 
 
-def _sorted_order(ids, num_segments):
-    places = jnp.where((ids < 0) | (ids >= num_segments), num_segments, ids)
-    entries = jnp.arange(ids.shape[0], dtype=jnp.int32)
-    keys, entries = lax.sort((places, entries), num_keys=1, is_stable=True)
-    ends = jnp.arange(num_segments + 1, dtype=ids.dtype)
-    return jnp.searchsorted(keys, ends).astype(jnp.int32), entries
-
-
 _by_order = _by_rows(ffi.forward, ffi.segment_order)
 
 
@@ -77,7 +70,7 @@ SEGMENTS = table(
     "aggregate.segments",
     ("float32", "bfloat16", "float16"),
     reference.reduce_segments,
-    _by_rows(pallas.forward, _sorted_order),
+    _by_rows(pallas.forward, sorted_order),
     _on_cpu,
 )
 
