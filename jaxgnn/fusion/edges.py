@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import numpy as np
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.graphs import StaticGraph, digest, graph_of_rows, static_graph
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.plans import Plan
+from jaxgnn.fusion.plans import Plan, Sorting
 from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.traced_graphs import (
     TracedColumns,
@@ -186,8 +187,40 @@ def rows_of(view: View, reduction: SegmentReduction) -> Rows:
         reason = "there are no edges" if edges == 0 else "it is too large to be sorted in the step"
         raise Refusal(reason)
     is_sorted = bool(reduction.equation.params["indices_are_sorted"])
-    clips = reduction.mode == "clip"
-    return traced_rows(view, reduction.places, reduction.size, clips=clips, is_sorted=is_sorted)
+    ids = traced_ids(view, reduction.places)
+    how = {"clips": reduction.mode == "clip", "is_sorted": is_sorted}
+    return traced_rows(view, ids, reduction.size, **how, cost=_sorting(view, ids.source))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a program knows of its inputs beside values: of ``View.known``, by this class."""
+
+    named: frozenset[Any] = frozenset()  # inputs that the caller calls graphs
+    fixed: frozenset[Any] = frozenset()  # inputs that are the same in all steps of a loop
+    steps: int = 1  # steps of the loop that the program is the body of
+
+
+def _sorting(view: View, source: Atom) -> Sorting:
+    """What sorting a list is for, found once, before any reduction over it is rewritten."""
+
+    def made() -> Sorting:
+        around = view.known.get(Surroundings, Surroundings())
+        roots = view.roots(source)
+        steps = around.steps if roots <= around.fixed else 1
+        summed = [
+            reduction.updates
+            for equation in view.program.equations
+            if (reduction := segment_reduction(equation)) is not None
+            and traced_ids(view, reduction.places).source is source
+            and jnp.issubdtype(reduction.updates.aval.dtype, jnp.floating)
+        ]
+        read = sum(atom.aval.size * atom.aval.dtype.itemsize for atom in summed)
+        edges = source.aval.size
+        each = math.inf if roots & around.named else steps * read / edges
+        return Sorting(edges, steps * len(summed), each)
+
+    return view.derived(("sorting", source), made)
 
 
 def are_segments(view: View, reduction: SegmentReduction, rows: TracedRows) -> bool:
@@ -287,8 +320,8 @@ def are_the_same(one: Columns, other: Columns | Rows, rows: Rows) -> bool:
 
 def has_rows_in_order(rows: Rows) -> bool:
     """Whether edges are sorted by row already, those whose row is -1 after all others."""
-    if isinstance(rows, TracedRows):
-        return rows.is_sorted
+    if isinstance(rows, TracedRows):  # ascending ids may begin with those that are dropped
+        return False
     for part in (slice(1024), slice(None)):  # most unsorted lists differ early
         ids = rows[part].astype(np.uint64 if rows.dtype.itemsize > 4 else np.uint32)
         if (ids[1:] < ids[:-1]).any():

@@ -20,6 +20,15 @@ from jaxgnn.fusion.view import View
 Function = Callable[..., Sequence[Any]]
 
 
+@dataclass(frozen=True)
+class Sorting:
+    """What a plan sorts, and what for."""
+
+    edges: int
+    uses: int  # reductions over these edges in a call, those of all steps of a loop
+    bytes_per_edge: float  # that these reductions read of an edge, or infinity where it is wanted
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Arrays that one call computes from ids, and from the results of other plans."""
@@ -29,6 +38,7 @@ class Plan:
     inputs: tuple[Atom, ...]
     program: Program  # the call
     after: tuple[Plan, ...] = ()  # the plans whose results are inputs
+    cost: Sorting | None = None  # None if it takes no time worth counting
 
     @property
     def results(self) -> tuple[Any, ...]:
@@ -47,6 +57,7 @@ def plan_of(
     function: Function,
     inputs: Sequence[Atom],
     after: Sequence[Plan] = (),
+    cost: Sorting | None = None,
 ) -> Plan:
     """The plan that a function makes of some ids; the same one for the same question about them.
 
@@ -56,11 +67,12 @@ def plan_of(
       function: takes an array for each input, and returns a list of arrays.
       inputs: variables of the program, or results of other plans.
       after: these plans.
+      cost: what it sorts.
     """
 
     def made() -> Plan:
         program = traced(function, inputs, is_open=False)
-        return Plan(question, function, tuple(inputs), program, tuple(after))
+        return Plan(question, function, tuple(inputs), program, tuple(after), cost)
 
     return view.derived(("plan", question, *inputs), made)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgnn.fusion.plans import Plan, reading, results_of, with_plans
+from jaxgnn.fusion.plans import Plan, in_order, reading, results_of, with_plans
 from jaxgnn.fusion.program import Atom, Equation, Program, traced
 from jaxgnn.fusion.view import NoMatch, View
 
@@ -75,6 +75,7 @@ class Applied:
     bytes_before: int
     bytes_after: int
     assumes: tuple[str, ...] = ()
+    in_step: str = ""  # what is computed of the ids when the function runs
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,11 @@ class _Rewriting:
         if self.limit < 0:
             raise RuleError(self.rule.name, RuntimeError("it applies again and again"))
         sizes = proposal.bytes_before, proposal.bytes_after
-        one = Applied(self.rule.name, place, proposal.note, *sizes, assumes=proposal.assumes)
+        one = Applied(
+            *(self.rule.name, place, proposal.note, *sizes),
+            assumes=proposal.assumes,
+            in_step=_in_step(proposal),
+        )
         self.findings.applied.append(one)
         self.view = View(made, self.view.known)
         return True
@@ -218,6 +223,17 @@ def _applied(view: View, rewrite: Rewrite) -> Program:
     makers = [view.producer(variable) for variable in old]
     first = next(e for e in view.program.equations if any(e is maker for maker in makers))
     return with_plans(view.program, rewrite.plans).replace(made, first, added).tidy()
+
+
+def _in_step(rewrite: Rewrite) -> str:
+    """What a rewrite computes of ids when the function runs, for ``explain``."""
+    if not rewrite.plans:
+        return ""
+    costs = [plan.cost for plan in in_order(rewrite.plans) if plan.cost is not None]
+    if not costs:
+        return "reads ids that are known only when it runs; nothing is sorted"
+    uses = f"once for {costs[0].uses} sums" if costs[0].uses > 1 else "for one sum"
+    return f"{costs[0].edges} edges are sorted in each call, {uses}"
 
 
 def _type(atom: Atom) -> tuple[Any, ...]:
@@ -288,6 +304,12 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
 }
 
 
+# Bytes that the reductions over one list of ids read of an edge, from which they were faster with
+# the list sorted in the step, forward and with gradients, by platform.
+# `python -m experiments.benchmarks.graph_arguments` measures it.
+_SORTED_FROM: Mapping[str, float] = {"cpu": 64, "gpu": math.inf}
+
+
 @dataclass(frozen=True)
 class Policy:
     """Decides which sound rewrites are applied."""
@@ -302,8 +324,23 @@ class Policy:
             return None
         if rewrite.is_what_runs:
             return "the op has no kernel for it that it would choose here"
+        if (reason := _refuses_to_sort(rewrite, platform)) is not None:
+            return reason
         if rewrite.bytes_before >= least:
             return None
         if least == math.inf:
             return f"{case} was not measured to be faster on a {platform.upper()}"
         return f"it is faster from {least / 1e6:.3g} MB on"
+
+
+def _refuses_to_sort(rewrite: Rewrite, platform: str) -> str | None:
+    """The reason why ids are not sorted when the function runs, or None."""
+    least = _SORTED_FROM.get(platform, math.inf)
+    for plan in in_order(rewrite.plans):
+        if plan.cost is not None and plan.cost.bytes_per_edge < least:
+            reason = "the segment ids are known only when it runs; sorting them there "
+            if least == math.inf:
+                return f"{reason}was not measured to pay on a {platform.upper()}"
+            got = f"and its sums read {plan.cost.bytes_per_edge:.3g}"
+            return f"{reason}pays from {least:.3g} bytes an edge on, {got}"
+    return None

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxgnn._arrays.arrays import MAX_INT32
 from jaxgnn.fusion.graphs import moved
-from jaxgnn.fusion.plans import Plan, plan_of
+from jaxgnn.fusion.plans import Plan, Sorting, plan_of
 from jaxgnn.fusion.program import Atom, Equation, is_variable
 from jaxgnn.fusion.view import View
 from jaxgnn.graph import CSRGraph, GraphPlan
@@ -56,7 +56,7 @@ class TracedRows:
     num_rows: int
     clips: bool  # whether ids out of range enter the nearest row; they are dropped otherwise
     plan: Plan  # offsets of the rows, the edge of each slot, and the slot of each edge
-    is_sorted: bool  # whether the code promises that ids ascend
+    cost: Sorting  # of an order of these edges
 
     @property
     def size(self) -> int:
@@ -103,14 +103,20 @@ def _wrapped(view: View, select: Equation) -> tuple[Atom, int] | None:
 
 
 def traced_rows(
-    view: View, places: Atom, num_rows: int, *, clips: bool, is_sorted: bool
+    view: View,
+    ids: TracedIds,
+    num_rows: int,
+    *,
+    clips: bool,
+    is_sorted: bool,
+    cost: Sorting,
 ) -> TracedRows:
     """The rows of edges whose ids are known only when the function runs, with their plan."""
-    ids = traced_ids(view, places)
     how = {"ids": _Form(ids.wrap), "num_rows": num_rows, "clips": clips, "is_sorted": is_sorted}
     question = "order", *how.values()
-    plan = plan_of(view, question, partial(_order, **how), [ids.source])
-    return TracedRows(ids, num_rows, clips, plan, is_sorted)
+    of_order = None if is_sorted else cost
+    plan = plan_of(view, question, partial(_order, **how), [ids.source], cost=of_order)
+    return TracedRows(ids, num_rows, clips, plan, cost)
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,9 @@ def traced_graph(view: View, rows: TracedRows, columns: TracedColumns | None) ->
         return TracedGraph(rows, None, plan_of(view, ("rows",), build, [indptr], [rows.plan]))
     how = {"ids": _Form(columns.ids.wrap), "num_columns": columns.num_columns}
     question, inputs = ("senders", *how.values()), [indptr, order, columns.ids.source]
-    parts = plan_of(view, question, partial(_senders, **how), inputs, [rows.plan])
+    # Gradients need the order by column, even where the code promises that rows ascend.
+    build = partial(_senders, **how)
+    parts = plan_of(view, question, build, inputs, [rows.plan], cost=rows.cost)
     return TracedGraph(rows, columns, parts)
 
 
