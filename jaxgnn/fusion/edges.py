@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.graphs import StaticGraph, digest, graph_of_rows, static_graph
-from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.plans import Plan, Sorting
+from jaxgnn.fusion.program import Atom, Equation, closure
+from jaxgnn.fusion.plans import Plan, Work
 from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.traced_graphs import (
     TracedColumns,
@@ -186,10 +186,26 @@ def rows_of(view: View, reduction: SegmentReduction) -> Rows:
     if not fits(reduction.size, edges):
         reason = "there are no edges" if edges == 0 else "it is too large to be sorted in the step"
         raise Refusal(reason)
-    is_sorted = bool(reduction.equation.params["indices_are_sorted"])
     ids = traced_ids(view, reduction.places)
+    if not _is_given(view, ids.source):
+        raise Refusal("the segment ids depend on no argument, and are not known ahead")
+    is_sorted = bool(reduction.equation.params["indices_are_sorted"])
     how = {"clips": reduction.mode == "clip", "is_sorted": is_sorted}
-    return traced_rows(view, ids, reduction.size, **how, cost=_sorting(view, ids.source))
+    return traced_rows(view, ids, reduction.size, **how, cost=_work(view, ids.source, "sort"))
+
+
+def _is_given(view: View, source: Atom) -> bool:
+    """Whether arguments decide on ids, which no barrier keeps as they are.
+
+    The plain implementations of this library's ops have such a barrier.
+    """
+
+    def found() -> bool:
+        makers = (view.producer(v) for v in closure(source, view.reads))
+        names = {e.primitive.name for e in makers if e is not None}
+        return bool(view.roots(source)) and "optimization_barrier" not in names
+
+    return view.remembered("is given", source, found)
 
 
 @dataclass(frozen=True)
@@ -201,26 +217,32 @@ class Surroundings:
     steps: int = 1  # steps of the loop that the program is the body of
 
 
-def _sorting(view: View, source: Atom) -> Sorting:
-    """What sorting a list is for, found once, before any reduction over it is rewritten."""
+def _work(view: View, source: Atom, kind: Literal["sort", "mark"]) -> Work:
+    """What a plan for a list does; asked before anything that reads the list is rewritten."""
 
-    def made() -> Sorting:
+    def made() -> Work:
         around = view.known.get(Surroundings, Surroundings())
         roots = view.roots(source)
         steps = around.steps if roots <= around.fixed else 1
-        summed = [
-            reduction.updates
-            for equation in view.program.equations
-            if (reduction := segment_reduction(equation)) is not None
-            and traced_ids(view, reduction.places).source is source
-            and jnp.issubdtype(reduction.updates.aval.dtype, jnp.floating)
-        ]
-        read = sum(atom.aval.size * atom.aval.dtype.itemsize for atom in summed)
-        edges = source.aval.size
-        each = math.inf if roots & around.named else steps * read / edges
-        return Sorting(edges, steps * len(summed), each)
+        read = sum(_bytes_by(view, equation, source, kind) for equation in view.program.equations)
+        each = math.inf if roots & around.named else steps * read / source.aval.size
+        return Work(kind, source.aval.size, each)
 
-    return view.derived(("sorting", source), made)
+    return view.derived(("work", source, kind), made)
+
+
+def _bytes_by(view: View, equation: Equation, source: Atom, kind: str) -> int:
+    """Bytes of the floats that a reduction over a list, or a gather by it, reads; zero if none."""
+    if kind == "sort":
+        reduction = segment_reduction(equation)
+        places, rows = (reduction.places, reduction.updates) if reduction else (None, None)
+    else:
+        gather = row_gather(view, equation.outvars[0]) if equation.outvars else None
+        places, rows = (gather.places, equation.outvars[0]) if gather else (None, None)
+    if rows is None or not jnp.issubdtype(rows.aval.dtype, jnp.floating):
+        return 0
+    is_of_list = traced_ids(view, places).source is source
+    return rows.aval.size * rows.aval.dtype.itemsize if is_of_list else 0
 
 
 def are_segments(view: View, reduction: SegmentReduction, rows: TracedRows) -> bool:
@@ -360,7 +382,8 @@ def mask_of_read_rows(view: View, gather: RowGather) -> Mask:
     """The mask of ``rows_that_are_read``, or the plan that computes it when the function runs."""
     if view.is_known(gather.places):
         return rows_that_are_read(view, gather)
-    return traced_mask(view, _traced_columns(view, gather))
+    columns = _traced_columns(view, gather)
+    return traced_mask(view, columns, _work(view, columns.ids.source, "mark"))
 
 
 def where_rows(mask: Mask | jax.Array, table: Any, axis: int) -> Any:

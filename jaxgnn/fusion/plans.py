@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, traced
 from jaxgnn.fusion.view import View
@@ -21,12 +21,14 @@ Function = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Sorting:
-    """What a plan sorts, and what for."""
+class Work:
+    """What a plan does with a list of edges, and what for."""
 
+    kind: Literal["sort", "mark"]  # whether it sorts them, or marks the rows that they read
     edges: int
-    uses: int  # reductions over these edges in a call, those of all steps of a loop
-    bytes_per_edge: float  # that these reductions read of an edge, or infinity where it is wanted
+    # Bytes that the reductions over these edges, or gathers by them, read of an edge, those of all
+    # steps of a loop; infinite where the caller wants the plan.
+    bytes_per_edge: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Plan:
     inputs: tuple[Atom, ...]
     program: Program  # the call
     after: tuple[Plan, ...] = ()  # the plans whose results are inputs
-    cost: Sorting | None = None  # None if it takes no time worth counting
+    cost: Work | None = None  # None if it takes no time worth counting
 
     @property
     def results(self) -> tuple[Any, ...]:
@@ -57,7 +59,7 @@ def plan_of(
     function: Function,
     inputs: Sequence[Atom],
     after: Sequence[Plan] = (),
-    cost: Sorting | None = None,
+    cost: Work | None = None,
 ) -> Plan:
     """The plan that a function makes of some ids; the same one for the same question about them.
 
@@ -67,7 +69,7 @@ def plan_of(
       function: takes an array for each input, and returns a list of arrays.
       inputs: variables of the program, or results of other plans.
       after: these plans.
-      cost: what it sorts.
+      cost: what it does.
     """
 
     def made() -> Plan:

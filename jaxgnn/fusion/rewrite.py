@@ -230,10 +230,10 @@ def _in_step(rewrite: Rewrite) -> str:
     if not rewrite.plans:
         return ""
     costs = [plan.cost for plan in in_order(rewrite.plans) if plan.cost is not None]
-    if not costs:
-        return "reads ids that are known only when it runs; nothing is sorted"
-    uses = f"once for {costs[0].uses} sums" if costs[0].uses > 1 else "for one sum"
-    return f"{costs[0].edges} edges are sorted in each call, {uses}"
+    sorted_ones = [cost.edges for cost in costs if cost.kind == "sort"]
+    if not sorted_ones:
+        return "ids are known only when it runs; nothing is sorted"
+    return f"{sorted_ones[0]} edges are sorted in each call, once for all that uses their order"
 
 
 def _type(atom: Atom) -> tuple[Any, ...]:
@@ -304,10 +304,14 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
 }
 
 
-# Bytes that the reductions over one list of ids read of an edge, from which they were faster with
-# the list sorted in the step, forward and with gradients, by platform.
-# `python -m experiments.benchmarks.graph_arguments` measures it.
-_SORTED_FROM: Mapping[str, float] = {"cpu": 64, "gpu": math.inf}
+# Bytes that the reductions over one list of ids, or the gathers by it, read of an edge and in all,
+# from which rewrites were faster with a plan of the list made in the step, forward and with
+# gradients, by platform. `python -m experiments.benchmarks.graph_arguments` measures it.
+_NEVER = (math.inf, math.inf)
+_PLANNED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "cpu": {"sort": (256, 4 * _MIB), "mark": (64, _MIB)},
+    "gpu": {"sort": _NEVER, "mark": _NEVER},
+}
 
 
 @dataclass(frozen=True)
@@ -324,7 +328,7 @@ class Policy:
             return None
         if rewrite.is_what_runs:
             return "the op has no kernel for it that it would choose here"
-        if (reason := _refuses_to_sort(rewrite, platform)) is not None:
+        if (reason := _refuses_plans(rewrite, platform)) is not None:
             return reason
         if rewrite.bytes_before >= least:
             return None
@@ -333,14 +337,19 @@ class Policy:
         return f"it is faster from {least / 1e6:.3g} MB on"
 
 
-def _refuses_to_sort(rewrite: Rewrite, platform: str) -> str | None:
-    """The reason why ids are not sorted when the function runs, or None."""
-    least = _SORTED_FROM.get(platform, math.inf)
-    for plan in in_order(rewrite.plans):
-        if plan.cost is not None and plan.cost.bytes_per_edge < least:
-            reason = "the segment ids are known only when it runs; sorting them there "
-            if least == math.inf:
-                return f"{reason}was not measured to pay on a {platform.upper()}"
-            got = f"and its sums read {plan.cost.bytes_per_edge:.3g}"
-            return f"{reason}pays from {least:.3g} bytes an edge on, {got}"
+def _refuses_plans(rewrite: Rewrite, platform: str) -> str | None:
+    """The reason why no plan is made of ids when the function runs, or None."""
+    table = _PLANNED_FROM.get(platform, {})
+    for cost in (plan.cost for plan in in_order(rewrite.plans)):
+        if cost is None or cost.bytes_per_edge == math.inf:
+            continue
+        reason = f"the ids are known only when it runs; to {cost.kind} them there "
+        each, total = table.get(cost.kind, _NEVER)
+        if each == math.inf:
+            return f"{reason}was not measured to pay on a {platform.upper()}"
+        if cost.bytes_per_edge < each:
+            got = f"and they are read for {cost.bytes_per_edge:.3g}"
+            return f"{reason}pays from {each:.3g} bytes an edge on, {got}"
+        if cost.bytes_per_edge * cost.edges < total:
+            return f"{reason}pays from {total / 1e6:.3g} MB of rows on"
     return None

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxgnn._arrays.arrays import MAX_INT32
 from jaxgnn.fusion.graphs import moved
-from jaxgnn.fusion.plans import Plan, Sorting, plan_of
+from jaxgnn.fusion.plans import Plan, Work, plan_of
 from jaxgnn.fusion.program import Atom, Equation, is_variable
 from jaxgnn.fusion.view import View
 from jaxgnn.graph import CSRGraph, GraphPlan
@@ -56,7 +56,7 @@ class TracedRows:
     num_rows: int
     clips: bool  # whether ids out of range enter the nearest row; they are dropped otherwise
     plan: Plan  # offsets of the rows, the edge of each slot, and the slot of each edge
-    cost: Sorting  # of an order of these edges
+    cost: Work  # of an order of these edges
 
     @property
     def size(self) -> int:
@@ -109,7 +109,7 @@ def traced_rows(
     *,
     clips: bool,
     is_sorted: bool,
-    cost: Sorting,
+    cost: Work,
 ) -> TracedRows:
     """The rows of edges whose ids are known only when the function runs, with their plan."""
     how = {"ids": _Form(ids.wrap), "num_rows": num_rows, "clips": clips, "is_sorted": is_sorted}
@@ -284,10 +284,11 @@ def traced_graph(view: View, rows: TracedRows, columns: TracedColumns | None) ->
     return TracedGraph(rows, columns, parts)
 
 
-def traced_mask(view: View, columns: TracedColumns) -> Plan:
+def traced_mask(view: View, columns: TracedColumns, cost: Work) -> Plan:
     """The plan of the mask of the rows of a table that are read, bool [rows]."""
     how = {"ids": _Form(columns.ids.wrap), "size": columns.num_columns}
-    return plan_of(view, ("read", *how.values()), partial(_read, **how), [columns.ids.source])
+    question, inputs = ("read", *how.values()), [columns.ids.source]
+    return plan_of(view, question, partial(_read, **how), inputs, cost=cost)
 
 
 def _read(source: Array, *, ids: _Form, size: int) -> list[Any]:
