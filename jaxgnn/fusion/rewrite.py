@@ -306,7 +306,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
 
 # Bytes that the reductions over one list of ids, or the gathers by it, read of an edge and in all,
 # from which rewrites were faster with a plan of the list made in the step, forward and with
-# gradients, by platform. `python -m experiments.benchmarks.graph_arguments` measures it.
+# gradients, by platform. `python -m experiments.benchmarks.fuse_rules --in-step` measures it.
 _NEVER = (math.inf, math.inf)
 _PLANNED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "cpu": {"sort": (256, 4 * _MIB), "mark": (64, _MIB)},
