@@ -315,7 +315,8 @@ def both(name: str, size: Size, *, in_step: bool = False) -> Both:
 
     def function(*given: Any) -> Any:
         arrays, lists = given[: len(shapes)], given[len(shapes) :]
-        return case.function(Ends(*lists, size.nodes) if in_step else ends, *arrays)
+        given_ends = Ends(lists[0], lists[1], size.nodes) if in_step else ends
+        return case.function(given_ends, *arrays)
 
     closed = jax.make_jaxpr(function)(*arrays, *ids)
     rules = Rules([r for r in RULES if r.name == case.rule], Policy(only_if_faster=False))

@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.graphs import StaticGraph, digest, graph_of_rows, static_graph
-from jaxgnn.fusion.program import Atom, Equation, closure
 from jaxgnn.fusion.plans import Plan, Work
+from jaxgnn.fusion.program import Atom, Equation, closure
 from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.traced_graphs import (
     TracedColumns,
@@ -210,7 +210,7 @@ def _is_given(view: View, source: Atom) -> bool:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a program knows of its inputs beside values: of ``View.known``, by this class."""
+    """Properties of the inputs of a program beside values, kept in ``View.known`` by this class."""
 
     named: frozenset[Any] = frozenset()  # inputs that the caller calls graphs
     fixed: frozenset[Any] = frozenset()  # inputs that are the same in all steps of a loop
@@ -218,7 +218,7 @@ class Surroundings:
 
 
 def _work(view: View, source: Atom, kind: Literal["sort", "mark"]) -> Work:
-    """What a plan for a list does; asked before anything that reads the list is rewritten."""
+    """The work of a plan for a list; computed before anything that reads the list is rewritten."""
 
     def made() -> Work:
         around = view.known.get(Surroundings, Surroundings())
@@ -428,13 +428,13 @@ def graph_entering(view: View, rows: Rows, num_rows: int) -> Graph:
     return traced_graph(view, rows, None)
 
 
-def reads_end(
-    view: View, gather: RowGather, graph: Graph, end: Literal["row", "column"]
-) -> bool:
+def reads_end(view: View, gather: RowGather, graph: Graph, end: Literal["row", "column"]) -> bool:
     """Whether each edge that is not ignored reads the table by its row, or by its column."""
     size = graph.num_rows if end == "row" else graph.num_columns
     if isinstance(graph, TracedGraph):
-        return gather.axis == 0 and gather.size == size and _reads_traced_end(view, gather, graph, end)
+        return (
+            gather.axis == 0 and gather.size == size and _reads_traced_end(view, gather, graph, end)
+        )
     ids = known_ids(view, gather.places) if gather.axis == 0 else None
     if ids is None or ids.size != graph.order.size or gather.size != size:
         return False

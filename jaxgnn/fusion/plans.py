@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxgnn.fusion.program import Atom, Equation, Program, is_variable, traced
+from jaxgnn.fusion.program import Atom, Program, is_variable, traced
 from jaxgnn.fusion.view import View
 
 Function = Callable[..., Sequence[Any]]
@@ -22,7 +22,7 @@ Function = Callable[..., Sequence[Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """What a plan does with a list of edges, and what for."""
+    """The work of a plan on a list of edges, and the bytes that gain from it."""
 
     kind: Literal["sort", "mark"]  # whether it sorts them, or marks the rows that they read
     edges: int

@@ -226,7 +226,7 @@ def _applied(view: View, rewrite: Rewrite) -> Program:
 
 
 def _in_step(rewrite: Rewrite) -> str:
-    """What a rewrite computes of ids when the function runs, for ``explain``."""
+    """Describes the computation on ids when the function runs, for ``explain``."""
     if not rewrite.plans:
         return ""
     costs = [plan.cost for plan in in_order(rewrite.plans) if plan.cost is not None]

@@ -22,7 +22,7 @@ from jaxgnn.fusion.graphs import moved
 from jaxgnn.fusion.plans import Plan, Work, plan_of
 from jaxgnn.fusion.program import Atom, Equation, is_variable
 from jaxgnn.fusion.view import View
-from jaxgnn.graph import CSRGraph, GraphPlan
+from jaxgnn.graph import CSRGraph, GraphPlan, RowSchedule
 from jaxgnn.graph.plan.schedule import make_schedule
 from jaxgnn.graph.plan.sorting import inverse_permutation, row_ids
 from jaxgnn.ops.shared import segment_order
@@ -39,13 +39,6 @@ class TracedIds:
     def edges(self) -> int:
         """The number of edges."""
         return int(self.source.aval.size)
-
-    def values(self, source: Array) -> Int[Array, " edges"]:
-        """The ids as they reach it, from the value of ``source``."""
-        ids = source.reshape(-1)
-        if self.wrap is None:
-            return ids
-        return jnp.where(ids < 0, ids + jnp.asarray(self.wrap, ids.dtype), ids)
 
 
 @dataclass(frozen=True)
@@ -112,20 +105,17 @@ def traced_rows(
     cost: Work,
 ) -> TracedRows:
     """The rows of edges whose ids are known only when the function runs, with their plan."""
-    how = {"ids": _Form(ids.wrap), "num_rows": num_rows, "clips": clips, "is_sorted": is_sorted}
+    how = {"wrap": ids.wrap, "num_rows": num_rows, "clips": clips, "is_sorted": is_sorted}
     question = "order", *how.values()
     of_order = None if is_sorted else cost
     plan = plan_of(view, question, partial(_order, **how), [ids.source], cost=of_order)
     return TracedRows(ids, num_rows, clips, plan, cost)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The part of ``TracedIds`` that is no variable."""
-
-    wrap: int | None
-
-    values = TracedIds.values
+def _values(source: Array, wrap: int | None) -> Int[Array, " edges"]:
+    """The ids as they reach a gather or a scatter."""
+    ids = source.reshape(-1)
+    return ids if wrap is None else jnp.where(ids < 0, ids + jnp.asarray(wrap, ids.dtype), ids)
 
 
 def _clipped(ids: Int[Array, " edges"], size: int) -> Int[Array, " edges"]:
@@ -134,9 +124,11 @@ def _clipped(ids: Int[Array, " edges"], size: int) -> Int[Array, " edges"]:
     return jnp.clip(ids, 0, jnp.asarray(last, ids.dtype)).astype(jnp.int32)
 
 
-def _order(source: Array, *, ids: _Form, num_rows: int, clips: bool, is_sorted: bool) -> list[Any]:
+def _order(
+    source: Array, *, wrap: int | None, num_rows: int, clips: bool, is_sorted: bool
+) -> list[Any]:
     """Offsets of the rows, the edge of each slot and the slot of each edge; dropped ones last."""
-    given = ids.values(source)
+    given = _values(source, wrap)
     rows = _clipped(given, num_rows)
     if not clips:
         is_inside = (given >= 0) & (given < min(num_rows, int(jnp.iinfo(given.dtype).max) + 1))
@@ -163,10 +155,10 @@ def _order_of_sorted(rows: Int[Array, " edges"], num_rows: int) -> tuple[Array, 
 
 
 def _senders(
-    indptr: Array, order: Array, source: Array, *, ids: _Form, num_columns: int
+    indptr: Array, order: Array, source: Array, *, wrap: int | None, num_columns: int
 ) -> list[Any]:
     """The column of each slot, the plan of the graph's gradients, and the columns that are read."""
-    columns = _clipped(ids.values(source), num_columns)[order]
+    columns = _clipped(_values(source, wrap), num_columns)[order]
     edges, num_rows = order.shape[0], indptr.shape[0] - 1
     rows = row_ids(indptr, edges)
     live = jnp.where(rows < num_rows, columns, num_columns)
@@ -255,19 +247,17 @@ class TracedGraph:
         return self.parts.arrays[1]
 
 
-def _structure_of(names: tuple[str, ...]) -> GraphPlan:
-    """A plan with numbers for arrays, whose structure is that of the leaves of a plan."""
-    schedule: Any = make_schedule(np.zeros(2, np.int32), 0)
-    return GraphPlan(**{name: schedule if "schedule" in name else 0 for name in names})
-
-
-_PLAN = _structure_of(
-    (
-        *("schedule", "transposed_indptr", "transposed_indices"),
-        *("permutation", "transposed_schedule"),
-    )
+# Plans with numbers for arrays, whose structures are those of the leaves of plans in a program.
+_NUMBER: Any = 0
+_SCHEDULE = RowSchedule(_NUMBER, _NUMBER, _NUMBER, _NUMBER)
+_PLAN_OF_ROWS = GraphPlan(schedule=_SCHEDULE)
+_PLAN = GraphPlan(
+    schedule=_SCHEDULE,
+    transposed_indptr=_NUMBER,
+    transposed_indices=_NUMBER,
+    permutation=_NUMBER,
+    transposed_schedule=_SCHEDULE,
 )
-_PLAN_OF_ROWS = _structure_of(("schedule",))
 
 
 def traced_graph(view: View, rows: TracedRows, columns: TracedColumns | None) -> TracedGraph:
@@ -276,7 +266,7 @@ def traced_graph(view: View, rows: TracedRows, columns: TracedColumns | None) ->
     if columns is None:
         build = partial(_schedule, edges=rows.size)
         return TracedGraph(rows, None, plan_of(view, ("rows",), build, [indptr], [rows.plan]))
-    how = {"ids": _Form(columns.ids.wrap), "num_columns": columns.num_columns}
+    how = {"wrap": columns.ids.wrap, "num_columns": columns.num_columns}
     question, inputs = ("senders", *how.values()), [indptr, order, columns.ids.source]
     # Gradients need the order by column, even where the code promises that rows ascend.
     build = partial(_senders, **how)
@@ -286,13 +276,13 @@ def traced_graph(view: View, rows: TracedRows, columns: TracedColumns | None) ->
 
 def traced_mask(view: View, columns: TracedColumns, cost: Work) -> Plan:
     """The plan of the mask of the rows of a table that are read, bool [rows]."""
-    how = {"ids": _Form(columns.ids.wrap), "size": columns.num_columns}
+    how = {"wrap": columns.ids.wrap, "size": columns.num_columns}
     question, inputs = ("read", *how.values()), [columns.ids.source]
     return plan_of(view, question, partial(_read, **how), inputs, cost=cost)
 
 
-def _read(source: Array, *, ids: _Form, size: int) -> list[Any]:
-    return [jnp.zeros(size, bool).at[_clipped(ids.values(source), size)].set(True)]
+def _read(source: Array, *, wrap: int | None, size: int) -> list[Any]:
+    return [jnp.zeros(size, bool).at[_clipped(_values(source, wrap), size)].set(True)]
 
 
 def fits(num_rows: int, edges: int) -> bool:

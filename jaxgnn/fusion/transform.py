@@ -125,10 +125,9 @@ def _fixed_values(view: View, inner: Program, body: Body) -> Known:
 def _surroundings(view: View, inner: Program, body: Body) -> Surroundings:
     own = view.known.get(Surroundings, Surroundings())
     outside = dict(zip(inner.inputs, body.operands, strict=False))
-    named = {
-        v for v, a in outside.items() if a is not None and is_variable(a) and view.roots(a) & own.named
-    }
-    return Surroundings(frozenset(named), frozenset(inner.inputs[: len(body.fixed)]), body.steps)
+    variables = {v: a for v, a in outside.items() if a is not None and is_variable(a)}
+    named = frozenset(v for v, a in variables.items() if view.roots(a) & own.named)
+    return Surroundings(named, frozenset(inner.inputs[: len(body.fixed)]), body.steps)
 
 
 def index_inputs(program: Program) -> set[int]:

@@ -96,7 +96,7 @@ def _sorted_sum(x, w, e, s, r):
 def test_ids_that_are_promised_to_ascend_are_not_sorted(dropped):
     receivers = jnp.sort(jnp.concatenate([RECEIVERS, jnp.asarray(dropped, jnp.int32)]).clip(-3, 9))
     size = len(receivers)
-    args = X, W, jnp.ones((size, 2)), jnp.resize(SENDERS, size), receivers
+    args = X, W, jnp.ones((size, 2)), jnp.resize(SENDERS, (size,)), receivers
     assert_same(_sorted_sum, fuse(_sorted_sum), *args)
     compiled = jax.jit(fuse(_sorted_sum)).lower(*args).compile().as_text()
     # The order by sender is for gradients alone, and is not computed for values.
@@ -238,9 +238,7 @@ def test_gathers_that_fill_are_left_alone_and_named():
 def test_one_argument_is_known_and_another_is_sorted():
     fused = fuse(_sum, static_graph=True, graph_arguments=("s", "r"))
     assert_same(_sum, fused, X, W, E, SENDERS, RECEIVERS)
-    assert "are sorted in each call" in str(
-        jaxgnn.fuse.explain(fused, X, W, E, SENDERS, RECEIVERS)
-    )
+    assert "are sorted in each call" in str(jaxgnn.fuse.explain(fused, X, W, E, SENDERS, RECEIVERS))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +261,7 @@ def test_an_argument_without_ids_is_named():
         for transform in (lambda f: f, jax.jit):
             with pytest.raises(ValueError, match=expected):
                 transform(jaxgnn.fuse(_sum, graph_arguments=name))(*args)
-    with pytest.raises(ValueError, match="graph_arguments: s must be .* got nothing"):
+    with pytest.raises(ValueError, match=r"graph_arguments: s must be .* got nothing"):
         jaxgnn.fuse(lambda x, s=None: x, graph_arguments="s")(X)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -206,9 +206,7 @@ def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: 
 
 
 @or_none
-def _gatv2_of(
-    view: View, product: Product, bias: list[Atom], table: Atom, graph: Graph
-) -> Sum:
+def _gatv2_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: Graph) -> Sum:
     """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values."""
     shared = [f for f in product.others if 0 not in f.axes and not f.is_inverse]
     of_edges = [f for f in product.others if f not in shared]

@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from jaxgnn.fusion.edges import Mask, RowGather, mask_of_read_rows, row_gather, where_rows

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgnn import ops
 from jaxgnn.fusion.edges import (

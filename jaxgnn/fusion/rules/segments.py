@@ -199,9 +199,7 @@ def _propose_extreme(view: View, equation: Equation) -> Rewrite:
     after = edges + nbytes(gather.table, output)
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> neighbour_reduce"
     before = 3 * edges + nbytes(output)
-    return Rewrite(
-        equation, [gather.table], function, note, before, after, plans=graph.plans
-    )
+    return Rewrite(equation, [gather.table], function, note, before, after, plans=graph.plans)
 
 
 def _with_start(y: Any, graph: Graph, start: float, axis: int) -> Any:

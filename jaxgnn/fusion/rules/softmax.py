@@ -37,7 +37,7 @@ from jaxgnn.fusion.edges import (
 from jaxgnn.fusion.graphs import graph_of_rows
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 from jaxgnn.graph import CSRGraph
 
 
@@ -62,9 +62,7 @@ class SegmentSoftmax:
 
 
 @or_none
-def segment_softmax_of(
-    view: View, atom: Atom, rows: Rows, *, may_drop: bool
-) -> SegmentSoftmax:
+def segment_softmax_of(view: View, atom: Atom, rows: Rows, *, may_drop: bool) -> SegmentSoftmax:
     """The softmax over known segments that computes an atom, or None.
 
     It equals the op if the shift is the maximum of the segment, the divisor is the sum of the
@@ -168,7 +166,9 @@ def _without_guards(view: View, table: Atom, rows: Rows, guard: _Guard) -> tuple
 def _case_of_segments(view: View, select: Equation, rows: Rows) -> Atom:
     """The case that a test known in advance selects for all segments with edges, or None."""
     test, *cases = select.invars
-    need(test.aval.ndim and isinstance(rows, np.ndarray))
+    need(test.aval.ndim)
+    if not isinstance(rows, np.ndarray):
+        raise NoMatch
     of_segments = required(view.value(test))[np.flatnonzero(has_rows(rows))]
     need(of_segments.size > 0 and (of_segments == of_segments.flat[0]).all())
     return cases[int(of_segments.flat[0])]
