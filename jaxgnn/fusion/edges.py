@@ -21,6 +21,7 @@ from jaxgnn.fusion.traced_graphs import (
     TracedGraph,
     TracedRows,
     fits,
+    planned_rows,
     traced_graph,
     traced_ids,
     traced_mask,
@@ -406,8 +407,19 @@ def graph_of(
     entered = rows_of(view, reduction) if rows is None else rows
     if entered.size == 0:
         raise Refusal("there are no edges")
+    if isinstance(entered, np.ndarray) and not view.is_known(gather.places):
+        entered = _planned(view, reduction, entered)
     columns = columns_read(view, gather, entered)
     return graph_between(view, entered, columns, reduction.size, gather.size)
+
+
+def _planned(view: View, reduction: SegmentReduction, rows: np.ndarray) -> TracedRows:
+    """Rows that are known, for edges that read what is known only when it runs."""
+    if not fits(reduction.size, rows.size):
+        raise Refusal("it is too large to be sorted in the step")
+    ids = traced_ids(view, reduction.places)
+    how = {"clips": reduction.mode == "clip", "cost": _work(view, ids.source, "sort")}
+    return planned_rows(view, ids, rows, reduction.size, **how)
 
 
 def graph_between(

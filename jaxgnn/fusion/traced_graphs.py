@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._arrays.arrays import MAX_INT32
-from jaxgnn.fusion.graphs import moved
+from jaxgnn.fusion.graphs import digest, graph_of_rows, moved
 from jaxgnn.fusion.plans import Plan, Work, plan_of
 from jaxgnn.fusion.program import Atom, Equation, is_variable
 from jaxgnn.fusion.view import View
@@ -50,6 +50,7 @@ class TracedRows:
     clips: bool  # whether ids out of range enter the nearest row; they are dropped otherwise
     plan: Plan  # offsets of the rows, the edge of each slot, and the slot of each edge
     cost: Work  # of an order of these edges
+    is_ordered: bool = False  # whether slots and list are known to have the same order
 
     @property
     def size(self) -> int:
@@ -110,6 +111,20 @@ def traced_rows(
     of_order = None if is_sorted else cost
     plan = plan_of(view, question, partial(_order, **how), [ids.source], cost=of_order)
     return TracedRows(ids, num_rows, clips, plan, cost)
+
+
+def planned_rows(
+    view: View, ids: TracedIds, rows: np.ndarray, num_rows: int, *, clips: bool, cost: Work
+) -> TracedRows:
+    """The rows of edges that are known, where what they read is known only when it runs."""
+    known = graph_of_rows(rows, num_rows)
+
+    def order() -> list[Any]:
+        arrays = np.asarray(known.graph.indptr), known.order, inverse_permutation(known.order)
+        return list(map(jnp.asarray, arrays))
+
+    plan = plan_of(view, ("known order", digest(rows), num_rows), order, [])
+    return TracedRows(ids, num_rows, clips, plan, cost, known.is_ordered)
 
 
 def _values(source: Array, wrap: int | None) -> Int[Array, " edges"]:
@@ -219,11 +234,15 @@ class TracedGraph:
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """An array of the edge list in the order of the slots, along its axis of edges."""
+        if self.rows.is_ordered:
+            return of_edges
         _, order, inverse = self.rows.plan.arrays
         return moved(axis, order, inverse, of_edges)
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
         """An array of the slots in the order of the edge list, along its axis of edges."""
+        if self.rows.is_ordered:
+            return of_slots
         _, order, inverse = self.rows.plan.arrays
         return moved(axis, inverse, order, of_slots)
 

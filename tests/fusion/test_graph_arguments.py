@@ -215,6 +215,25 @@ def test_a_list_that_is_an_operand_of_each_step_is_sorted_there():
     assert_same(batches, fuse(batches), *args)
 
 
+def _nearest(x, w, e, s, r):
+    return jax.ops.segment_sum(x[s] * w[:, None], jnp.repeat(jnp.arange(NODES), 5), NODES)
+
+
+_KNOWN = jnp.tile(jnp.arange(NODES), 5) - 1
+
+
+def _some_nearest(x, w, e, s, r):
+    return jax.ops.segment_max(x[s], _KNOWN, NODES)
+
+
+@pytest.mark.parametrize(("fn", "op"), [(_nearest, "spmm"), (_some_nearest, "neighbour_reduce")])
+def test_receivers_may_be_known_where_senders_are_not(fn, op):
+    """Lists of a fixed number of neighbours, which are found in each step."""
+    args = X, W[:35], E, SENDERS[:35], RECEIVERS
+    assert applied(fuse(fn), *args) == [op]
+    assert_same(fn, fuse(fn), *args)
+
+
 def test_explain_names_what_is_sorted_and_what_would_not_pay():
     args = X, W, E, SENDERS, RECEIVERS
     shown = str(jaxgnn.fuse.explain(fuse(_sum), *args))
