@@ -146,27 +146,11 @@ def _order(
     given = _values(source, wrap)
     rows = _clipped(given, num_rows)
     if not clips:
-        is_inside = (given >= 0) & (given < min(num_rows, int(jnp.iinfo(given.dtype).max) + 1))
-        rows = jnp.where(is_inside, rows, num_rows)
-    if is_sorted:
-        indptr, order = _order_of_sorted(rows, num_rows)
-    else:
-        indptr, order = segment_order(rows, num_rows)
+        rows = jnp.where(given < 0, -1, rows)
+        largest = int(jnp.iinfo(given.dtype).max)
+        rows = jnp.where(given >= num_rows, num_rows, rows) if num_rows <= largest else rows
+    indptr, order = segment_order(rows, num_rows, is_sorted=is_sorted)
     return [indptr, order, inverse_permutation(order)]
-
-
-def _order_of_sorted(rows: Int[Array, " edges"], num_rows: int) -> tuple[Array, Array]:
-    """The same of ascending ids, of which negative ones, now ``num_rows``, may be the first.
-
-    They are as many as there are entries out of range before the first one in range.
-    """
-    size = rows.shape[0]
-    is_inside = rows < num_rows
-    first = jnp.where(is_inside.any(), jnp.argmax(is_inside), 0).astype(jnp.int32)
-    ascending = jnp.where(jnp.arange(size, dtype=jnp.int32) < first, -1, rows)
-    indptr = jnp.searchsorted(ascending, jnp.arange(num_rows + 1, dtype=jnp.int32))
-    order = jnp.arange(size, dtype=jnp.int32) + first
-    return indptr.astype(jnp.int32) - first, jnp.where(order < size, order, order - size)
 
 
 def _senders(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 import pytest
+from jax import P
 
 import jaxgnn
 from tests._eager_costs import counted_compilations
@@ -79,6 +80,7 @@ CASES = {
 }
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("case", CASES)
 def test_ids_that_are_known_only_when_it_runs_are_sorted_there(case):
     fn, ops = CASES[case]
@@ -92,6 +94,7 @@ def _sorted_sum(x, w, e, s, r):
     return jnp.concatenate([added, sums], -1)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dropped", [(), (-3, -1), (NODES, NODES + 2), (-1, NODES)])
 def test_ids_that_are_promised_to_ascend_are_not_sorted(dropped):
     receivers = jnp.sort(jnp.concatenate([RECEIVERS, jnp.asarray(dropped, jnp.int32)]).clip(-3, 9))
@@ -201,6 +204,21 @@ def test_graphs_may_be_mapped_over():
         return lambda x, w: jax.vmap(lambda s, r: fn(x, w, E, s, r))(*lists)
 
     assert_same(mapped(_sum), mapped(fuse(_sum)), X, W)
+
+
+def test_each_device_sorts_its_own_edges(four_devices):
+    kinds = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("edges",), axis_types=kinds, devices=four_devices)
+
+    def sharded(fn):
+        def run(x, w, e, s, r):
+            return jax.lax.psum(fn(x, w, e, s, r), "edges")
+
+        specs = P(), *[P("edges")] * 4
+        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P()))
+
+    args = X, W, E, SENDERS, RECEIVERS
+    np.testing.assert_allclose(sharded(fuse(_sum))(*args), _sum(*args), rtol=1e-4, atol=1e-5)
 
 
 def test_a_list_that_is_an_operand_of_each_step_is_sorted_there():

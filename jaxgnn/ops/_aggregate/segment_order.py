@@ -21,6 +21,17 @@ def sorted_order(
     return jnp.searchsorted(keys, ends).astype(jnp.int32), entries
 
 
+def order_of_sorted(
+    ids: Int[Array, " entries"], num_segments: int
+) -> tuple[Int[Array, " segments+1"], Int[Array, " entries"]]:
+    """The same of ascending ids, which nothing has to sort; negative ones come first."""
+    ends = jnp.arange(num_segments + 1, dtype=ids.dtype)
+    indptr = jnp.searchsorted(ids, ends).astype(jnp.int32)
+    size = jnp.int32(ids.shape[0])
+    entries = jnp.arange(ids.shape[0], dtype=jnp.int32) + indptr[0]
+    return indptr - indptr[0], jnp.where(entries < size, entries, entries - size)
+
+
 ORDER = dispatch.Kernel(
     "segment_order",
     {
@@ -31,7 +42,7 @@ ORDER = dispatch.Kernel(
 
 
 def segment_order(
-    ids: Int[Array, " entries"], num_segments: int
+    ids: Int[Array, " entries"], num_segments: int, *, is_sorted: bool = False
 ) -> tuple[Int[Array, " segments+1"], Int[Array, " entries"]]:
     """Sorts entries by their segment, keeping the given order within a segment.
 
@@ -40,8 +51,11 @@ def segment_order(
     Args:
       ids: the segment of each entry, int32; entries of ids out of range are last.
       num_segments: number of segments.
+      is_sorted: whether the ids ascend, so that nothing is sorted.
 
     Returns:
       Offsets of the segments in the order, int32, and the entries in the order, int32.
     """
+    if is_sorted:
+        return order_of_sorted(ids, num_segments)
     return ORDER(dispatch.resolve("segment_order", None), ids, num_segments=num_segments)
