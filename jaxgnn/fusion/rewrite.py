@@ -309,7 +309,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
 # gradients, by platform. `python -m experiments.benchmarks.fuse_rules --in-step` measures it.
 _NEVER = (math.inf, math.inf)
 _PLANNED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "cpu": {"sort": (256, 4 * _MIB), "mark": (64, _MIB)},
+    "cpu": {"sort": (256, 8 * _MIB), "mark": (64, _MIB)},
     "gpu": {"sort": _NEVER, "mark": _NEVER},
 }
 
