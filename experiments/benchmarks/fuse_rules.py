@@ -5,7 +5,9 @@ not the policy would, and prints a line for each size: the bytes that the rule c
 as written and rewritten, forward and with gradients, and both ratios. Rows are appended to
 ``fuse_rules.jsonl``. The policy applies a rule from the size at which no ratio is below 0.98.
 
-Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``.
+Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``. With ``--in-step`` the rule
+does not know them, as under ``fuse(..., graph_arguments=...)``, so the plan of the graph is part of
+the rewritten program and of its time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -255,6 +256,13 @@ CASES: dict[str, Case] = {
 }
 
 
+# The rules that take edge lists that are known only when the function runs.
+IN_STEP = (
+    *("neighbour_sum", "neighbour_extreme", "segments"),
+    *("edge_mlp", "edge_projection", "edge_sum"),
+)
+
+
 @dataclass(frozen=True)
 class RuleOptions(Output):
     """Options of the benchmark.
@@ -263,11 +271,13 @@ class RuleOptions(Output):
       cases: parts of names of cases; all if left out.
       budget: milliseconds of timing for each line.
       smallest: whether only the smallest size is timed.
+      in_step: whether edge lists are sorted in each call.
     """
 
     cases: tuple[str, ...] = ()
     budget: float = 300.0
     smallest: bool = False
+    in_step: bool = False
 
     def check(self) -> None:
         """Raises ValueError for a name that is in no case."""
@@ -292,18 +302,22 @@ class Both:
     Attributes:
       written: the function of the arrays.
       rewritten: the same function after its rule was applied.
-      arrays: the arrays.
+      arrays: the arrays of floats.
+      ids: the edge lists that are arguments of the functions after these arrays.
       num_bytes: bytes that the rule counts.
     """
 
     written: Function
     rewritten: Function
     arrays: list[jax.Array]
+    ids: list[jax.Array]
     num_bytes: int
 
 
-def both(name: str, size: Size) -> Both:
+def both(name: str, size: Size, *, in_step: bool = False) -> Both:
     """Applies the rule of a case, and no other rule.
+
+    With ``in_step`` it does not know the edge lists.
 
     Raises:
       RuntimeError: if the rule does not apply.
@@ -313,26 +327,34 @@ def both(name: str, size: Size) -> Both:
     shapes = case.shapes(size)
     keys = jax.random.split(jax.random.key(0), len(shapes))
     arrays = [jax.random.normal(k, s, size.dtype) / 8 for k, s in zip(keys, shapes, strict=True)]
-    closed = jax.make_jaxpr(partial(case.function, ends))(*arrays)
+    ids = [ends.senders, ends.receivers] if in_step else []
+
+    def function(*given: Any) -> Any:
+        arrays, lists = given[: len(shapes)], given[len(shapes) :]
+        given_ends = Ends(lists[0], lists[1], size.nodes) if in_step else ends
+        return case.function(given_ends, *arrays)
+
+    closed = jax.make_jaxpr(function)(*arrays, *ids)
     rules = Rules([r for r in RULES if r.name == case.rule], Policy(only_if_faster=False))
     program, findings = transformed(closed, rules, {})
     if not findings.applied:
         raise RuntimeError(f"{name}: the rule {case.rule} did not apply: {findings.refused}")
     num_bytes = sum(applied.bytes_before for applied in findings.applied)
-    return Both(jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed()), arrays, num_bytes)
+    functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
+    return Both(*functions, arrays, ids, num_bytes)
 
 
-def measured(name: str, size: Size, budget_ms: float) -> Row:
+def measured(name: str, size: Size, budget_ms: float, *, in_step: bool = False) -> Row:
     """Times one case at one size, as written and rewritten."""
-    made = both(name, size)
+    made = both(name, size, in_step=in_step)
     row: Row = {"case": name, "rule": CASES[name].rule} | dataclasses.asdict(size)
-    row["bytes"] = made.num_bytes
+    row |= {"bytes": made.num_bytes, "in_step": in_step}
+    given = *made.arrays, *made.ids
     for direction, wrap in (("forward", _forward), ("gradient", _gradient)):
         candidates = {}
         for which, function in (("written", made.written), ("rewritten", made.rewritten)):
-            traced = jax.jit(wrap(function, len(made.arrays))).trace(*made.arrays)
-            parts = opened(traced)
-            candidates[which] = Candidate(parts.run, [(parts.constants, *made.arrays)])
+            parts = opened(jax.jit(wrap(function, len(made.arrays))).trace(*given))
+            candidates[which] = Candidate(parts.run, [(parts.constants, *given)])
         times = measure_in_turns(candidates, repeats=7, batch_ms=5.0, budget_ms=budget_ms)
         for which, time in times.items():
             row[f"{direction}_{which}_ms"] = None if time is None else time.median_ms
@@ -374,8 +396,11 @@ def rows_of(options: RuleOptions) -> Iterator[Row]:
     for name in CASES:
         if options.cases and not any(part in name for part in options.cases):
             continue
+        if options.in_step and CASES[name].rule not in IN_STEP:
+            continue
         for size in sizes[:1] if options.smallest else sizes:
-            yield measured(name, size, options.budget) | device_description()
+            row = measured(name, size, options.budget, in_step=options.in_step)
+            yield row | device_description()
 
 
 def main(options: RuleOptions) -> None:

@@ -93,6 +93,7 @@ class Explanation:
         lines += [f"  untouched, because {reason}" for reason in self.findings.untouched]
         for one in self.findings.applied:
             lines += [f"  {one.rule}: {one.note}", f"    {one.where}; {self._sizes(one)}"]
+            lines += [f"    {one.in_step}"] if one.in_step else []
             lines += [f"    assumes {'; '.join(one.assumes)}"] if one.assumes else []
         if self.speeds is not None:
             lines.append(f"  predicted: {self._predicted()}")

@@ -233,14 +233,14 @@ class View:
         with jax.ensure_compile_time_eval():
             return [np.asarray(v) for v in self.program.alone(equation)(*reads)]
 
+    def reads(self, variable: Any) -> Iterator[Any]:
+        """The variables that the equation of a variable reads."""
+        equation = self._producers.get(variable)
+        return filter(is_variable, () if equation is None else equation.invars)
+
     def roots(self, variable: Any) -> set[Any]:
         """The inputs of the program on which a variable depends."""
-
-        def reads(this: Any) -> Iterator[Any]:
-            equation = self._producers.get(this)
-            return filter(is_variable, () if equation is None else equation.invars)
-
-        return closure(variable, reads).intersection(self.program.inputs)
+        return closure(variable, self.reads).intersection(self.program.inputs)
 
 
 def is_plain(value: Any) -> bool:

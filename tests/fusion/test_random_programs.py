@@ -1,5 +1,6 @@
 """Random functions of nodes and edges give the same after they are rewritten."""
 
+import dataclasses
 import functools
 import random
 from dataclasses import dataclass, field
@@ -162,6 +163,11 @@ class _Function:
                 nodes.append(pick(OF_NODES)(g, x, y, e, g.ids[pick(IDS)]))
         return g.sum(edges[-1], g.ids["receivers"]), nodes[-1], edges[-1]
 
+    def of_lists(self, x, e, matrix, lists):
+        """The same function, which takes the lists of ids."""
+        graph = dataclasses.replace(self.graph, ids=lists)
+        return _Function(graph, self.steps, self.choices)(x, e, matrix)
+
 
 _FUNCTIONS_OF_GRAPHS = (
     st.builds(
@@ -281,11 +287,15 @@ def _assert_close(actual, expected):
         assert_close(a, e, reduction_length=4000, largest_term=1.0, **short)
 
 
-def _check(run, args, seen):
-    """Compares results and gradients of a program that is rewritten; adds the rules to ``seen``."""
-    closed, rewritten, rules = _both(run, args)
+def _check(run, args, seen, lists=()):
+    """Compares results and gradients of a program that is rewritten; adds the rules to ``seen``.
+
+    ``lists`` is a pytree of ids that the function takes after the other arguments.
+    """
+    closed, rewritten, rules = _both(run, (*args, *lists))
+    ids = jax.tree.leaves(lists)
     (expected, back), (actual, back_of_rewritten) = (
-        jax.vjp(one_by_one(c), *args) for c in (closed, rewritten)
+        jax.vjp(lambda *args, c=c: one_by_one(c)(*args, *ids), *args) for c in (closed, rewritten)
     )
     slopes = list(map(_slopes, expected))
     _assert_close(actual, expected)
@@ -323,6 +333,23 @@ def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
         check()
     assert count == PROGRAMS // BLOCKS
     assert len(seen) >= 5  # rules that were tried together in this block
+
+
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_programs_are_the_same_where_lists_are_arguments(block):
+    seen, count = set(), 0
+
+    @_random_programs(_FUNCTIONS_OF_GRAPHS, 15, 3_000 + block)
+    def check(run, dtype):
+        nonlocal count
+        _check(run.of_lists, run.graph.arguments(block, dtype), seen, (run.graph.ids,))
+        count += 1
+
+    with jaxgnn.default_implementation("xla"):
+        check()
+    assert count == 15
+    assert {"neighbour_sum", "segments"} <= seen
 
 
 @pytest.mark.costly(2)

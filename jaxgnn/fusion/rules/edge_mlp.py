@@ -29,20 +29,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgnn import ops
 from jaxgnn.fusion.edges import (
+    Columns,
+    Graph,
     SegmentReduction,
     are_the_same,
+    columns_read,
+    graph_between,
     is_filled_with,
-    known_columns,
-    known_rows,
+    reads_own_row,
     row_gather,
+    rows_of,
     segment_reduction,
     where_rows,
 )
-from jaxgnn.fusion.graphs import StaticGraph, static_graph
 from jaxgnn.fusion.products import IN_RANGE, Product, product_of, values_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
@@ -60,7 +62,7 @@ class _Ends:
     of_rows: list[tuple[Atom, range]]  # tables that are read by the receiver
     of_columns: list[tuple[Atom, range]]  # tables that are read by the sender
     of_edges: list[tuple[Atom, range]]  # features of edges
-    graph: StaticGraph
+    graph: Graph
 
     @property
     def parts(self) -> list[tuple[Atom, range]]:
@@ -119,11 +121,11 @@ def _is_only_summed(view: View, messages: Atom) -> bool:
 
 
 def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
-    rows = known_rows(view, reduction)
+    rows = rows_of(view, reduction)
     if rows.size == 0:
         raise Refusal("there are no edges")
     of_rows, of_columns, of_edges = [], [], []
-    senders: tuple[np.ndarray, int] | None = None
+    senders: tuple[Columns, int] | None = None
     start = 0
     for atom in columns_of(view, first):
         span = range(start, start + atom.aval.shape[-1])
@@ -132,8 +134,8 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
         if gather is None or gather.axis != reduction.axis:
             of_edges.append((atom, span))
             continue
-        columns = known_columns(view, gather, rows)
-        if gather.size == reduction.size and are_the_same(columns, rows, rows):
+        columns = columns_read(view, gather, rows)
+        if gather.size == reduction.size and reads_own_row(view, gather, rows):
             of_rows.append((gather.table, span))
         elif senders is None or (
             senders[1] == gather.size and are_the_same(senders[0], columns, rows)
@@ -144,7 +146,7 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
             of_edges.append((atom, span))
     if senders is None or not of_rows:
         raise Refusal("only one end of the edges is read")
-    graph = static_graph(rows, senders[0], reduction.size, senders[1])
+    graph = graph_between(view, rows, senders[0], reduction.size, senders[1])
     return _Ends(of_rows, of_columns, of_edges, graph)
 
 
@@ -195,8 +197,9 @@ def _rewrite(
     note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
     assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1))
     return Rewrite(
-        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
-    )
+        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes,
+        plans=ends.graph.plans,
+    )  # fmt: skip
 
 
 RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

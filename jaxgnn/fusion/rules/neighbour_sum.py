@@ -42,16 +42,17 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.edges import (
+    Graph,
     RowGather,
+    Rows,
     SegmentReduction,
     graph_of,
     is_filled_with,
-    known_rows,
     reads_own_row,
+    rows_of,
     segment_reduction,
     where_rows,
 )
-from jaxgnn.fusion.graphs import StaticGraph
 from jaxgnn.fusion.products import (
     IN_RANGE,
     Factor,
@@ -102,7 +103,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     need(product.tables)
     if product.others:
         check_filters(product)
-    rows = known_rows(view, reduction)
+    rows = rows_of(view, reduction)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
     if not tables and of_rows:  # all edges are self loops
@@ -159,7 +160,7 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
     return found
 
 
-def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
+def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: Rows) -> bool:
     """Whether each edge that is not ignored reads the row of its own segment."""
     gather = factor.gather
     if gather is None or gather.size != reduction.size:
@@ -168,7 +169,7 @@ def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: n
 
 
 def _softmax_among(
-    view: View, product: Product, rows: np.ndarray
+    view: View, product: Product, rows: Rows
 ) -> tuple[Factor, SegmentSoftmax] | None:
     for factor in product.scalars:
         if factor.is_inverse or factor.labels[:1] != (product.axis,):
@@ -179,7 +180,7 @@ def _softmax_among(
     return None
 
 
-def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
+def _rewrite(view: View, graph: Graph, parts: _Parts) -> Rewrite:
     reduction, product, table = parts.reduction, parts.product, parts.gather.table
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     attention = _attention_of(view, graph, parts)
@@ -214,7 +215,7 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     note = f"sum over {product.edges} edges of {product.width} features -> {summed.op}"
     return Rewrite(
         reduction.equation, inputs, function, note, before, after, case=_case(summed.op, parts),
-        assumes=_assumes(parts, summed, is_attention=attention is not None),
+        assumes=_assumes(parts, summed, is_attention=attention is not None), plans=graph.plans,
     )  # fmt: skip
 
 
@@ -236,7 +237,7 @@ def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ..
     return tuple(found)
 
 
-def _attention_of(view: View, graph: StaticGraph, parts: _Parts) -> Sum | None:
+def _attention_of(view: View, graph: Graph, parts: _Parts) -> Sum | None:
     """The op of attention that fuses the softmax and the sum, or None.
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
@@ -264,7 +265,7 @@ def _case(op: str, parts: _Parts) -> str:
     return "neighbour_sum"
 
 
-def _weighted_sum(view: View, graph: StaticGraph, parts: _Parts) -> Sum:
+def _weighted_sum(view: View, graph: Graph, parts: _Parts) -> Sum:
     """The sum by an op for sparse matrices."""
     product, table = parts.product, parts.gather.table
     kept = maxk_of(view, table) if product.axis == 0 and not product.has_heads else None

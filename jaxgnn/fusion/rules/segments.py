@@ -27,15 +27,17 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn.fusion.edges import (
+    Graph,
     SegmentReduction,
+    graph_entering,
     graph_of,
     has_rows_in_order,
     is_filled_with,
     known_rows,
     row_gather,
+    rows_of,
     segment_reduction,
 )
-from jaxgnn.fusion.graphs import StaticGraph, graph_of_rows
 from jaxgnn.fusion.products import product_of
 from jaxgnn.fusion.program import Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
@@ -50,7 +52,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if made is not None:
         return made
     need(jnp.issubdtype(output.aval.dtype, jnp.floating))
-    rows = known_rows(view, reduction)
+    rows = rows_of(view, reduction)
     if rows.size == 0:
         raise Refusal("there are no edges")
     start = _STARTS.get(reduction.kind, 0)
@@ -58,9 +60,10 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if reduction.kind != "sum" and not starts_there:
         raise Refusal(f"the reduction does not start at {start}")
     axis = reduction.axis
+    plans = () if isinstance(rows, np.ndarray) else graph_entering(view, rows, reduction.size).plans
 
     def function(updates, *base):
-        graph = graph_of_rows(rows, reduction.size)
+        graph = graph_entering(view, rows, reduction.size)
         slots = graph.to_slots(updates, axis=axis)
         y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
         y = y.reshape(output.aval.shape)
@@ -75,7 +78,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
     case = _case(view, reduction, are_sorted=are_sorted)
-    return Rewrite(equation, inputs, function, note, before, after, case=case)
+    return Rewrite(equation, inputs, function, note, before, after, case=case, plans=plans)
 
 
 def _case(view: View, reduction: SegmentReduction, *, are_sorted: bool) -> str:
@@ -195,20 +198,21 @@ def _propose_extreme(view: View, equation: Equation) -> Rewrite:
     axis, edges = reduction.axis, nbytes(reduction.updates)
     after = edges + nbytes(gather.table, output)
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> neighbour_reduce"
-    return Rewrite(equation, [gather.table], function, note, 3 * edges + nbytes(output), after)
+    before = 3 * edges + nbytes(output)
+    return Rewrite(equation, [gather.table], function, note, before, after, plans=graph.plans)
 
 
-def _with_start(y: Any, graph: StaticGraph, start: float, axis: int) -> Any:
+def _with_start(y: Any, graph: Graph, start: float, axis: int) -> Any:
     """The results, with ``start`` for segments without edges, and its share of the gradient.
 
     A result that is ``start`` is so for all edges of the segment, as nothing goes beyond it.
     """
     shape = (-1, *[1] * (y.ndim - axis - 1))
-    degrees = np.diff(np.asarray(graph.graph.indptr)).reshape(shape)
+    degrees, has_edges = graph.degrees.reshape(shape), graph.has_edges
     y = _shared_with_start(start, y, jnp.asarray(degrees / (degrees + 1), y.dtype))
-    if graph.has_edges.all():
+    if isinstance(has_edges, np.ndarray) and has_edges.all():
         return y
-    return jnp.where(graph.has_edges.reshape(shape), y, jnp.asarray(start, y.dtype))
+    return jnp.where(has_edges.reshape(shape), y, jnp.asarray(start, y.dtype))
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
