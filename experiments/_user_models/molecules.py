@@ -38,7 +38,7 @@ class _GraphNet(nn.Module):
         embed = jraph.GraphMapFeatures(nn.Dense(width), nn.Dense(width), nn.Dense(width))
         graph = embed(graph)
         for _ in range(self.steps):
-            updates = [jraph.concatenated_args(_MLP([width, width])) for _ in range(3)]
+            updates: Any = [jraph.concatenated_args(_MLP([width, width])) for _ in range(3)]
             new: Any = jraph.GraphNetwork(*updates)(graph)
             graph = graph._replace(
                 nodes=nn.LayerNorm()(graph.nodes + new.nodes),

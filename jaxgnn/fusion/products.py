@@ -14,9 +14,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.edges import RowGather, row_gather
+from jaxgnn._arrays.arrays import own
+from jaxgnn.fusion.edges import RowGather, is_filled_with, row_gather
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Values
+from jaxgnn.fusion.rewrite import Refusal, Values
 from jaxgnn.fusion.templates import session_precision
 from jaxgnn.fusion.view import View, need, or_none
 
@@ -51,6 +52,20 @@ class Factor:
         return array.reshape([sizes.get(d, 1) for d in range(rank)])
 
 
+@dataclass(frozen=True)
+class Mask:
+    """A ``where`` with one condition for each edge, which puts zeros in place of a product."""
+
+    condition: Factor
+    kept: int  # the value of the condition at edges that stay
+    depth: int  # the products and quotients that its result goes through
+
+    def is_kept(self, view: View) -> np.ndarray | None:
+        """A mask of the edges that stay, bool [edges], or None if it is not known."""
+        value = view.value(self.condition.atom)
+        return None if value is None else value.reshape(-1) == self.kept
+
+
 @dataclass
 class Product:
     """The factors whose product an array of edges is, up to rounding."""
@@ -61,6 +76,7 @@ class Product:
     scalars: list[Factor] = field(default_factory=list)  # a number for each edge, or edge and head
     constants: list[Factor] = field(default_factory=list)  # vary along neither edges nor features
     others: list[Factor] = field(default_factory=list)
+    masks: list[Mask] | None = None  # of edges that are zero; None if they are not looked for
     sign: int = 1
     steps: int = 0  # number of factors that were expanded
 
@@ -110,14 +126,15 @@ def before_merge(view: View, atom: Atom, axis: int) -> Atom:
     return atom
 
 
-def product_of(view: View, atom: Atom, axis: int) -> Product:
+def product_of(view: View, atom: Atom, axis: int, *, has_masks: bool = False) -> Product:
     """Takes an array of edges apart; ``axis`` is its axis of edges.
 
     ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
     wider floats are followed. A quotient is kept whole if it is a softmax, which rules of attention
-    recognise.
+    recognise. With ``has_masks``, ``where(mask, a, 0)`` with a mask of edges is followed, too: the
+    product is that of the edges that the masks keep.
     """
-    found = Product(tuple(atom.aval.shape), axis)
+    found = Product(tuple(atom.aval.shape), axis, masks=[] if has_masks else None)
     _take_apart(view, atom, found, is_inverse=False, depth=0)
     return found
 
@@ -146,11 +163,27 @@ def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, dep
     elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], found):
         for part, divides in zip(equation.invars, (False, True), strict=True):
             _take_apart(view, part, found, is_inverse=divides, depth=depth + 1)
+    elif found.masks is not None and (mask := _mask_of(view, equation, found, depth)) is not None:
+        found.masks.append(mask)
+        kept = equation.invars[1 + mask.kept]
+        _take_apart(view, kept, found, is_inverse=is_inverse, depth=depth)
     elif name == "neg" or (name == "convert_element_type" and _widens(equation)):
         found.sign = -found.sign if name == "neg" else found.sign
         _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
     else:
         found.others.append(factor)
+
+
+def _mask_of(view: View, equation: Equation, found: Product, depth: int) -> Mask | None:
+    """The mask of a ``where`` that puts zeros at some edges, or None."""
+    if equation.primitive.name != "select_n" or len(equation.invars) != 3:
+        return None
+    test, *cases = equation.invars
+    are_zeros = [is_filled_with(view, case, 0) for case in cases]
+    condition = _factor(view, test, found, is_inverse=False, depth=0)
+    if are_zeros[0] == are_zeros[1] or condition.axes != {found.axis}:
+        return None
+    return Mask(condition, are_zeros.index(False), depth)
 
 
 def _is_scalar(view: View, atom: Atom, found: Product) -> bool:
@@ -201,6 +234,28 @@ def multiplied(x: Any, factors: Sequence[Factor], values: Values, rank: int) -> 
         array = factor.placed(values[factor.atom], rank).astype(x.dtype)
         x = x / array if factor.is_inverse else x * array
     return x
+
+
+def rows_behind(view: View, product: Product, rows: np.ndarray) -> np.ndarray:
+    """The segment of each edge, -1 also where a mask of the product makes it zero.
+
+    Such an edge is dropped, so that nothing of it reaches the sum: zero times a number that is not
+    finite would be NaN. Raises ``Refusal`` if a mask is not known.
+    """
+    for mask in product.masks or ():
+        is_kept = mask.is_kept(view)
+        if is_kept is None:
+            raise Refusal("a mask that hides messages is known only when it runs")
+        rows = own(np.where(is_kept, rows, -1))
+    return rows
+
+
+BEHIND_MASKS = "finite weights at the edges that a mask has made zero before"  # for ``assumes``
+
+
+def assumed_of_masks(product: Product) -> tuple[str, ...]:
+    """Conditions under which masked edges may be dropped: zero times a weight has to be zero."""
+    return (BEHIND_MASKS,) if any(mask.depth > 0 for mask in product.masks or ()) else ()
 
 
 def leaves_range(factors: Sequence[Factor], values: Values, product: np.ndarray) -> bool:

@@ -30,6 +30,7 @@ KERNEL, BIAS, LAST, LAST_BIAS = arrays((11, 8), (8,), (8, 5), (5,), seed=1)
 DROPPED = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 3, RECEIVERS)
 NEGATIVE = jnp.where(jnp.arange(EDGES) % 5 == 1, -1, RECEIVERS)
 OUT = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 1, SENDERS)
+KEPT = jnp.arange(EDGES) % 7 != 0
 
 
 def _sum(data, ids=RECEIVERS):
@@ -119,6 +120,11 @@ APPLIES = {
     ),
     "clipped": (lambda x: _sum(x.at[OUT].get(mode="clip"), RECEIVERS), (X,), ["spmm"]),
     "negative ids": (lambda x: _sum(x[SENDERS - NODES]), (X,), ["spmm"]),
+    "masked messages": (
+        lambda x, w: _sum(jnp.where(KEPT[:, None], x[SENDERS] * w[:, None], 0), DROPPED),
+        (X, W),
+        ["spmm"],
+    ),
     "two sums": (lambda x: _sum(x[SENDERS]) + _sum(x[RECEIVERS], SENDERS), (X,), ["spmm"] * 2),
     # other reductions
     "maximum": (
@@ -257,6 +263,11 @@ APPLIES = {
     "weighted message network": (
         lambda x, w: _sum(w[:, None] * _mlp(_ends(x)), DROPPED),
         (X, W),
+        ["edge_mlp_aggregate"],
+    ),
+    "masked message network": (
+        lambda x: _sum(jnp.where(KEPT[:, None], _mlp(_ends(x)), 0)),
+        (X,),
         ["edge_mlp_aggregate"],
     ),
     "third ends are features of edges": (

@@ -12,7 +12,8 @@ Sound where
 * between layers there is one activation, the same everywhere, which the op supports. It is
   recognised by its whole formula, and by that of its derivative if given (``jax.custom_jvp``);
 * weights ``w`` are one number for each edge, and nothing else is between the last layer and the
-  sum: a dropout, a norm or a maximum does not commute with it.
+  sum but a ``where`` that makes known edges zero, which are dropped: a dropout, a norm or a maximum
+  does not commute with it.
 
 Both are equal for finite numbers, if the sums of the hidden features do not overflow before the
 last layer, nor products of several weights of an edge, which are multiplied first.
@@ -43,7 +44,14 @@ from jaxgnn.fusion.edges import (
     where_rows,
 )
 from jaxgnn.fusion.graphs import StaticGraph, static_graph
-from jaxgnn.fusion.products import IN_RANGE, Product, product_of, values_of
+from jaxgnn.fusion.products import (
+    IN_RANGE,
+    Product,
+    assumed_of_masks,
+    product_of,
+    rows_behind,
+    values_of,
+)
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.by_nodes import columns_of
@@ -88,7 +96,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     reduction = required(segment_reduction(equation))
     axis, updates = reduction.axis, reduction.updates
     need(reduction.kind == "sum" and 0 <= axis == updates.aval.ndim - 2)
-    product = product_of(view, updates, axis)
+    product = product_of(view, updates, axis, has_masks=True)
     need(not product.tables and len(product.others) == 1 and not product.others[0].is_inverse)
     messages = product.others[0].atom, updates
     need(messages[0].aval.shape == updates.aval.shape)
@@ -100,7 +108,8 @@ def _propose(view: View, equation: Equation) -> Rewrite:
         raise Refusal("a weight differs between features")
     if not all(_is_only_summed(view, a) for a in messages):
         raise Refusal("the messages are needed for something else, too")
-    ends = _ends(view, reduction, first)
+    rows = rows_behind(view, product, known_rows(view, reduction))
+    ends = _ends(view, reduction, rows, first)
     are_read_once = all(map(view.is_read_once, messages))
     case = "" if are_read_once else "edge_mlp at both ends"
     return _rewrite(view, reduction, product, layers, activation, ends, case)
@@ -118,8 +127,7 @@ def _is_only_summed(view: View, messages: Atom) -> bool:
     return is_summed and len(sums) == 2 and not view.is_output(messages)
 
 
-def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
-    rows = known_rows(view, reduction)
+def _ends(view: View, reduction: SegmentReduction, rows: np.ndarray, first: Atom) -> _Ends:
     if rows.size == 0:
         raise Refusal("there are no edges")
     of_rows, of_columns, of_edges = [], [], []
@@ -193,7 +201,7 @@ def _rewrite(
     before = nbytes(output, reduction.updates) + 2 * nbytes(*(layer.x for layer in layers))
     after = nbytes(output, *tables, *parameters) + 2 * nbytes(layers[-1].x)
     note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
-    assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1))
+    assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1), *assumed_of_masks(product))
     return Rewrite(
         reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
     )
