@@ -76,9 +76,9 @@ class Product:
     scalars: list[Factor] = field(default_factory=list)  # a number for each edge, or edge and head
     constants: list[Factor] = field(default_factory=list)  # vary along neither edges nor features
     others: list[Factor] = field(default_factory=list)
-    masks: list[Mask] | None = None  # of edges that are zero; None if they are not looked for
     sign: int = 1
     steps: int = 0  # number of factors that were expanded
+    masks: list[Mask] | None = None  # of edges that are zero; None if they are not looked for
 
     @property
     def edges(self) -> int:
