@@ -79,6 +79,12 @@ class Ends:
         """Sums messages at the receivers, or at ``ids``."""
         return jax.ops.segment_sum(messages, self.receivers if ids is None else ids, self.nodes)
 
+    @property
+    def list(self) -> Any:
+        """The senders as a dense list [nodes, neighbours]; edges that do not fit are left out."""
+        neighbours = self.senders.size // self.nodes
+        return self.senders[: self.nodes * neighbours].reshape(self.nodes, neighbours)
+
     def softmax(self, logits: Any) -> Any:
         """Divides exponentials by their sum at the receivers, shifted by the maximum there."""
         largest = jax.ops.segment_max(logits, self.receivers, self.nodes)
@@ -140,6 +146,17 @@ def _dot_attention(ends: Ends, query: Any, key: Any, value: Any) -> Any:
     return ends.sum(value[ends.senders] * ends.softmax(logits)[:, None])
 
 
+def _masked(ends: Ends, x: Any, w: Any) -> Any:
+    is_kept = (jnp.arange(ends.senders.size) % 10 != 0)[:, None]
+    return ends.sum(jnp.where(is_kept, x[ends.senders] * w, 0))
+
+
+def _masked_list(ends: Ends, x: Any, w: Any) -> Any:
+    is_kept = (jnp.arange(ends.list.size) % 10 != 0).reshape(*ends.list.shape, 1)
+    weights = w[: ends.list.size].reshape(*ends.list.shape, 1)
+    return jnp.where(is_kept, x[ends.list] * weights, 0).sum(1)
+
+
 def _largest_entries(ends: Ends, x: Any) -> Any:
     values, columns = jax.lax.top_k(x, x.shape[1] // 8)
     kept = jnp.zeros_like(x).at[jnp.arange(x.shape[0])[:, None], columns].set(values)
@@ -172,6 +189,21 @@ CASES: dict[str, Case] = {
         "neighbour_extreme",
         lambda g, x: jax.ops.segment_max(x[g.senders], g.receivers, g.nodes),
         lambda s: (_nodes(s),),
+    ),
+    "masked sum of weighted neighbours": Case(
+        "neighbour_sum", _masked, lambda s: (_nodes(s), (s.edges, 1))
+    ),
+    "sum over a list": Case(
+        "neighbour_list", lambda g, x: x[g.list].sum(1), lambda s: (_nodes(s),)
+    ),
+    "sum of 4 columns over a list": Case(
+        "neighbour_list", lambda g, x: x[g.list].sum(1), lambda s: ((s.nodes, 4),)
+    ),
+    "masked sum over a list": Case(
+        "neighbour_list", _masked_list, lambda s: (_nodes(s), (s.edges, 1))
+    ),
+    "maximum over a list": Case(
+        "neighbour_list", lambda g, x: x[g.list].max(1), lambda s: (_nodes(s),)
     ),
     "sum of edges": Case("segments", lambda g, e: g.sum(e), lambda s: (_edges(s),)),
     "sum of sorted edges": Case("segments", lambda g, e: g.sum(e), lambda s: (_edges(s),), True),

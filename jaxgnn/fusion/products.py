@@ -174,16 +174,30 @@ def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, dep
         found.others.append(factor)
 
 
-def _mask_of(view: View, equation: Equation, found: Product, depth: int) -> Mask | None:
-    """The mask of a ``where`` that puts zeros at some edges, or None."""
+def without_masked(view: View, atom: Atom, axis: int, start: float) -> tuple[Atom, Product]:
+    """An array of edges before a ``where`` set some to a number, and a product with the masks."""
+    found = Product(tuple(atom.aval.shape), axis, masks=(masks := []))
+    while (equation := view.producer(atom)) is not None:
+        mask = _mask_of(view, equation, found, depth=0, hidden=start)
+        if mask is None:
+            break
+        masks.append(mask)
+        atom = equation.invars[1 + mask.kept]
+    return atom, found
+
+
+def _mask_of(
+    view: View, equation: Equation, found: Product, depth: int, hidden: float = 0.0
+) -> Mask | None:
+    """The mask of a ``where`` that sets some edges to ``hidden``, or None."""
     if equation.primitive.name != "select_n" or len(equation.invars) != 3:
         return None
     test, *cases = equation.invars
-    are_zeros = [is_filled_with(view, case, 0) for case in cases]
+    are_hidden = [is_filled_with(view, case, hidden) for case in cases]
     condition = _factor(view, test, found, is_inverse=False, depth=0)
-    if are_zeros[0] == are_zeros[1] or condition.axes != {found.axis}:
+    if are_hidden[0] == are_hidden[1] or condition.axes != {found.axis}:
         return None
-    return Mask(condition, are_zeros.index(False), depth)
+    return Mask(condition, are_hidden.index(False), depth)
 
 
 def _is_scalar(view: View, atom: Atom, found: Product) -> bool:

@@ -238,6 +238,7 @@ _MIB = 1 << 20
 _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     "cpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
+        "lists of narrow rows": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,
@@ -259,6 +260,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     },
     "gpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
+        "lists of narrow rows": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,

@@ -12,6 +12,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn.fusion.edges import row_gather, segment_reduction
+from jaxgnn.fusion.lists import list_gather
 from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
 from jaxgnn.fusion.rewrite import Findings, Rules, rewritten
 from jaxgnn.fusion.search import Search, chosen
@@ -98,7 +99,8 @@ def _places(view: View, program: Program) -> list[Atom]:
         reduction = segment_reduction(equation)
         if reduction is not None:
             places.append(reduction.places)
-        gather = row_gather(view, equation.outvars[0]) if equation.outvars else None
+        made = equation.outvars[0] if equation.outvars else None
+        gather = made and (row_gather(view, made) or list_gather(view, made))
         if gather is not None:
             places.append(gather.places)
         for body in bodies_of(equation):

@@ -77,6 +77,11 @@ MASKED = {
         (X, W),
         ["segment_softmax and spmm"],
     ),
+    "a maximum": (
+        lambda x: jax.ops.segment_max(jnp.where(ROWS, x[SENDERS], -jnp.inf), RECEIVERS, NODES),
+        (X,),
+        ["neighbour_reduce"],
+    ),
     "a network": (lambda x: _sum(jnp.where(ROWS, _mlp(x), 0)), (X,), ["edge_mlp_aggregate"]),
     "a weighted network": (
         lambda x, w: _sum(jnp.where(ROWS, _mlp(x) * w[:, None], 0)),

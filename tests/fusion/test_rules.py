@@ -30,6 +30,7 @@ KERNEL, BIAS, LAST, LAST_BIAS = arrays((11, 8), (8,), (8, 5), (5,), seed=1)
 DROPPED = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 3, RECEIVERS)
 NEGATIVE = jnp.where(jnp.arange(EDGES) % 5 == 1, -1, RECEIVERS)
 OUT = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 1, SENDERS)
+LIST = SENDERS[: 4 * NODES].reshape(NODES, 4)
 KEPT = jnp.arange(EDGES) % 7 != 0
 
 
@@ -125,6 +126,7 @@ APPLIES = {
         (X, W),
         ["spmm"],
     ),
+    "a dense list": (lambda x: (x[LIST] * X[:, :1, None]).sum(1), (X,), ["spmm"]),
     "two sums": (lambda x: _sum(x[SENDERS]) + _sum(x[RECEIVERS], SENDERS), (X,), ["spmm"] * 2),
     # other reductions
     "maximum": (

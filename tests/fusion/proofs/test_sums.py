@@ -86,6 +86,16 @@ def test_an_edge_that_a_mask_makes_zero_is_a_dropped_edge():
     assert not holds_for_all_lists(claim, [masked, dropped])  # row -1 has all that is dropped
 
 
+def test_places_of_a_list_are_the_edges_of_a_node():
+    # Edge e is the place e - row * size of node row, which is within the node's part of the list.
+    size, row, place = z3.Ints("size row place")
+    is_place = z3.And(size > 0, place >= 0, place < size, row >= 0)
+    edge = row * size + place
+    assert follows(edge / size == row, is_place)
+    assert follows(edge % size == place, is_place)
+    assert not follows(edge / size == row, size > 0, row >= 0)
+
+
 def test_edges_that_arrive_nowhere_are_padding_whatever_they_read():
     # The graph has them as edges from column 0 to row 0 that are masked.
     def is_live(e):
