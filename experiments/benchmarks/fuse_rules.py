@@ -4,6 +4,8 @@
 not the policy would, and prints a line for each size: the bytes that the rule counts, milliseconds
 as written and rewritten, forward and with gradients, and both ratios. Rows are appended to
 ``fuse_rules.jsonl``. The policy applies a rule from the size at which no ratio is below 0.98.
+The ratio that ``explain`` predicts forward is beside the measured one; rows have bytes, operations
+in products and predicted times, of which ``fusion/cost.py`` has the factors.
 
 Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``.
 """
@@ -11,7 +13,7 @@ Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +27,8 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.rewrite import Policy, Rules
+from jaxgnn.fusion.cost import measured_speeds, predicted_seconds
+from jaxgnn.fusion.rewrite import Applied, Policy, Rules
 from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
@@ -309,13 +312,13 @@ class Both:
       written: the function of the arrays.
       rewritten: the same function after its rule was applied.
       arrays: the arrays.
-      num_bytes: bytes that the rule counts.
+      applied: the rewrites.
     """
 
     written: Function
     rewritten: Function
     arrays: list[jax.Array]
-    num_bytes: int
+    applied: Sequence[Applied]
 
 
 def both(name: str, size: Size) -> Both:
@@ -334,15 +337,21 @@ def both(name: str, size: Size) -> Both:
     program, findings = transformed(closed, rules, {})
     if not findings.applied:
         raise RuntimeError(f"{name}: the rule {case.rule} did not apply: {findings.refused}")
-    num_bytes = sum(applied.bytes_before for applied in findings.applied)
-    return Both(jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed()), arrays, num_bytes)
+    functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
+    return Both(*functions, arrays, findings.applied)
 
 
 def measured(name: str, size: Size, budget_ms: float) -> Row:
     """Times one case at one size, as written and rewritten."""
     made = both(name, size)
     row: Row = {"case": name, "rule": CASES[name].rule} | dataclasses.asdict(size)
-    row["bytes"] = made.num_bytes
+    row["kind"] = made.applied[0].kind
+    row["bytes"] = sum(one.bytes_before for one in made.applied)
+    for key in ("bytes_after", "flops_before", "flops_after"):
+        row[key] = sum(getattr(one, key) for one in made.applied)
+    predicted = [predicted_seconds(one, measured_speeds()) for one in made.applied]
+    for key, seconds in zip(("before", "after"), zip(*predicted, strict=True), strict=True):
+        row[f"predicted_{key}_ms"] = 1e3 * sum(seconds)
     for direction, wrap in (("forward", _forward), ("gradient", _gradient)):
         candidates = {}
         for which, function in (("written", made.written), ("rewritten", made.rewritten)):
@@ -352,6 +361,7 @@ def measured(name: str, size: Size, budget_ms: float) -> Row:
         times = measure_in_turns(candidates, repeats=7, batch_ms=5.0, budget_ms=budget_ms)
         for which, time in times.items():
             row[f"{direction}_{which}_ms"] = None if time is None else time.median_ms
+            row[f"{direction}_{which}_least_ms"] = None if time is None else time.min_ms
     return row
 
 
@@ -364,6 +374,12 @@ def _gradient(function: Function, count: int) -> Function:
         return sum(jnp.sum(y.astype(jnp.float32) ** 2) for y in function(*arrays))
 
     return jax.value_and_grad(total, argnums=tuple(range(count)))
+
+
+def _predicted(row: Row) -> float:
+    """The ratio that is predicted, with what the rewrites leave as measured before."""
+    rest = max(row["forward_written_ms"] - row["predicted_before_ms"], 0.0)
+    return row["forward_written_ms"] / max(rest + row["predicted_after_ms"], 1e-6)
 
 
 def _ratio(direction: str) -> Callable[[Row], float]:
@@ -379,6 +395,7 @@ COLUMNS = (
     Column("MiB", lambda row: row["bytes"] / 2**20, 8, ".4g"),
     Column("forward ms", "forward_written_ms", 11, ".4g"),
     Column("ratio", _ratio("forward"), 6, ".2f"),
+    Column("predicted", _predicted, 9, ".2f"),
     Column("gradient ms", "gradient_written_ms", 12, ".4g"),
     Column("ratio", _ratio("gradient"), 6, ".2f"),
 )

@@ -12,6 +12,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn.fusion.edges import row_gather, segment_reduction
+from jaxgnn.fusion.leftovers import name_leftovers
 from jaxgnn.fusion.lists import list_gather
 from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
 from jaxgnn.fusion.rewrite import Findings, Rules, rewritten
@@ -48,9 +49,10 @@ class _Rewriting:
 
     def of(self, program: Program, known: Known, where: str) -> Program:
         """A program, rewritten with the bodies of its loops and branches."""
-        rules = chosen(program, self.rules, known, self.search)
+        rules, original = chosen(program, self.rules, known, self.search), program
         program = rewritten(program, rules, known, self.findings, where)
         view = View(program, known)
+        name_leftovers(program, original, view, self.findings, where)
         equations, constants = [], dict(program.constants)
         for equation in program.equations:
             made, added = self._with_new_bodies(view, equation, where)
@@ -103,6 +105,8 @@ def _places(view: View, program: Program) -> list[Atom]:
         gather = made and (row_gather(view, made) or list_gather(view, made))
         if gather is not None:
             places.append(gather.places)
+        if equation.primitive.name in ("bcoo_dot_general", "bcsr_dot_general"):
+            places += equation.invars[1:-1]
         for body in bodies_of(equation):
             inner = Program.of(body.closed)
             of_inner = index_inputs(inner)

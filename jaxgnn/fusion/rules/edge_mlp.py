@@ -26,6 +26,7 @@ neither results nor gradients.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,8 +204,20 @@ def _rewrite(
     note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
     assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1), *assumed_of_masks(product))
     return Rewrite(
-        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
-    )
+        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes,
+        flops_after=_flops_of(layers, ends, output),
+    )  # fmt: skip
+
+
+def _flops_of(layers: list[Linear], ends: _Ends, output: Atom) -> float:
+    """Operations of the first layer by nodes, the last one after the sum, and those between."""
+    widths = [*(layer.x.aval.shape[-1] for layer in layers), output.aval.shape[-1]]
+    first = sum(atom.aval.size for atom, _ in ends.parts) * widths[1]
+    if len(layers) == 1:
+        return 2.0 * first
+    rows = layers[0].x.aval.size // widths[0]
+    middle = sum(rows * a * b for a, b in itertools.pairwise(widths[1:-1]))
+    return 2.0 * (first + middle + output.aval.size * widths[-2])
 
 
 RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

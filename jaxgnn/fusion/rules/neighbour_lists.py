@@ -69,7 +69,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
 
 
 def _of_edges(view: View, equation: Equation) -> tuple[Flattened, Made]:
-    """What is summed over the places of a list, by edges."""
+    """The array that is reduced over the places of a list, by edges."""
     if equation.primitive.name == "dot_general":
         weights, rows = _weighted(view, equation)
         flattened = Flattened(view, *rows.atom.aval.shape[:2])

@@ -13,6 +13,7 @@ from jaxgnn.fusion.rules import (
     segments,
     sinkhorn,
     softmax,
+    sparse_products,
     unrolled_loop,
 )
 
@@ -23,6 +24,8 @@ RULES: tuple[Rule, ...] = (
     by_nodes.SUM,
     linear_order.RULE,
     neighbour_lists.RULE,
+    sparse_products.SPARSE,
+    sparse_products.KNOWN,
     neighbour_sum.RULE,
     segments.EXTREME,
     softmax.RULE,

@@ -86,6 +86,13 @@ def test_an_edge_that_a_mask_makes_zero_is_a_dropped_edge():
     assert not holds_for_all_lists(claim, [masked, dropped])  # row -1 has all that is dropped
 
 
+def test_an_entry_of_zero_is_a_dropped_edge():
+    # Of a matrix by rows: row ANY_ROW of the product, with all columns and with those of entries.
+    whole = Fold("whole", lambda e: WEIGHTS(e) * ROWS(e))
+    sparse = Fold("sparse", lambda e: z3.If(WEIGHTS(e) != 0, WEIGHTS(e) * ROWS(e), z3.RealVal(0)))
+    assert holds_for_all_lists(lambda n: whole(n) == sparse(n), [whole, sparse])
+
+
 def test_places_of_a_list_are_the_edges_of_a_node():
     # Edge e is the place e - row * size of node row, which is within the node's part of the list.
     size, row, place = z3.Ints("size row place")
