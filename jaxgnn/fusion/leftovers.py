@@ -23,6 +23,7 @@ _SCATTERS = frozenset(
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "dot_general"))
 _SPARSE = ("bcoo_", "bcsr_", "coo_", "csr_")
 _MOST = 200  # equations that are searched for the gather that a reduction reads
+_OWN_IDS = "each member of a batch has ids of its own; join the graphs with CSRGraph.batch instead"
 _NO_LOOP = frozenset(("scan", "while", "cond"))
 
 
@@ -71,8 +72,10 @@ def _reason_of_gather(view: View, equation: Equation) -> str | None:
         return None
     places = equation.invars[1]
     rows = row_gather(view, result) or list_gather(view, result)
+    if equation.params["dimension_numbers"].operand_batching_dims:
+        return _OWN_IDS
     if rows is None:
-        return "it reads single entries or parts of rows"
+        return "it reads single entries, parts of rows, or a list along a later axis"
     if known_ids(view, places) is None:
         return "the gathered ids are known only when it runs"
     readers = {e.primitive.name for e in view.users(result)}
@@ -87,6 +90,8 @@ def _reason_of_scatter(equation: Equation) -> str:
         return "rows are written, not reduced"
     if name in ("scatter-mul", "scatter-sub"):
         return "no op multiplies or subtracts the rows of a segment"
+    if equation.params["dimension_numbers"].operand_batching_dims:
+        return _OWN_IDS
     if segment_reduction(equation) is None:
         return "its ids index several axes, or parts of rows"
     if not jnp.issubdtype(result.aval.dtype, jnp.floating):

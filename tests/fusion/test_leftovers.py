@@ -40,6 +40,14 @@ LEFT = {
         lambda x: jax.ops.segment_sum((x[SENDERS] > 0).astype(jnp.int32), RECEIVERS, NODES),
         "ops reduce floats, not int32",
     ),
+    "a batch of graphs": (
+        lambda x: jax.vmap(lambda ids: jax.ops.segment_sum(x[:4], ids, NODES))(LIST),
+        "each member of a batch has ids of its own",
+    ),
+    "a list of a batch": (
+        lambda x: jax.vmap(lambda x: x[LIST].sum(1))(jnp.stack([x, x])),
+        "a list along a later axis",
+    ),
     "several axes": (
         lambda x: jnp.zeros((NODES, NODES)).at[RECEIVERS, SENDERS].add(x[SENDERS, 0]),
         "its ids index several axes",

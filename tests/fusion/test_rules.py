@@ -401,10 +401,20 @@ def test_message_networks_of_another_form_are_none(name):
     assert_same(fn, fuse(fn), X)
 
 
-def test_a_threshold_that_keeps_ties_is_not_maxk():
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        _threshold,
+        lambda x: x * (x >= jax.lax.top_k(x, 2)[0][:, -1:]).astype(x.dtype),
+        lambda x: jnp.where(jnp.sort(x, -1)[:, -2, None] > x, 0, x),
+        lambda x: jnp.where(x < -jnp.sort(-x, -1)[:, 1:2], 0, x),
+    ],
+)
+def test_a_threshold_that_keeps_ties_is_not_maxk_and_named(threshold):
     x = jnp.round(X)
-    assert applied(fuse(_threshold), x) == []
-    assert_same(_threshold, fuse(_threshold), x)
+    assert applied(fuse(threshold), x) == []
+    assert "a threshold keeps all entries that tie" in refused(fuse(threshold), x)
+    assert_same(threshold, fuse(threshold), x)
 
 
 def test_reasons_are_named():
