@@ -47,7 +47,13 @@ class Speeds:
 # scatters are slower than a copy, and what it computes within a loop is not read at all.
 # `python -m experiments.benchmarks.fuse_rules` measures them. A kind that is not listed has the
 # factor one.
-_FACTORS: Mapping[str, Mapping[str, tuple[float, float]]] = {"cpu": {}, "gpu": {}}
+_FACTORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "cpu": {
+        "neighbour_sum: spmm": (0.65, 0.15),
+        "neighbour_sum: gat_attention": (1.7, 0.32),
+    },
+    "gpu": {},
+}
 
 
 def predicted_seconds(one: Applied, speeds: Speeds) -> tuple[float, float]:
