@@ -22,6 +22,10 @@ def _mask(messages, mask=KEPT, instead=0):
 
 
 SUMS = {
+    "numbers of nodes and places": (
+        lambda x, h, w: -(x[IDS] * h[:, :1, None] / (1 + w[0, None, :, None] ** 2)).sum(1),
+        (X, H, W),
+    ),
     "rows": (lambda x: x[IDS].sum(1), (X,)),
     "a mean": (lambda x: x[IDS].mean(1), (X,)),
     "weights": (lambda x, w: (x[IDS] * w[..., None]).sum(1), (X, W)),
@@ -37,10 +41,6 @@ SUMS = {
     "an einsum with a mask": (lambda x, w: jnp.einsum("nkd,nk->nd", _mask(x[IDS]), w), (X, W)),
     "a product of matrices": (lambda x, w: (w[:, None] @ x[IDS])[:, 0], (X, W)),
     "rows of nodes": (lambda x, h: (x[IDS] * h[:, None]).sum(1), (X, H)),
-    "numbers of nodes and places": (
-        lambda x, h, w: -(x[IDS] * h[:, :1, None] / (1 + w[0, None, :, None] ** 2)).sum(1),
-        (X, H, W),
-    ),
     "negative ids": (lambda x: x[IDS - SIDE].sum(1), (X,)),
     "two axes of features": (
         lambda x, w: (x[IDS] * w[..., None, None]).sum(1),
