@@ -94,11 +94,11 @@ def test_lists_of_16_bits_are_summed_in_32():
 
 
 LEFT = {
+    "nodes": (lambda x: x[IDS].sum(0), (X,)),
     "both ends, entry by entry": (lambda x: jnp.tanh(x[IDS] - x[:, None]).sum(1), (X,)),
     "two tables": (lambda x, h: (x[IDS] * h[IDS[:, ::-1]]).sum(1), (X, H)),
     "filters": (lambda x, c: (x[IDS] * c).sum(1), (X, CUBE)),
     "features": (lambda x: x[IDS].sum(2), (X,)),
-    "nodes": (lambda x: x[IDS].sum(0), (X,)),
     "a mask that is computed": (lambda x: _mask(x[IDS], x > 0).sum(1), (X,)),
     "integers": (lambda x: x.astype(jnp.int32)[IDS].sum(1), (X,)),
     "an id out of range": (lambda x: x[IDS + 1].at[0].get().sum(), (X,)),

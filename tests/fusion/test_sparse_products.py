@@ -17,12 +17,17 @@ MATRIX = sparse.BCOO.fromdense(jnp.asarray(_DENSE, jnp.float32), nse=20)
 BY_ROWS = sparse.BCSR.from_bcoo(sparse.BCOO.fromdense(jnp.asarray(_DENSE, jnp.float32)))
 REPEATED = sparse.BCOO((jnp.arange(4.0), jnp.array([[1, 2], [0, 0], [1, 2], [5, 6]])), shape=(6, 7))
 X, Y, TWO = arrays((COLUMNS, 3), (ROWS, 3), (2, COLUMNS, 3))
+PADDED = sparse.BCOO((jnp.ones(3), jnp.array([[1, 2], [6, 0], [3, 7]])), shape=(6, 7))
 LARGE = 600
 _PLACES = _rng.random((LARGE, LARGE)) < 0.01
 KNOWN = jnp.asarray(_PLACES * _rng.normal(size=_PLACES.shape), jnp.float32)
 (NODES,) = arrays((LARGE, 8))
 
 PRODUCTS = {
+    "padding that has values": (
+        lambda data, x: sparse.BCOO((data, PADDED.indices), shape=PADDED.shape) @ x,
+        (PADDED.data, X),
+    ),
     "a matrix": (lambda x: MATRIX @ x, (X,)),
     "a vector": (lambda x: MATRIX @ x, (X[:, 0],)),
     "a transpose": (lambda y: MATRIX.T @ y, (Y,)),
