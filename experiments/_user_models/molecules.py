@@ -56,11 +56,13 @@ def _batch(size: Size) -> jraph.GraphsTuple:
         atoms = int(rng.integers(_ATOMS // 2, _ATOMS + 1))
         first = np.arange(atoms, dtype=np.int32)
         after = (first + 1) % atoms
-        ends: Any = np.concatenate([first, after]), np.concatenate([after, first])
+        senders: Any = np.concatenate([first, after])
+        receivers: Any = np.concatenate([after, first])
         features = rng.normal(size=(atoms, 9)), rng.normal(size=(2 * atoms, 3))
         nodes, edges = (f.astype(np.float32) for f in features)
+        of_graph: Any = np.zeros((1, 1), np.float32)
         counts: Any = np.array([atoms]), np.array([2 * atoms])
-        graphs.append(jraph.GraphsTuple(nodes, edges, *ends, np.zeros((1, 1), np.float32), *counts))
+        graphs.append(jraph.GraphsTuple(nodes, edges, senders, receivers, of_graph, *counts))
     full = jraph.batch_np(graphs)
     sizes = molecules * _ATOMS + 1, molecules * _ATOMS * 2 + 1, molecules + 1
     return jax.tree.map(jnp.asarray, jraph.pad_with_graphs(full, *sizes))

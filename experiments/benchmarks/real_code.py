@@ -184,7 +184,7 @@ def _change(row: Row) -> float | None:
     written = row["written_ms"]
     if before is None or after is None or written is None:
         return None
-    return written / max(written - before + after, 1e-3 * written)
+    return written / (max(written - before, 0.0) + after)
 
 
 COLUMNS = (

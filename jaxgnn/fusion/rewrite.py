@@ -305,8 +305,6 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     "gpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
         "lists of narrow rows": math.inf,
-        "narrow products of a known matrix": math.inf,
-        "products of a known matrix": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,

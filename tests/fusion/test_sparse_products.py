@@ -21,6 +21,7 @@ PADDED = sparse.BCOO((jnp.ones(3), jnp.array([[1, 2], [6, 0], [3, 7]])), shape=(
 LARGE = 600
 _PLACES = _rng.random((LARGE, LARGE)) < 0.01
 KNOWN = jnp.asarray(_PLACES * _rng.normal(size=_PLACES.shape), jnp.float32)
+TENTH = jnp.asarray(np.arange(LARGE**2).reshape(LARGE, LARGE) % 10 == 0, jnp.float32)
 (NODES,) = arrays((LARGE, 8))
 
 PRODUCTS = {
@@ -84,7 +85,8 @@ def test_a_known_matrix_assumes_finite_rows():
 
 
 LEFT = {
-    "a full matrix": (lambda x: (KNOWN + 1) @ x, (NODES,)),
+    "weights": (lambda x: (KNOWN + 1) @ x, (NODES,)),
+    "a matrix of which a tenth is not zero": (lambda x: TENTH @ x, (NODES,)),
     "a small matrix": (lambda x: KNOWN[:100, :100] @ x[:100], (NODES,)),
     "a matrix that is computed": (lambda a, x: a @ x, (KNOWN, NODES)),
     "zeros": (lambda x: (KNOWN * 0) @ x, (NODES,)),
@@ -100,9 +102,17 @@ def test_other_products_stay(name):
 
 
 def test_reasons_are_named():
-    for name, reason in (("a full matrix", "is not zero, more than"), ("zeros", "are zero")):
+    for name, reason in (
+        ("a matrix of which a tenth is not zero", "0.1 of the known matrix is not zero"),
+        ("zeros", "are zero"),
+    ):
         fn, args = LEFT[name]
         assert reason in refused(fuse(fn), *args)
+
+
+def test_weights_are_not_named():
+    fn, args = LEFT["weights"]
+    assert "known matrix" not in refused(fuse(fn), *args)
 
 
 def test_another_product_of_a_sparse_array_is_named():

@@ -43,6 +43,7 @@ _NARROW = 8  # features; XLA sums fewer within one loop over the list
 def _propose(view: View, equation: Equation) -> Rewrite:
     output = equation.outvars[0]
     need(jnp.issubdtype(output.aval.dtype, jnp.floating) and output.aval.ndim > 0)
+    need(not equation.params.get("out_sharding"))
     flattened, made = _of_edges(view, equation)
     need(flattened.gathers)
     reduce, rule = _REDUCED[equation.primitive.name]
