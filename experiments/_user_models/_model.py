@@ -46,13 +46,30 @@ class UserModel:
     @classmethod
     def of_module(cls, transformed: Any, *inputs: Any, dtype: str = "float32") -> UserModel:
         """A module of Haiku or Flax, which has ``init`` and ``apply``, with random parameters."""
-        parameters = jax.jit(transformed.init)(jax.random.key(0), *inputs)
+        parameters = parameters_of(transformed, *inputs)
 
         def cast(array: Any) -> Any:
             is_float = jnp.issubdtype(array.dtype, jnp.floating)
             return array.astype(dtype) if is_float else array
 
         return cls(transformed.apply, jax.tree.map(cast, (parameters, *inputs)))
+
+
+def parameters_of(module: Any, *inputs: Any) -> Any:
+    """Random parameters of a module: ones for scales, and normal numbers for all others.
+
+    Only their shapes are asked of the module, as compiling its initialisation takes seconds.
+    """
+    rng = np.random.default_rng(0)
+
+    def draw(path: Any, like: Any) -> jax.Array:
+        if str(path[-1].key).startswith("scale"):
+            return jnp.ones(like.shape, like.dtype)
+        scale = like.shape[0] ** -0.5 if like.ndim > 1 else 0.1
+        return jnp.asarray(scale * rng.standard_normal(like.shape), like.dtype)
+
+    shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 @dataclass(frozen=True)

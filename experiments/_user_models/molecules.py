@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jraph
 import numpy as np
 
-from experiments._user_models._model import Size, UserModel
+from experiments._user_models._model import Size, UserModel, parameters_of
 
 _ATOMS = 20  # of a molecule
 
@@ -73,7 +73,7 @@ def molecules(size: Size) -> UserModel:
     graph = _batch(size)
     mask: Any = jraph.get_graph_padding_mask(graph)
     module = _GraphNet(size.width, size.steps)
-    parameters = jax.jit(module.init)(jax.random.key(0), graph)
+    parameters = parameters_of(module, graph)
 
     def run(parameters: Any, nodes: Any, edges: Any) -> Any:
         scores: Any = module.apply(parameters, graph._replace(nodes=nodes, edges=edges))
