@@ -31,6 +31,8 @@ class Rewrite:
     results: tuple[Any, ...] = ()  # the replaced variables, if not the results of ``equation``
     assumes: tuple[str, ...] = ()  # conditions on numbers, known at run time, for equality
     plans: Sequence[Plan] = ()  # of ids known at run time, whose results the function reads
+    # Operations in products of matrices of an op; if None, as many as in the replaced code.
+    flops_after: float | None = None
 
     def traced(self) -> Program:
         """The program of the new terms."""
@@ -75,7 +77,15 @@ class Applied:
     bytes_before: int
     bytes_after: int
     assumes: tuple[str, ...] = ()
+    flops_before: float = 0.0  # operations in products of matrices
+    flops_after: float = 0.0
     in_step: str = ""  # what is computed of the ids when the function runs
+
+    @property
+    def kind(self) -> str:
+        """The rule and the op, which have costs of their own."""
+        op = self.note.rpartition("-> ")[2].lstrip("0123456789 ")
+        return f"{self.rule}: {op}"
 
 
 @dataclass(frozen=True)
@@ -187,7 +197,7 @@ class _Rewriting:
         proposal = self.rules.propose(self.rule, self.view, equation)
         if proposal is None:
             return False
-        place = _place(equation, self.where)
+        place = place_of(equation, self.where)
         if isinstance(proposal, str):
             self.refusals[place] = proposal
             return False
@@ -202,12 +212,13 @@ class _Rewriting:
         if self.limit < 0:
             raise RuleError(self.rule.name, RuntimeError("it applies again and again"))
         sizes = proposal.bytes_before, proposal.bytes_after
-        one = Applied(
-            *(self.rule.name, place, proposal.note, *sizes),
-            assumes=proposal.assumes,
-            in_step=_in_step(proposal),
+        self.findings.applied.append(
+            Applied(
+                *(self.rule.name, place, proposal.note, *sizes, proposal.assumes),
+                *_flops(self.view.program, made, proposal),
+                in_step=_in_step(proposal),
+            )
         )
-        self.findings.applied.append(one)
         self.view = View(made, self.view.known)
         return True
 
@@ -236,11 +247,36 @@ def _in_step(rewrite: Rewrite) -> str:
     return f"{sorted_ones[0]} edges are sorted in each call, once for all that uses their order"
 
 
+def _flops(before: Program, after: Program, rewrite: Rewrite) -> tuple[float, float]:
+    """Operations in products of matrices that a rewrite has removed, and those that it adds."""
+    removed, added = (
+        sum(flops_of(e) for e in one.equations if made.isdisjoint(e.outvars))
+        for one, made in ((before, _results(after)), (after, _results(before)))
+    )
+    if rewrite.is_open:
+        return removed, added
+    return removed, removed if rewrite.flops_after is None else rewrite.flops_after
+
+
+def _results(program: Program) -> set[Any]:
+    return {v for e in program.equations for v in e.outvars}
+
+
+def flops_of(equation: Equation) -> float:
+    """Multiplications and additions of a product of matrices; zero for other equations."""
+    if equation.primitive.name != "dot_general":
+        return 0.0
+    left: Atom = equation.invars[0]
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    terms = math.prod(left.aval.shape[d] for d in contracted)
+    return 2.0 * terms * equation.outvars[0].aval.size
+
+
 def _type(atom: Atom) -> tuple[Any, ...]:
     return tuple(atom.aval.shape), str(atom.aval.dtype)
 
 
-def _place(equation: Equation, where: str) -> str:
+def place_of(equation: Equation, where: str) -> str:
     """The equation for ``explain``: its primitive and the types of its results."""
     made = ", ".join(v.aval.str_short() for v in equation.outvars)
     name = f"{equation.primitive.name} -> {made}"
@@ -261,6 +297,8 @@ _MIB = 1 << 20
 _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     "cpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
+        "lists of narrow rows": math.inf,
+        "narrow products of a known matrix": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,
@@ -285,6 +323,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     },
     "gpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
+        "lists of narrow rows": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,

@@ -23,14 +23,13 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion.cost import (
     Speeds,
-    flops_of,
     has_own_kernel,
     measured_speeds,
     seconds_of,
     seconds_of_program,
 )
 from jaxgnn.fusion.program import Atom, Equation, Program, closure, is_variable
-from jaxgnn.fusion.rewrite import Findings, Rewrite, Rule, Rules, rewritten
+from jaxgnn.fusion.rewrite import Findings, Rewrite, Rule, Rules, flops_of, rewritten
 from jaxgnn.fusion.view import View
 
 Search = Literal["auto", "matcher", "egglog"]

@@ -216,6 +216,11 @@ class TracedGraph:
             in_range=True,
         )
 
+    @property
+    def places(self) -> Array | None:
+        """The place in the edge list of each edge slot; None if both have the same order."""
+        return None if self.rows.is_ordered else self.rows.plan.arrays[1]
+
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """An array of the edge list in the order of the slots, along its axis of edges."""
         if self.rows.is_ordered:

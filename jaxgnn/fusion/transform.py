@@ -12,6 +12,8 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn.fusion.edges import Surroundings, row_gather, segment_reduction
+from jaxgnn.fusion.leftovers import name_leftovers
+from jaxgnn.fusion.lists import list_gather
 from jaxgnn.fusion.loops import constants_of_scan, with_more_constants
 from jaxgnn.fusion.plans import Plan, plan_of, plans_in, with_plans, with_plans_moved
 from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
@@ -55,9 +57,10 @@ class _Rewriting:
 
     def of(self, program: Program, known: Known, where: str) -> Program:
         """A program, rewritten with the bodies of its loops and branches."""
-        rules = chosen(program, self.rules, known, self.search)
+        rules, original = chosen(program, self.rules, known, self.search), program
         program = rewritten(program, rules, known, self.findings, where)
         view = View(program, known)
+        name_leftovers(program, original, view, self.findings, where)
         equations, constants, plans = [], dict(program.constants), list[Plan]()
         for equation in program.equations:
             made, added = self._with_new_bodies(view, equation, where, plans)
@@ -143,9 +146,12 @@ def _places(view: View, program: Program) -> list[Atom]:
         reduction = segment_reduction(equation)
         if reduction is not None:
             places.append(reduction.places)
-        gather = row_gather(view, equation.outvars[0]) if equation.outvars else None
+        made = equation.outvars[0] if equation.outvars else None
+        gather = made and (row_gather(view, made) or list_gather(view, made))
         if gather is not None:
             places.append(gather.places)
+        if equation.primitive.name in ("bcoo_dot_general", "bcsr_dot_general"):
+            places += equation.invars[1:-1]
         for body in bodies_of(equation):
             inner = Program.of(body.closed)
             of_inner = index_inputs(inner)

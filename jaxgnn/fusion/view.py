@@ -27,8 +27,9 @@ from jaxgnn.graph import is_concrete
 # Cheap functions of arrays, which are evaluated in advance if all of their operands are known.
 # fmt: off
 _EVALUATED = frozenset((
-    "add", "and", "argsort", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
-    "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "integer_pow", "iota",
+    "add", "and", "argsort", "bcoo_transpose", "broadcast_in_dim", "clamp", "concatenate",
+    "convert_element_type", "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt",
+    "integer_pow", "iota",
     "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow",
     "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rem", "reshape",
     "rev", "rsqrt", "scatter", "scatter-add", "scatter-max", "scatter-min", "select_n", "sign",

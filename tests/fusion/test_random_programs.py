@@ -94,6 +94,20 @@ def _where_any(g, x, y, e, ids):
     return jnp.where(is_positive[:, None], x, y)
 
 
+def _list_sum(g, x, y, e):
+    """A sum over the places of a dense list, of rows times numbers of nodes, with a mask."""
+    ids = jnp.arange(g.nodes * 3).reshape(g.nodes, 3) ** 2 % g.nodes
+    messages = jnp.where((ids > 0)[..., None], x[ids] * y[:, :1, None] * e[0, 0], 0)
+    return messages.sum(1)
+
+
+def _masked(g, x, e, f, pick):
+    """Messages that a known mask of edges makes zero, of rows or of features of edges."""
+    mask = (g.ids[pick(IDS)] % 3 > 0)[:, None]
+    messages = pick((x[g.ids["senders"]] * f[:, :1], e * f[:, 1:2]))
+    return pick((jnp.where(mask, messages, 0), jnp.where(mask, 0, -messages)))
+
+
 # A new array of nodes [nodes, width], of two arrays of nodes, one of edges, and ids.
 OF_NODES = (
     lambda g, x, y, e, ids: g.sum(e, ids),
@@ -109,6 +123,7 @@ OF_NODES = (
     lambda g, x, y, e, ids: _where_any(g, x, y, e, ids),
     lambda g, x, y, e, ids: jax.vmap(lambda column: g.sum(column, ids), 1, 1)(e) + y,
     lambda g, x, y, e, ids: x[jnp.argsort(y[:, 0])],
+    lambda g, x, y, e, ids: _list_sum(g, x, y, e),
 )
 
 
@@ -137,6 +152,7 @@ OF_EDGES = (
         jnp.concatenate([x[g.ids["senders"]], e[:, :2]], -1) @ matrix[: g.width + 2]
     ),
     lambda g, x, e, f, pick, matrix: jnp.where(g.ids[pick(IDS)][:, None] > 0, e, f),
+    lambda g, x, e, f, pick, matrix: _masked(g, x, e, f, pick),
 )
 
 

@@ -13,6 +13,7 @@ Sound where:
 * the summed array is a product of rows of one table, numbers of edges (or of edges and heads),
   arrays of edges and features, rows of tables that are read by the receiver, and constants. The
   receiver's rows are the same for all edges of a segment, and multiply the sum instead;
+* edges whose summand a ``where`` makes zero are known, and dropped;
 * the sum may start at any array, which is added.
 
 Repeated edges and ids in any order are edges like others. Sums are accumulated in float32 by the op
@@ -57,11 +58,14 @@ from jaxgnn.fusion.products import (
     IN_RANGE,
     Factor,
     Product,
+    assumed_of_masks,
     before_merge,
+    hides_more,
     leaves_range,
     multiplied,
     only_widen,
     product_of,
+    rows_behind,
     values_of,
 )
 from jaxgnn.fusion.program import Equation, is_variable
@@ -99,11 +103,12 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     need(reduction.kind == "sum")
     need(jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating))
     updates = before_merge(view, reduction.updates, reduction.axis)
-    product = product_of(view, updates, reduction.axis)
+    product = product_of(view, updates, reduction.axis, has_masks=True)
     need(product.tables)
     if product.others:
         check_filters(product)
-    rows = rows_of(view, reduction)
+    entered = rows_of(view, reduction)
+    rows = rows_behind(view, product, entered)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
     if not tables and of_rows:  # all edges are self loops
@@ -111,7 +116,9 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if len(tables) != 1:
         raise Refusal("rows of two tables are multiplied, which no op does")
     gather = required(tables[0].gather)
-    softmax = None if product.others else _softmax_among(view, product, rows)
+    softmax = None if product.others else _softmax_among(view, product, entered)
+    if softmax is not None and hides_more(rows, softmax[1].rows):
+        softmax = None  # of more edges than are summed: its probabilities are weights like others
     graph = graph_of(view, reduction, gather, rows if softmax is None else softmax[1].rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
     # A number of an edge takes constants in. A softmax does not make rows larger, so they may wait.
@@ -222,7 +229,7 @@ def _rewrite(view: View, graph: Graph, parts: _Parts) -> Rewrite:
 def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ...]:
     """Conditions on numbers under which the order of the factors does not matter."""
     unknown = [*parts.scalars, *parts.of_weights]
-    found = [*summed.assumes]
+    found = [*summed.assumes, *assumed_of_masks(parts.product)]
     if parts.softmax is not None:
         found += parts.softmax[1].assumes
         if is_attention and not parts.softmax[1].is_guarded:
