@@ -1,0 +1,105 @@
+"""A call of a function with derivatives of its own, as one operation of JAX.
+
+``jax.custom_vjp`` has no forward mode. ``jax.custom_jvp`` loses the rule in a second derivative of
+``lax.scan``: where JAX moves constant parts out of the body, it replaces the call by the operations
+of the function (0.11.2), and a compiled kernel has no derivative. An operation keeps its rule in
+every transformation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from jaxgnn.ops.core.lifetime import lifetime
+
+_CALL = Primitive("jaxgnn_call")
+_CALL.multiple_results = True
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The static part of a call.
+
+    Attributes:
+      name: name of the function.
+      run: returns the results for the operands.
+      differentiate: ``differentiate(varied, operands, tangents)`` returns the results, and the
+        tangents of those that have one. ``varied`` are the positions of the operands to which the
+        tangents belong.
+    """
+
+    name: str
+    run: Callable[..., list[Any]]
+    differentiate: Callable[[tuple[int, ...], list[Any], list[Any]], tuple[list[Any], list[Any]]]
+    _programs: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """The results."""
+        return _CALL.bind(*operands, call=self, lifetime=lifetime())
+
+    def program(self, kinds: Sequence[Any]) -> Any:
+        """The traced function for operands of these types."""
+        kinds = tuple(kinds)
+        if kinds not in self._programs:
+            self._programs[kinds] = jax.make_jaxpr(self.run)(*kinds)
+        return self._programs[kinds]
+
+
+def has_tangent(array: Any) -> bool:
+    """Whether the values of an array are real or complex numbers."""
+    return jax.typeof(array).to_tangent_aval().dtype != jax.dtypes.float0
+
+
+@_CALL.def_impl
+def _(*operands, call, **_):
+    return call.run(*operands)
+
+
+@_CALL.def_effectful_abstract_eval
+def _(*kinds, call, **_):
+    program = call.program(kinds)
+    return program.out_avals, program.effects
+
+
+def _lower(context, *operands, call, **_):
+    # jax.jit lowers operations of JAX that are primitives of a higher level.
+    run = jax.jit(jaxpr_as_fun(call.program(context.avals_in)))
+    return mlir.lower_fun(run, multiple_results=True)(context, *operands)
+
+
+mlir.register_lowering(_CALL, _lower)
+
+
+def _differentiate(operands, tangents, *, call, **_):
+    varied = tuple(i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero))
+    given = [tangents[i] for i in varied]
+    results, made = call.differentiate(varied, list(operands), given)
+    rest = iter(made)
+    return results, [
+        next(rest) if has_tangent(result) else ad.Zero(jax.typeof(result).to_tangent_aval())
+        for result in results
+    ]
+
+
+ad.primitive_jvps[_CALL] = _differentiate
+
+
+def _batch(operands, axes, *, call, **_):
+    def differentiate(varied, operands, tangents):
+        of_tangents = [axes[i] for i in varied]
+        rule = jax.vmap(lambda *given: call.differentiate(varied, *given), (axes, of_tangents))
+        return rule(operands, tangents)
+
+    axes = list(axes)
+    batched = Call(call.name, jax.vmap(call.run, in_axes=tuple(axes)), differentiate)
+    results = batched(*operands)
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[_CALL] = _batch
