@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxgnn.ops.core.lifetime import lifetime
+from jaxgnn._derivatives.lifetime import lifetime
 
 Backward = Callable[[list[Any], list[Any]], list[Any]]
 """``backward(residuals, slopes)``: a slope for each tangent. Linear in the slopes of the results,

@@ -16,13 +16,13 @@ import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from jaxgnn.ops.core.lifetime import lifetime
+from jaxgnn._derivatives.lifetime import lifetime
 
 _CALL = Primitive("jaxgnn_call")
 _CALL.multiple_results = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Call:
     """The static part of a call.
 
@@ -37,11 +37,15 @@ class Call:
     name: str
     run: Callable[..., list[Any]]
     differentiate: Callable[[tuple[int, ...], list[Any], list[Any]], tuple[list[Any], list[Any]]]
-    _programs: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _programs: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, *operands: Any) -> list[Any]:
         """The results."""
         return _CALL.bind(*operands, call=self, lifetime=lifetime())
+
+    def __repr__(self) -> str:
+        """The name, and the program as it was traced."""
+        return "\n".join((self.name, *map(str, self._programs.values())))
 
     def program(self, kinds: Sequence[Any]) -> Any:
         """The traced function for operands of these types."""
@@ -54,6 +58,15 @@ class Call:
 def has_tangent(array: Any) -> bool:
     """Whether the values of an array are real or complex numbers."""
     return jax.typeof(array).to_tangent_aval().dtype != jax.dtypes.float0
+
+
+def zero_slope(array: Any) -> Any:
+    """The gradient to a result that is not differentiable, with no information."""
+    return ad.instantiate_zeros(_no_tangent(array))
+
+
+def _no_tangent(array):
+    return ad.Zero(jax.typeof(array).to_tangent_aval())
 
 
 @_CALL.def_impl
@@ -82,8 +95,7 @@ def _differentiate(operands, tangents, *, call, **_):
     results, made = call.differentiate(varied, list(operands), given)
     rest = iter(made)
     return results, [
-        next(rest) if has_tangent(result) else ad.Zero(jax.typeof(result).to_tangent_aval())
-        for result in results
+        next(rest) if has_tangent(result) else _no_tangent(result) for result in results
     ]
 
 
