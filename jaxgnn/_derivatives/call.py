@@ -13,25 +13,93 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
+from jaxgnn._arrays.eager import runs_now
 from jaxgnn._derivatives.lifetime import lifetime
 
 _CALL = Primitive("jaxgnn_call")
 _CALL.multiple_results = True
 
 
+def call(
+    name: str,
+    function: Callable[..., Any],
+    differentiate: Callable[[tuple[int, ...], Any, list[Any]], tuple[Any, list[Any]]],
+    arrays: tuple[Any, ...],
+) -> Any:
+    """``function(*arrays)``, with derivatives by a rule.
+
+    Args:
+      name: name of the function in a traced program.
+      function: a function of pytrees of arrays.
+      differentiate: the rule: ``differentiate(varied, arrays, tangents)`` returns the result, and
+        the tangents of its arrays of real numbers. ``varied`` are the positions of the arrays, in
+        the order of the pytrees, to which the tangents belong.
+      arrays: the arguments.
+    """
+    leaves, structure = jax.tree.flatten(arrays)
+    if are_known(leaves):
+        return function(*arrays)
+    structures: list[Any] = []
+
+    def flat(result):
+        leaves, structures[:] = jax.tree.leaves(result), [jax.tree.structure(result)]
+        return [jnp.asarray(leaf) for leaf in leaves]
+
+    def run(*leaves):
+        return flat(function(*structure.unflatten(leaves)))
+
+    def differentiate_leaves(varied, leaves, tangents):
+        result, along = differentiate(varied, structure.unflatten(leaves), tangents)
+        return flat(result), along
+
+    results = _Call(name, run, differentiate_leaves).bind(*leaves)
+    return structures[0].unflatten(results)
+
+
+def with_derivative_of(
+    formula: Callable[..., Any], run: Callable[..., Any], name: str
+) -> Callable[..., Any]:
+    """``run``, a function of pytrees of arrays, with the derivatives of ``formula``.
+
+    Args:
+      formula: a function of the same arguments, with the same result, in plain JAX.
+      run: the function that runs, such as a kernel, which JAX can not differentiate.
+      name: name of the function in a traced program.
+    """
+
+    def differentiate(varied, arrays, tangents):
+        leaves, structure = jax.tree.flatten(arrays)
+
+        def of_varied(*values):
+            given = list(leaves)
+            for i, value in zip(varied, values, strict=True):
+                given[i] = value
+            results = jax.tree.leaves(formula(*structure.unflatten(given)))
+            return [result for result in results if has_tangent(result)]
+
+        _, along = jax.jvp(of_varied, [leaves[i] for i in varied], tangents)
+        return run(*arrays), along
+
+    return lambda *arrays: call(name, run, differentiate, arrays)
+
+
+def are_known(leaves: Sequence[Any]) -> bool:
+    """Whether operations on these arrays run when they are called."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) and runs_now()
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Call:
-    """The static part of a call.
+class _Call:
+    """The static part of the operation, as functions of its operands.
 
     Attributes:
       name: name of the function.
-      run: returns the results for the operands.
-      differentiate: ``differentiate(varied, operands, tangents)`` returns the results, and the
-        tangents of those that have one. ``varied`` are the positions of the operands to which the
-        tangents belong.
+      run: returns the results.
+      differentiate: the rule, as ``call`` takes it.
     """
 
     name: str
@@ -39,7 +107,7 @@ class Call:
     differentiate: Callable[[tuple[int, ...], list[Any], list[Any]], tuple[list[Any], list[Any]]]
     _programs: dict[Any, Any] = field(default_factory=dict)
 
-    def __call__(self, *operands: Any) -> list[Any]:
+    def bind(self, *operands: Any) -> list[Any]:
         """The results."""
         return _CALL.bind(*operands, call=self, lifetime=lifetime())
 
@@ -109,8 +177,8 @@ def _batch(operands, axes, *, call, **_):
         return rule(operands, tangents)
 
     axes = list(axes)
-    batched = Call(call.name, jax.vmap(call.run, in_axes=tuple(axes)), differentiate)
-    results = batched(*operands)
+    batched = _Call(call.name, jax.vmap(call.run, in_axes=tuple(axes)), differentiate)
+    results = batched.bind(*operands)
     return results, [0] * len(results)
 
 

@@ -8,11 +8,10 @@ from functools import partial, update_wrapper
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn._arrays.eager import run_now, runs_now
-from jaxgnn._derivatives.call import Call, has_tangent, zero_slope
+from jaxgnn._arrays.eager import run_now
+from jaxgnn._derivatives.call import are_known, call, has_tangent, zero_slope
 from jaxgnn._derivatives.tangents import tangents_by_transpose
 
 
@@ -53,33 +52,16 @@ class custom_vjp:
         if kwargs:
             args = inspect.signature(self._function).bind(*args, **kwargs).args
         statics, arrays = args[: self._statics], args[self._statics :]
-        leaves, structure = jax.tree.flatten(arrays)
-        if _are_known(leaves):
-            return self._function(*args)
-        structures: list[Any] = []
 
-        def flat(result):
-            leaves, structures[:] = jax.tree.flatten(result)[0], [jax.tree.structure(result)]
-            return [jnp.asarray(leaf) for leaf in leaves]
-
-        def run(*leaves):
-            return flat(self._function(*statics, *structure.unflatten(leaves)))
-
-        def differentiate(varied, leaves, tangents):
+        def differentiate(varied, arrays, tangents):
             # The rule of an eager gradient records operations; those of known arrays are run.
-            forward = partial(run_now, self._forward) if _are_known(leaves) else self._forward
-            result, residuals = forward(*statics, *structure.unflatten(leaves))
-            results, backward = flat(result), partial(self._backward, *statics)
-            return results, _tangents(
-                backward, structure, varied, tangents, structures[0], results, residuals
-            )
+            is_known = are_known(jax.tree.leaves(arrays))
+            forward = partial(run_now, self._forward) if is_known else self._forward
+            result, residuals = forward(*statics, *arrays)
+            backward, structure = partial(self._backward, *statics), jax.tree.structure(arrays)
+            return result, _tangents(backward, structure, varied, tangents, result, residuals)
 
-        results = Call(self.__name__, run, differentiate)(*leaves)
-        return structures[0].unflatten(results)
-
-
-def _are_known(arrays: list[Any]) -> bool:
-    return not any(isinstance(array, jax.core.Tracer) for array in arrays) and runs_now()
+        return call(self.__name__, partial(self._function, *statics), differentiate, arrays)
 
 
 def _tangents(
@@ -87,8 +69,7 @@ def _tangents(
     arguments: Any,
     varied: tuple[int, ...],
     tangents: list[Any],
-    structure: Any,
-    results: list[Any],
+    result: Any,
     residuals: Any,
 ) -> list[Any]:
     """The tangents of the arrays of real numbers in the result.
@@ -98,10 +79,10 @@ def _tangents(
       arguments: the structure of the arguments that are not static.
       varied: positions of the arrays of the arguments that have tangents.
       tangents: their tangents.
-      structure: the structure of the result.
-      results: the arrays of the result.
+      result: the result of the forward pass.
       residuals: the residuals of the forward pass.
     """
+    results, structure = jax.tree.flatten(result)
     kept, join = _split_arrays(residuals)
     no_slopes = [None if has_tangent(array) else zero_slope(array) for array in results]
     dtypes = [tangent.dtype for tangent in tangents]
