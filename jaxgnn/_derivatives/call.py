@@ -29,6 +29,8 @@ def call(
     function: Callable[..., Any],
     differentiate: Callable[[tuple[int, ...], Any, list[Any]], tuple[Any, list[Any]]],
     arrays: tuple[Any, ...],
+    *,
+    is_kernel: bool = False,
 ) -> Any:
     """``function(*arrays)``, with derivatives by a rule.
 
@@ -39,6 +41,7 @@ def call(
         the tangents of its arrays of real numbers. ``varied`` are the positions of the arrays, in
         the order of the pytrees, to which the tangents belong.
       arrays: the arguments.
+      is_kernel: whether all effects of the function, which are writes to its own memory, end in it.
     """
     leaves, structure = jax.tree.flatten(arrays)
     if are_known(leaves):
@@ -56,7 +59,7 @@ def call(
         result, along = differentiate(varied, structure.unflatten(leaves), tangents)
         return flat(result), along
 
-    results = _Call(name, run, differentiate_leaves).bind(*leaves)
+    results = _Call(name, run, differentiate_leaves, is_kernel).bind(*leaves)
     return structures[0].unflatten(results)
 
 
@@ -84,7 +87,7 @@ def with_derivative_of(
         _, along = jax.jvp(of_varied, [leaves[i] for i in varied], tangents)
         return run(*arrays), along
 
-    return lambda *arrays: call(name, run, differentiate, arrays)
+    return lambda *arrays: call(name, run, differentiate, arrays, is_kernel=True)
 
 
 def are_known(leaves: Sequence[Any]) -> bool:
@@ -100,11 +103,13 @@ class _Call:
       name: name of the function.
       run: returns the results.
       differentiate: the rule, as ``call`` takes it.
+      is_kernel: whether all effects end in it.
     """
 
     name: str
     run: Callable[..., list[Any]]
     differentiate: Callable[[tuple[int, ...], list[Any], list[Any]], tuple[list[Any], list[Any]]]
+    is_kernel: bool
     _programs: dict[Any, Any] = field(default_factory=dict)
 
     def bind(self, *operands: Any) -> list[Any]:
@@ -145,12 +150,12 @@ def _(*operands, call, **_):
 @_CALL.def_effectful_abstract_eval
 def _(*kinds, call, **_):
     program = call.program(kinds)
-    return program.out_avals, program.effects
+    return program.out_avals, set() if call.is_kernel else program.effects
 
 
 def _lower(context, *operands, call, **_):
     # jax.jit lowers operations of JAX that are primitives of a higher level.
-    run = jax.jit(jaxpr_as_fun(call.program(context.avals_in)))
+    run = jax.jit(jaxpr_as_fun(call.program(context.avals_in)), inline=True)
     return mlir.lower_fun(run, multiple_results=True)(context, *operands)
 
 
@@ -177,7 +182,9 @@ def _batch(operands, axes, *, call, **_):
         return rule(operands, tangents)
 
     axes = list(axes)
-    batched = _Call(call.name, jax.vmap(call.run, in_axes=tuple(axes)), differentiate)
+    batched = _Call(
+        call.name, jax.vmap(call.run, in_axes=tuple(axes)), differentiate, call.is_kernel
+    )
     results = batched.bind(*operands)
     return results, [0] * len(results)
 

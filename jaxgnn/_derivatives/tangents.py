@@ -89,7 +89,7 @@ _TANGENTS.def_abstract_eval(lambda *_, rule, **others: list(rule.kinds))
 
 def _evaluate_compiled(*operands, rule, **_):
     # jax.jit lowers operations of JAX that are primitives of a higher level.
-    return jax.jit(lambda *operands: _evaluate(*operands, rule=rule))(*operands)
+    return jax.jit(lambda *operands: _evaluate(*operands, rule=rule), inline=True)(*operands)
 
 
 mlir.register_lowering(_TANGENTS, mlir.lower_fun(_evaluate_compiled, multiple_results=True))

@@ -445,10 +445,9 @@ def _compiled_once(choice: _Choice) -> Callable[..., Any]:
 def _run_choice(choice: _Choice, *args: Any) -> Any:
     plain = choice.fallback
     branches = {platform: _branch_of(name, call, plain) for platform, name, call in choice.branches}
-    if choice.formula is None:
-        fallback = functools.partial(_run, choice.fallback)
-    else:
-        fallback = _branch_of("pallas", choice.fallback, choice.formula)
+    fallback = functools.partial(_run, choice.fallback)
+    if choice.formula is not None:
+        fallback = _with_derivative_of(choice.formula, fallback, choice.fallback)
     return _platform_dependent(fallback, branches, args)
 
 
@@ -472,7 +471,11 @@ def _branch_of(name: Name, call: _Call, formula: _Call) -> Callable[..., Any]:
     kernel = on_a_gpu(
         run, functools.partial(identity_of, call.run, call.label, call.options, settings)
     )
-    return with_derivative_of(functools.partial(_run, formula), kernel, call.label)
+    return _with_derivative_of(formula, kernel, call)
+
+
+def _with_derivative_of(formula: _Call, run: Callable[..., Any], call: _Call) -> Callable[..., Any]:
+    return with_derivative_of(functools.partial(_run, formula), run, call.label)
 
 
 def _run(call: _Call, *args: Any) -> Any:
