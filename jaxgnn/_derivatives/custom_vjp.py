@@ -61,7 +61,8 @@ class custom_vjp:
             backward, structure = partial(self._backward, *statics), jax.tree.structure(arrays)
             return result, _tangents(backward, structure, varied, tangents, result, residuals)
 
-        return call(self.__name__, partial(self._function, *statics), differentiate, arrays)
+        name = getattr(self._function, "__name__", "function")
+        return call(name, partial(self._function, *statics), differentiate, arrays)
 
 
 def _tangents(
