@@ -127,6 +127,7 @@ def _family(name: str, *below: str) -> dict[str, set[str]]:
 ALLOWED = {
     "jaxgnn": {"jaxgnn._exporting", "jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops"},
     "jaxgnn._arrays": {"jaxgnn._arrays", "jaxgnn._errors"},
+    "jaxgnn._derivatives": {"jaxgnn._arrays", "jaxgnn._derivatives"},
     "jaxgnn._errors": set(),
     "jaxgnn._fractions": set(),
     "jaxgnn._suggestions": set(),
@@ -147,7 +148,13 @@ ALLOWED = {
     "jaxgnn._command_line": {"jaxgnn"},
     "jaxgnn._notebook": {"jaxgnn._notebook"},
     "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn._notebook", "jaxgnn.graph"},
-    **_of_rooms("jaxgnn.graph", "jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph.html"),
+    **_of_rooms(
+        "jaxgnn.graph",
+        "jaxgnn._arrays",
+        "jaxgnn._derivatives",
+        "jaxgnn._errors",
+        "jaxgnn.graph.html",
+    ),
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
         "jaxgnn.graph",
@@ -159,6 +166,7 @@ ALLOWED = {
     "jaxgnn.ops": {"jaxgnn.ops"},
     "jaxgnn.ops.core": {
         "jaxgnn._arrays",
+        "jaxgnn._derivatives",
         "jaxgnn._errors",
         "jaxgnn.graph",
         "jaxgnn._ffi",

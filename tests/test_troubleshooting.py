@@ -55,10 +55,6 @@ def _edge_features_of_another_length():
     layer(_graph(), _x(), _x(6, 3))
 
 
-def _tangents(x):
-    return jax.jvp(lambda x: ops.spmm(_graph(), x), (x,), (x,))
-
-
 def _rows_of_another_graph():
     mesh = jax.make_mesh((1,), ("nodes",), devices=jax.devices()[:1])
     distributed.shard(_graph(), mesh).shard_rows(np.ones((4, 2)))
@@ -93,8 +89,6 @@ MISTAKES = {
     ),
     "No room": lambda: GraphBatch.from_graphs([GraphSample([0], [1], 2)] * 4, pad_to=(4, 8, 5)),
     "A readout of a graph that is no batch": lambda: nn.pool(_x(), _graph(), "mean"),
-    "Forward mode": lambda: _tangents(_x()),
-    "Forward mode under jit": lambda: jax.jit(_tangents)(_x()),
     "A kernel that does not run here": lambda: ops.spmm(_graph(), _x(), implementation="pallas"),
     "The slow path": _without_the_compiled_library,
     "Rows of another graph": _rows_of_another_graph,

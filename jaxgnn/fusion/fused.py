@@ -358,8 +358,7 @@ def fuse(
     parameters may change.
 
     A function with side effects, such as ``jax.debug.print``, one that can not be traced, and a
-    module that changes its own state in the call run unchanged, with a warning. Rewritten code has
-    no forward-mode derivatives, since the ops have none.
+    module that changes its own state in the call run unchanged, with a warning.
 
     Args:
       fn: a function of pytrees of arrays, or a module.

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int, UInt
 
 from jaxgnn._arrays.arrays import KeepsArrays, match_varying
+from jaxgnn._derivatives.custom_vjp import custom_vjp
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.cbsr import CBSR
 
@@ -251,7 +252,7 @@ def _from_words(words: UInt[Array, "*rows words"], dtype: jnp.dtype) -> Array:
 def _with_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | None, ...]]) -> Any:
     """``move`` of the way, the lists and rows, with gradients of the rows by ``back``."""
 
-    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    @partial(custom_vjp, nondiff_argnums=(0,))
     def moved(way, send, *rows):
         return move(way, send, *rows)
 

@@ -163,7 +163,6 @@ class ExpertCoupler(_Coupler):
         return h
 
     def _activated(self, activation: Callable[[Array], Array], x: Array) -> Array:
-        # Plain JAX also supports forward-mode differentiation.
         if ops.requested_implementation(self.implementation) == "xla":
             return activation(x)
         return _recomputed_behind(activation, x)

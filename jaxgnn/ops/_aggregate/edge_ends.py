@@ -34,7 +34,7 @@ def at_ends(
 
     The gradient of a node is the sum over its edges, by ``aggregate`` with ``implementation``: for
     receivers along the rows of the graph, for senders along those of its transpose. It can be
-    differentiated again. ``"xla"`` also has forward-mode derivatives.
+    differentiated again.
 
     Raises:
       ValueError: if ``x`` does not have one row for each node of that end.

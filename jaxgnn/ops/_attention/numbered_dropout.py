@@ -63,8 +63,7 @@ def _at_rows(call: Call, graph: CSRGraph, share: Float[Array, "rows heads"]) -> 
     """The entry of the receiver of each edge; zero in padding slots.
 
     The gradient of a gather is a scatter, whose order is not fixed on a GPU. So the entries are
-    read by a product with ones, whose gradient has a kernel. ``"xla"`` gathers, since JAX also
-    computes its forward-mode derivatives.
+    read by a product with ones, whose gradient has a kernel. ``"xla"`` is plain JAX and gathers.
     """
     if call.request.name == "xla":
         return at_rows(graph, share)

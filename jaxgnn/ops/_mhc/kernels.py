@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCParams, PostInputs
 
 _STREAMS = (2, 4, 8)
@@ -79,7 +79,7 @@ def with_backward(
       ``run(request, options, *inputs)``, with the options as names and values.
     """
 
-    @partial(reverse_vjp, nondiff_argnums=(0, 1))
+    @partial(custom_vjp, nondiff_argnums=(0, 1))
     def run(request, options, *inputs):
         made = forward(request, *inputs, **dict(options))
         return made[0] if saves else made

@@ -11,7 +11,7 @@ from jaxgnn.ops._mhc.kernels import plain, with_backward
 from jaxgnn.ops._mhc.reference import mhc_head as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_float
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCParams
 
 MHC_EXPAND = plain("mhc_expand", reference.mhc_expand)
@@ -117,7 +117,7 @@ def mhc_head(
     return _mhc_head(request, options, x, params)
 
 
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _mhc_expand(request, num_streams, x):
     return MHC_EXPAND(request, x, num_streams=num_streams)
 

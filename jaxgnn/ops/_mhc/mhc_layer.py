@@ -21,7 +21,7 @@ from jaxgnn.ops._mhc.sinkhorn import BACKWARD as SINKHORN_BACKWARD
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN, sinkhorn, sinkhorn_options
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
 PRE_BACKWARD = of_streams(
@@ -163,7 +163,7 @@ def _is_linked(request: dispatch.Request, x: Array) -> bool:
 # and dy may be summed only where h_res is the same for all members. The forward rules call neither
 # _layer_input nor _layer_output: a second differentiation takes the rules as they are written, with
 # the link as an array that nothing depends on.
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _layer_input(request, options, x, params):
     return _layer_input_forward(request, options, x, params)[0]
 
@@ -187,7 +187,7 @@ def _layer_input_backward(request, options, residuals, cotangents):
 _layer_input.defvjp(_layer_input_forward, _layer_input_backward)
 
 
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _layer_output(request, transposed, x, link, f, h_post, h_res):
     return _layer_output_forward(request, transposed, x, link, f, h_post, h_res)[0]
 

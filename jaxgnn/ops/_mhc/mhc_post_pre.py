@@ -14,7 +14,7 @@ from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_post_pre as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, from_numpy
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCParams, PostInputs
 
 
@@ -125,7 +125,7 @@ def mhc_post_pre(
     return _mhc_post_pre(request, options, inputs, params)
 
 
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _mhc_post_pre(request, options, inputs, params):
     return _mhc_post_pre_forward(request, options, inputs, params)[0]
 

@@ -13,7 +13,7 @@ from jaxgnn.ops._mhc.kernels import of_streams, plain
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
 MHC_PRE = of_streams("mhc_pre", reference.mhc_pre, pallas.mhc_pre)
@@ -144,7 +144,7 @@ def pre_constants(op: str, norm_eps: float, pre_eps: float, post_scale: float) -
     )
 
 
-@partial(reverse_vjp, nondiff_argnums=(0, 1, 2))
+@partial(custom_vjp, nondiff_argnums=(0, 1, 2))
 def _mhc_pre(request, return_streams, constants, x, params):
     return _mhc_pre_forward(request, return_streams, constants, x, params)[0]
 

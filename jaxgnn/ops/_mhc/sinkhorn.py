@@ -15,7 +15,7 @@ from jaxgnn.ops._mhc.kernels import of_matrices, plain, with_backward
 from jaxgnn.ops._mhc.reference import sinkhorn as reference
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, check_float
-from jaxgnn.ops.core.custom_gradient import reverse_vjp
+from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 SINKHORN = of_matrices("sinkhorn", reference.sinkhorn, pallas.sinkhorn)
 BACKWARD = of_matrices(
@@ -139,7 +139,7 @@ def permutation_mixture(
     return _permutation_mixture(request, (), logits)
 
 
-@partial(reverse_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _implicit(request, options, logits):
     return SINKHORN(request, logits, **dict(options))
 

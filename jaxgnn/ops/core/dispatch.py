@@ -25,6 +25,7 @@ from jax import lax
 from jaxgnn import _ffi
 from jaxgnn._arrays.arrays import empty_like
 from jaxgnn._arrays.arrays import match_varying as match_varying
+from jaxgnn._derivatives.call import with_derivative_of
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core import verify as verification
@@ -386,13 +387,15 @@ class Plan(NamedTuple):
     def _choice(self) -> _Choice:
         here = current_platform()
         if self.request.name is not None:
-            return _Choice(self._call(self.request.name, here))
+            of_kernel = self._call("xla", here) if self.request.name == "pallas" else None
+            return _Choice(self._call(self.request.name, here), formula=of_kernel)
         kernels = ((p, name) for p, name in self.chosen if name != "xla")
         branches = tuple((p, name, self._call(name, p)) for p, name in kernels)
         return _Choice(self._call("xla", here), branches)
 
     def _branch(self, name: Name, platform: Platform) -> Callable[..., Any]:
-        return self._verified(name, _branch_of(name, self._call(name, platform)))
+        branch = _branch_of(name, self._call(name, platform), self._call("xla", platform))
+        return self._verified(name, branch)
 
     def _call(self, name: Name, platform: Platform) -> _Call:
         run = self.kernel.implementations[name].runs[platform]
@@ -421,10 +424,17 @@ class _Call(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """The calls of a kernel: one call, or one for each platform that has a branch."""
+    """The calls of a kernel: one call, or one for each platform that has a branch.
+
+    Attributes:
+      fallback: the call where there is no branch.
+      branches: the calls of other implementations.
+      formula: the same in plain JAX if ``fallback`` is a Pallas kernel, else None.
+    """
 
     fallback: _Call
     branches: tuple[tuple[Platform, Name, _Call], ...] = ()
+    formula: _Call | None = None
 
 
 def _compiled_once(choice: _Choice) -> Callable[..., Any]:
@@ -433,15 +443,22 @@ def _compiled_once(choice: _Choice) -> Callable[..., Any]:
 
 
 def _run_choice(choice: _Choice, *args: Any) -> Any:
-    branches = {platform: _branch_of(name, call) for platform, name, call in choice.branches}
-    return _platform_dependent(functools.partial(_run, choice.fallback), branches, args)
+    plain = choice.fallback
+    branches = {platform: _branch_of(name, call, plain) for platform, name, call in choice.branches}
+    fallback = functools.partial(_run, choice.fallback)
+    if choice.formula is not None:
+        fallback = _with_derivative_of(choice.formula, fallback, choice.fallback)
+    return _platform_dependent(fallback, branches, args)
 
 
 _run_compiled = jax.jit(_run_choice, static_argnums=0)
 
 
-def _branch_of(name: Name, call: _Call) -> Callable[..., Any]:
-    """``call`` for the branch of one platform, in a program that may be lowered for others too."""
+def _branch_of(name: Name, call: _Call, formula: _Call) -> Callable[..., Any]:
+    """``call`` for the branch of one platform, in a program that may be lowered for others too.
+
+    A Pallas kernel has the derivatives of ``formula``, which is the same in plain JAX.
+    """
     run = functools.partial(_run, call)
     if name != "pallas":
         return run
@@ -451,9 +468,14 @@ def _branch_of(name: Name, call: _Call) -> Callable[..., Any]:
         jax.config.jax_default_matmul_precision,
         jax.config.jax_enable_x64,
     )
-    return on_a_gpu(
+    kernel = on_a_gpu(
         run, functools.partial(identity_of, call.run, call.label, call.options, settings)
     )
+    return _with_derivative_of(formula, kernel, call)
+
+
+def _with_derivative_of(formula: _Call, run: Callable[..., Any], call: _Call) -> Callable[..., Any]:
+    return with_derivative_of(functools.partial(_run, formula), run, call.label)
 
 
 def _run(call: _Call, *args: Any) -> Any:

@@ -17,37 +17,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import Primitive
 
+from jaxgnn._arrays.eager import runs_now as runs_now
 from jaxgnn.graph import CSRGraph, Incidence, is_concrete
-
-
-class _BeingRecorded(Exception):
-    """Raised by the primitive below where operations are recorded and not run."""
-
-
-def _refuse_to_be_recorded():
-    raise _BeingRecorded
-
-
-# A primitive that detects whether the current trace records operations. The traces of an eager
-# gradient and of an eager vmap pass it on, as it has no operands. A trace that records operations
-# evaluates its abstract result, which raises.
-_RUNS_NOW = Primitive("jaxgnn_runs_now")
-_RUNS_NOW.def_impl(lambda: True)
-_RUNS_NOW.def_abstract_eval(_refuse_to_be_recorded)
-
-
-def runs_now() -> bool:
-    """Whether operations run when they are called, also in an eager gradient or ``vmap``.
-
-    False inside of ``jit``, ``scan`` and the like, which record them, and inside an eager
-    ``shard_map``, which compiles each operation as a program.
-    """
-    try:
-        return _RUNS_NOW.bind()
-    except _BeingRecorded:
-        return False
 
 
 def run_compiled[S: Hashable, T](function: Callable[[S, Any], T], static: S, arguments: Any) -> T:

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import batching, mlir
 
 from jaxgnn.ops.core import kernel_programs
 
@@ -88,13 +88,3 @@ def _batch(arrays, axes, *, program):
 
 
 batching.primitive_batchers[_ON_A_GPU] = _batch
-
-
-def _differentiate(primals, tangents, *, program):
-    raise NotImplementedError(
-        'ops: implementation must be "xla" for this derivative, got a GPU kernel, which has none; '
-        'pass implementation="xla"'
-    )
-
-
-ad.primitive_jvps[_ON_A_GPU] = _differentiate

@@ -61,6 +61,8 @@ def _run(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list
 def _made(equation: Any, reads: list[Any]) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     body = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
+    if name == "jaxgnn_call":
+        return _call(params["call"].program([v.aval for v in equation.invars]), reads)
     if name in _LOOPS:
         return _LOOPS[name](params, reads)
     if name in _CALLS and body is not None:

@@ -16,6 +16,7 @@ from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import pallas
 from jaxgnn.testing import random_array
+from tests._programs import equations_of
 from tests.ops._table import BARE
 from tests.ops.attention._attention import COMPILED
 
@@ -74,20 +75,13 @@ def _traced(case, implementation):
 
 def _arrays(jaxpr):
     """All that a program computes, parts of it included."""
-    for equation in jaxpr.eqns:
+    for equation in equations_of(jaxpr):
         yield from (v.aval for v in equation.outvars if hasattr(v.aval, "shape"))
-        for inner in jax.tree.leaves(equation.params, is_leaf=_is_program):
-            if _is_program(inner):
-                yield from _arrays(getattr(inner, "jaxpr", inner))
 
 
 def _sizes(jaxpr):
     """The number of elements of everything that a program computes."""
     return (math.prod(array.shape) for array in _arrays(jaxpr))
-
-
-def _is_program(value):
-    return hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns")
 
 
 def _sizes_in_text(text):

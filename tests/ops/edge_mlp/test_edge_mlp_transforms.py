@@ -13,6 +13,7 @@ import jaxgnn
 from jaxgnn import CSRGraph, ops
 from jaxgnn.graph import sort_edges
 from jaxgnn.testing import random_array
+from tests._programs import equations_of
 from tests.ops.edge_mlp._edges import BIPARTITE, QUICK, REDUCTIONS, RING, apply, inputs, params
 
 _jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -161,15 +162,10 @@ def test_vmap_works_in_a_scan_that_is_recomputed_and_twice_differentiated():
 
 def _shapes(jaxpr, dtype):
     """Shapes of all arrays of a dtype in a program, those of its parts included."""
-    for equation in jaxpr.eqns:
+    for equation in equations_of(jaxpr):
         for variable in (*equation.invars, *equation.outvars):
             if jnp.issubdtype(getattr(variable.aval, "dtype", jnp.bool), dtype):
                 yield variable.aval.shape
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    yield from _shapes(inner, dtype)
 
 
 @pytest.mark.parametrize("graph", [BIPARTITE["random"], RING], ids=["random", "ring"])

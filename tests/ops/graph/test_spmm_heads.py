@@ -12,6 +12,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._graph.reference import spmm as reference
 from jaxgnn.ops._graph.spmm import SPMM_OF_HEADS
 from jaxgnn.testing import DTYPES, assert_close, check_against_float64, random_array
+from tests._programs import equations_of
 from tests.ops._table import BUILT, longest_row, usable
 
 IMPLEMENTATIONS = usable(SPMM_OF_HEADS)
@@ -147,7 +148,8 @@ def test_the_compiled_kernels_make_no_array_of_edges_times_heads_times_width(imp
         return jnp.sum(_apply("unweighted", implementation)(weights, x) ** 2)
 
     program = jax.make_jaxpr(jax.grad(loss, (0, 1)))(*arrays)
-    largest = max(int(np.prod(v.aval.shape)) for eqn in program.jaxpr.eqns for v in eqn.outvars)
+    made = (v.aval for equation in equations_of(program.jaxpr) for v in equation.outvars)
+    largest = max(int(np.prod(array.shape)) for array in made)
     assert largest <= max(graph.num_edges * 2, graph.num_rows * 2 * 9)
 
 

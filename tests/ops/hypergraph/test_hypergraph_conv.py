@@ -16,6 +16,7 @@ from jaxgnn.ops._hypergraph import hypergraph_conv
 from jaxgnn.ops._hypergraph.paths import MIXING_LIMITS
 from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
+from tests._programs import equations_of
 from tests._settings import jax_settings
 from tests.ops.hypergraph._hypergraph import HYPEREDGES, INCIDENCE, NODES, arrays, formula
 
@@ -196,7 +197,7 @@ class TestChoiceOfPath:
             return jax.vmap(lambda x: ops.hypergraph_conv(x, INCIDENCE, weight))(x)
 
         program = jax.make_jaxpr(apply)(jnp.ones((50, NODES, 3)), weight).jaxpr
-        shapes = [v.aval.shape for e in _equations(program) for v in e.outvars]
+        shapes = [v.aval.shape for e in equations_of(program) for v in e.outvars]
         assert (NODES, NODES) in shapes
         batched = {shape for shape in shapes if 50 in shape}
         # All of x, one node of it, or one number a token; never a matrix for each.
@@ -242,13 +243,6 @@ def test_verify_compares_the_mixing_with_the_reference(monkeypatch):
     monkeypatch.setattr(hypergraph_conv, "mixing_matrix", lambda *a: 1.01 * original(*a))
     with jaxgnn.verify("strict"), pytest.raises(jaxgnn.ops.VerificationError, match="mixing"):
         ops.hypergraph_conv(incidence=INCIDENCE, **given)
-
-
-def _equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from _equations(inner)
 
 
 class TestTransformations:

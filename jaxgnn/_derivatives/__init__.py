@@ -1,0 +1,1 @@
+"""Functions with derivatives of their own, in reverse mode and in forward mode."""
