@@ -274,6 +274,45 @@ INTERACTIONS: dict[tuple[Platform, Scale], tuple[Messages, ...]] = {
     ),
 }
 
+
+@dataclass(frozen=True)
+class Filtered:
+    """A graph of particles or atoms, whose edges filter the features of the senders.
+
+    Attributes:
+      name: name of the workload in the tables.
+      nodes: number of nodes.
+      edges: number of edges, drawn uniformly.
+      dim: width of the features.
+      features: number of features of the basis that filters are made of.
+      dtypes: dtypes of features and filters.
+    """
+
+    name: str
+    nodes: int
+    edges: int
+    dim: int
+    features: int = 20
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+
+    def graph(self) -> CSRGraph:
+        """The graph with its transpose and schedules, built once a process."""
+        return _graph(None, self.nodes, self.edges, False)
+
+
+FILTERED: dict[tuple[Platform, Scale], tuple[Filtered, ...]] = {
+    ("cpu", "tiny"): (Filtered("filtered-tiny", 64, 300, 16, 4, **_FLOAT32),),
+    ("cpu", "small"): (Filtered("filtered-100k", 10_000, 100_000, 128, **_FLOAT32),),
+    ("cpu", "full"): (Filtered("filtered-500k", 10_000, 500_000, 128, **_FLOAT32),),
+    ("gpu", "tiny"): (Filtered("filtered-tiny", 64, 300, 16, 4, **_FLOAT32),),
+    ("gpu", "small"): (Filtered("filtered-500k", 10_000, 500_000, 128, **_FLOAT32),),
+    # Large molecules, or a box of particles; then many small molecules.
+    ("gpu", "full"): (
+        Filtered("filtered-500k", 10_000, 500_000, 128),
+        Filtered("filtered-1600k", 100_000, 1_600_000, 128),
+    ),
+}
+
 # The workload for pictures and break-even, on each platform that was measured.
 HEADLINE: dict[Platform, str] = {"cpu": "uniform-1M", "gpu": "reddit"}
 

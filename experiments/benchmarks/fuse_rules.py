@@ -168,6 +168,22 @@ CASES: dict[str, Case] = {
         lambda g, x, w: g.sum(x[g.senders] * w),
         lambda s: ((s.nodes, 4), (s.edges, 1)),
     ),
+    "sum of filtered neighbours": Case(
+        "neighbour_sum",
+        lambda g, x, w: g.sum(x[g.senders] * w),
+        lambda s: (_nodes(s), _edges(s)),
+    ),
+    "sum of neighbours filtered by sorted edges": Case(
+        "neighbour_sum",
+        lambda g, x, w: g.sum(x[g.senders] * w),
+        lambda s: (_nodes(s), _edges(s)),
+        True,
+    ),
+    "sum of neighbours filtered by a kernel": Case(
+        "neighbour_sum",
+        lambda g, x, e, k, w: g.sum(x[g.senders] * (e @ k) * w),
+        lambda s: (_nodes(s), (s.edges, 20), (20, s.width), (s.edges, 1)),
+    ),
     "maximum of neighbours": Case(
         "neighbour_extreme",
         lambda g, x: jax.ops.segment_max(x[g.senders], g.receivers, g.nodes),

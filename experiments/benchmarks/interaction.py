@@ -1,9 +1,9 @@
 """Times ``ops.interaction``, the block of learnt simulators and weather models, against plain JAX.
 
-Run ``python -m experiments.benchmarks.interaction``. ``xla`` concatenates both ends of each edge and
-its features, as is usual in JAX; ``auto`` is the op with what it chooses. Bytes: features of edges
-are read and written, and a row is gathered for each end; the gradient reads them again, with the
-gradient to the new features, and writes one.
+Run ``python -m experiments.benchmarks.interaction``. ``xla`` concatenates both ends of each edge
+and its features, as is usual in JAX; ``auto`` is the op with what it chooses. Bytes: features of
+edges are read and written, and a row is gathered for each end; the gradient reads them again, with
+the gradient to the new features, and writes one.
 """
 
 from __future__ import annotations

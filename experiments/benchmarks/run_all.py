@@ -10,7 +10,7 @@ from experiments.benchmarks import hypergraph_conv
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
-from experiments.benchmarks._workloads import MESSAGES, ROWS, STREAMS, WORKLOADS
+from experiments.benchmarks._workloads import FILTERED, MESSAGES, ROWS, STREAMS, WORKLOADS
 from jaxgnn.ops.core.registry import OPS
 
 
@@ -27,7 +27,9 @@ def takes(module: ModuleType) -> Any:
 
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
-    session = Session.start(options, WORKLOADS, STREAMS, ROWS, MESSAGES, *hypergraph_conv.TABLES)
+    session = Session.start(
+        options, WORKLOADS, STREAMS, ROWS, MESSAGES, FILTERED, *hypergraph_conv.TABLES
+    )
     return session.run(
         case
         for module in modules()

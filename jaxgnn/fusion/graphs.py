@@ -53,6 +53,11 @@ class StaticGraph:
         inverse[self.order] = np.arange(self.order.size, dtype=np.int32)
         return put_own(self.order), put_own(inverse)
 
+    @property
+    def places(self) -> Array | None:
+        """The place in the edge list of each edge slot; None if both have the same order."""
+        return None if self.is_ordered else self._places[0]
+
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """An array of the edge list in the order of the slots, along its axis of edges."""
         return of_edges if self.is_ordered else _moved(axis, *self._places, of_edges)

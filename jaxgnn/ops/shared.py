@@ -13,6 +13,9 @@ from jaxgnn.ops._edge_mlp import edge_mlp_aggregate as edge_mlp_aggregate
 from jaxgnn.ops._edge_mlp.interaction import updated_edges as updated_edges
 from jaxgnn.ops._edge_mlp.reference.interaction import EdgeLists as EdgeLists
 from jaxgnn.ops._edge_mlp.reference.interaction import InteractionOptions as InteractionOptions
+from jaxgnn.ops._filters.filtered_sum import MadeFilters as MadeFilters
+from jaxgnn.ops._filters.filtered_sum import filtered_sum_in_order as filtered_sum_in_order
+from jaxgnn.ops._filters.kernels import MOST_FEATURES as MOST_FEATURES
 from jaxgnn.ops._graph.attention import edge_scores as edge_scores
 from jaxgnn.ops._graph.attention import row_scores as row_scores
 from jaxgnn.ops._graph.attention import row_softmax as row_softmax

@@ -25,6 +25,7 @@ from tests.fusion._cases import (
 
 X, H = arrays((NODES, 4), (NODES, 4))
 W, E, HEADS = arrays((EDGES,), (EDGES, 3), (EDGES, 2, 1))
+FILTERS, CHANNELS = arrays((EDGES, 4), (4,), seed=2)
 KERNEL, BIAS, LAST, LAST_BIAS = arrays((11, 8), (8,), (8, 5), (5,), seed=1)
 # Some edges of every kind: no receiver, no sender, neither.
 DROPPED = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 3, RECEIVERS)
@@ -107,6 +108,58 @@ APPLIES = {
         lambda x, s: _sum(x[SENDERS] * (s[SENDERS] * s[RECEIVERS])[:, None]),
         (X, H[:, 0]),
         ["spmm"],
+    ),
+    # filters
+    "filters": (lambda x, w: _sum(x[SENDERS] * w), (X, FILTERS), ["filtered_sum"]),
+    "filters added at": (
+        lambda x, w, h: h.at[RECEIVERS].add(-2.0 * w * x[SENDERS]),
+        (X, FILTERS, H),
+        ["filtered_sum"],
+    ),
+    "filters and numbers of edges": (
+        lambda x, f, w: _sum(w[:, None] * jnp.tanh(f) * x[SENDERS] / (1 + w[:, None] ** 2)),
+        (X, FILTERS, W),
+        ["filtered_sum"],
+    ),
+    "filters at both ends": (
+        lambda x, w, h: _sum(x[SENDERS] * w * h[RECEIVERS]),
+        (X, FILTERS, H),
+        ["filtered_sum"],
+    ),
+    "two filters": (
+        lambda x, f, w: _sum(x[SENDERS] * f * jnp.cos(f) * w),
+        (X, FILTERS, CHANNELS),
+        ["filtered_sum"],
+    ),
+    "a filter of components": (
+        lambda x, w: _sum(x.reshape(NODES, 2, 2)[SENDERS] * w[:, None]),
+        (X, E[:, :2]),
+        ["filtered_sum"],
+    ),
+    "filters of dropped edges": (
+        lambda x, w: _sum(x[SENDERS] * w, DROPPED),
+        (X, FILTERS),
+        ["filtered_sum"],
+    ),
+    "filters by a kernel": (
+        lambda x, e, k: _sum(x[SENDERS] * (e @ k)),
+        (X, E, KERNEL[:3, :4]),
+        ["filtered_sum by a kernel"],
+    ),
+    "filters by a kernel, bias and envelope": (
+        lambda x, e, k, b, w: _sum((e @ k + b) * jnp.cos(w)[:, None] * x[SENDERS], DROPPED),
+        (X, E, KERNEL[:3, :4], BIAS[:4], W),
+        ["filtered_sum by a kernel"],
+    ),
+    "components by a transposed kernel": (
+        lambda x, e, k: _sum(2.0 * x.reshape(NODES, 2, 2)[SENDERS] * (e @ k.T)[:, None]),
+        (X, E, KERNEL[:2, :3]),
+        ["filtered_sum by a kernel"],
+    ),
+    "filters that are read again": (
+        lambda x, e, k: (_sum(x[SENDERS] * (e @ k)), e @ k),
+        (X, E, KERNEL[:3, :4]),
+        None,
     ),
     "mean": (lambda x: jraph.segment_mean(x[SENDERS], RECEIVERS, NODES), (X,), None),
     "batch": (lambda x: jax.vmap(lambda x: _sum(x[SENDERS]))(x), (jnp.stack([X, H]),), ["spmm"]),
@@ -352,12 +405,21 @@ DOES_NOT = {
         (X,),
     ),
     "sums of products of two ends": (lambda x: (x[SENDERS] * x[RECEIVERS]).sum(-1), (X,)),
+    "channels alone": (lambda x, c: _sum(x[SENDERS] * c), (X, CHANNELS)),
+    "divided by filters": (lambda x, w: _sum(x[SENDERS] / (1 + w**2)), (X, FILTERS)),
+    "a batch of filters": (
+        lambda x, w: jax.vmap(lambda x, w: _sum(x[SENDERS] * w))(x, w),
+        (jnp.stack([X, H]), jnp.stack([FILTERS, -FILTERS])),
+    ),
     "softmax of dropped edges": (
         lambda w: jnp.where(DROPPED < NODES, _softmax(w, DROPPED), 0),
         (W,),
     ),
 }
-NO_OP = {"sums by nodes", "spmm", "neighbour_reduce", "segment_softmax", "maxk", "gat_attention"}
+NO_OP = {
+    *("sums by nodes", "spmm", "neighbour_reduce", "segment_softmax", "maxk", "gat_attention"),
+    *("filtered_sum", "filtered_sum by a kernel"),
+}
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
@@ -399,6 +461,10 @@ def test_reasons_are_named():
     assert "a gathered id is out of range" in refused(fuse(fn), *args)
     fn, args = DOES_NOT["rows of two tables"]
     assert "rows of two tables are multiplied" in refused(fuse(fn), *args)
+    fn, args = DOES_NOT["channels alone"]
+    assert "a factor is neither read by row nor an array of edges" in refused(fuse(fn), *args)
+    fn, args = DOES_NOT["a batch of filters"]
+    assert "filters of edges have an axis before" in refused(fuse(fn), *args)
     fn, args = DOES_NOT["a maximum from zero"]
     assert "the reduction does not start at -inf" in refused(fuse(fn), *args)
 

@@ -33,6 +33,7 @@ OUTPUTS = mhc.outputs((3,), 4, 6)
 KERNELS = [random_array((6, 5), "float32", seed=3), random_array((5, 6), "float32", seed=4)]
 BIASES = [jnp.ones(5), jnp.ones(6)]
 PAIR = [random_array((12, 5), "float32", seed=5), random_array((5, 3), "float32", seed=6)]
+EDGE_FILTERS = random_array((5, 6), "float32", seed=8)
 LAYERS = ops.EdgeMLPParams(PAIR, [jnp.ones(5), None])
 OF_EDGES = random_array((5, 3), "float32", seed=1)
 WITH_EDGES = [random_array((15, 5), "float32", seed=8), PAIR[1]]
@@ -116,6 +117,19 @@ EAGER = {
                 GRAPH, *a, norm="rms", summed="edges", ends="both", reduce="mean", implementation=i
             ),
             (BATCH, OF_EDGES, INTERACTION),
+        ),
+    },
+    "filtered_sum": {
+        "": (lambda a, i: ops.filtered_sum(GRAPH, *a, implementation=i), (X, EDGE_FILTERS)),
+        "made": (
+            lambda a, i: ops.filtered_sum(GRAPH, **a, implementation=i),
+            {
+                "x": BATCH,
+                "basis": EDGE_FILTERS[:, :2],
+                "kernel": EDGE_FILTERS[:2],
+                "bias": EDGE_FILTERS[2],
+                "envelope": EDGE_FILTERS[:, 0],
+            },
         ),
     },
     "fused_linear": {
@@ -321,6 +335,12 @@ EXPORTED = {
     "neighbour_reduce": of_graph(
         lambda graph, x: ops.neighbour_reduce(graph, x, ("min", "mean"), ties="first"), (NODES, 8)
     ),
+    "filtered_sum": of_graph(ops.filtered_sum, (NODES, 8), (EDGES, 8)),
+    "filtered_sum of a basis": of_graph(
+        lambda graph, x, basis: ops.filtered_sum(graph, x, basis=basis, kernel=WEIGHT[:3]),
+        (NODES, 8),
+        (EDGES, 3),
+    ),
     "edge_mlp_aggregate": of_graph(_messages, (NODES, 8)),
     "edge_mlp_aggregate, a batch": Exported(lambda x: _messages(TRIANGLE, x), ((TOKENS, 3, 8),)),
     "interaction": of_graph(_updated, (NODES, 8), (EDGES, 8)),
@@ -402,6 +422,10 @@ WEIGHTED_CALLS = {
     },
     "interaction": {"": partial(ops.interaction, h=X, e=OF_EDGES, params=INTERACTION)},
     "segment_softmax": {"": partial(ops.segment_softmax, logits=OF_EDGES)},
+    "filtered_sum": {
+        "": partial(ops.filtered_sum, x=X, weights=EDGE_FILTERS),
+        "made": partial(ops.filtered_sum, x=X, basis=OF_EDGES, kernel=EDGE_FILTERS[:3]),
+    },
     "sddmm": {"": partial(ops.sddmm, a=X, b=X)},
     "spmm": {"": partial(ops.spmm, x=X)},
     "maxk_spmm": {"": partial(ops.maxk_spmm, cbsr=KEPT)},
@@ -415,6 +439,7 @@ OUT_OF_RANGE = {
     "segment_softmax": lambda graph, x: ops.segment_softmax(graph, ops.sddmm(graph, x, x)),
     "neighbour_reduce": lambda graph, x: ops.neighbour_reduce(graph, x, ("max", "softmax")),
     "maxk_spmm": lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, 3)),
+    "filtered_sum": lambda graph, x: ops.filtered_sum(graph, x, jnp.ones((graph.num_edges, 8))),
     "edge_mlp_aggregate": lambda graph, x: ops.edge_mlp_aggregate(graph, x, PLAIN_LAYERS),
     "interaction": lambda graph, x: sum(
         ops.interaction(graph, x, None, PLAIN_LAYERS, residual=False, ends="both")[1]
@@ -448,6 +473,7 @@ ON_A_GPU = {
     "maxk": lambda ops: ops.maxk(_random(20, 256), 32),
     "spmm": lambda ops: ops.spmm(CYCLES, _random(20, 64)),
     "maxk_spmm": lambda ops: ops.maxk_spmm(CYCLES, KEPT_OF_CYCLES),
+    "filtered_sum": lambda ops: ops.filtered_sum(CYCLES, _random(20, 64), _random(60, 64)),
     "segment_softmax": lambda ops: ops.segment_softmax(CYCLES, _random(60, 2)),
     "aggregate": lambda ops: ops.aggregate(CYCLES, _random(60, 64), "max"),
     "dot_attention": lambda ops: ops.dot_attention(CYCLES, *[_random(20, 2, 32)] * 3),

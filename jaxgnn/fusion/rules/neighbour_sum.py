@@ -1,5 +1,7 @@
 """Sums of gathered rows become ``ops.spmm``, and those weighted by a softmax become attention.
 
+Rows that are multiplied channel by channel by arrays of edges become ``ops.filtered_sum``.
+
 ``segment_sum(x[senders] * w, receivers)`` is ``A x`` with the weights ``w`` as the entries of the
 sparse matrix ``A``. Degree normalisations are weights, or scales of nodes before and after.
 
@@ -8,9 +10,9 @@ Sound where:
 * the ids of both ends are known, so that ids out of range are known: an edge whose receiver is
   dropped becomes padding, and other edges read an existing row, or the nearest one under
   ``mode="clip"``;
-* the summed array is a product of rows of one table, numbers of edges (or of edges and heads), rows
-  of tables that are read by the receiver, and constants. The receiver's rows are the same for all
-  edges of a segment, and multiply the sum instead;
+* the summed array is a product of rows of one table, numbers of edges (or of edges and heads),
+  arrays of edges and features, rows of tables that are read by the receiver, and constants. The
+  receiver's rows are the same for all edges of a segment, and multiply the sum instead;
 * the sum may start at any array, which is added.
 
 Repeated edges and ids in any order are edges like others. Sums are accumulated in float32 by the op
@@ -64,6 +66,7 @@ from jaxgnn.fusion.products import (
 from jaxgnn.fusion.program import Equation, is_variable
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.attention import Sum, gat_of, inner_products_of
+from jaxgnn.fusion.rules.filters import check_filters, filtered_rows
 from jaxgnn.fusion.rules.maxk import maxk_of
 from jaxgnn.fusion.rules.softmax import SegmentSoftmax, segment_softmax_of
 from jaxgnn.fusion.view import View, need, required
@@ -98,7 +101,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     product = product_of(view, updates, reduction.axis)
     need(product.tables)
     if product.others:
-        raise Refusal("a factor is neither read by row nor a number for each edge")
+        check_filters(product)
     rows = known_rows(view, reduction)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
@@ -107,7 +110,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if len(tables) != 1:
         raise Refusal("rows of two tables are multiplied, which no op does")
     gather = required(tables[0].gather)
-    softmax = _softmax_among(view, product, rows)
+    softmax = None if product.others else _softmax_among(view, product, rows)
     graph = graph_of(view, reduction, gather, rows if softmax is None else softmax[1].rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
     # A number of an edge takes constants in. A softmax does not make rows larger, so they may wait.
@@ -124,7 +127,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
         _known_weights(view, product, [s for s in weights if view.is_known(s.atom)]),
         of_weights=[s for s in unknown if not s.axes],
         first=[] if scalars or waits else product.constants,
-        last=product.constants if waits else [],
+        last=product.constants if waits and not product.others else [],
     )
     return _rewrite(view, graph, parts)
 
@@ -180,7 +183,10 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     reduction, product, table = parts.reduction, parts.product, parts.gather.table
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     attention = _attention_of(view, graph, parts)
-    summed = attention or _weighted_sum(view, graph, parts)
+    if product.others:
+        summed = filtered_rows(view, graph, parts.gather, product)
+    else:
+        summed = attention or _weighted_sum(view, graph, parts)
     read = [f.gather.table for f in parts.of_rows if f.gather is not None]
     others = [reduction.base] * (not starts_at_zero)
     inputs = [summed.table, *summed.inputs, *read, *(c.atom for c in parts.last), *others]
@@ -220,6 +226,8 @@ def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ..
         found += parts.softmax[1].assumes
         if is_attention and not parts.softmax[1].is_guarded:
             found.append("a finite logit at each row with edges")
+    if parts.product.others:
+        unknown = []  # the op's own assumptions name them
     weights = len(unknown) + (parts.known is not None) + (parts.softmax is not None)
     if not is_attention and (weights > 1 or any(s.is_inverse for s in unknown)):
         found.append(IN_RANGE)
@@ -245,6 +253,8 @@ def _attention_of(view: View, graph: StaticGraph, parts: _Parts) -> Sum | None:
 def _case(op: str, parts: _Parts) -> str:
     """The case of the rule for measurements: narrow rows cost little compared to their weights."""
     width = parts.product.width
+    if op.startswith("filtered_sum"):
+        return op
     if op == "gat_attention" and width < 32:
         return "gat_attention of narrow rows"
     if op in ("dot_attention", "gatv2_attention") and width < 32:

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
@@ -148,9 +149,9 @@ class CFConv(GraphLayer):
         """
         widths = widths_of_ends(self._name, self.in_features)
         ends = self._ends(graph, x, widths)
-        messages = self._at_senders(graph, self._apply(self.sender_linear, ends.src))
-        filters = self._filters(graph, distances, ends.src)
-        y = self._aggregate_edges(graph, messages * filters.astype(messages.dtype), "sum")
+        features = self._apply(self.sender_linear, ends.src)
+        filters = self._filters(graph, distances, ends.src).astype(features.dtype)
+        y = ops.filtered_sum(graph, features, filters, implementation=self.implementation)
         return self._apply(self.linear, y)
 
     def _filters(self, graph: CSRGraph, given: Any, x: Array) -> Array:

@@ -1,0 +1,137 @@
+"""Filters of gathered rows: what multiplies them channel by channel, for ``neighbour_sum``.
+
+``segment_sum(x[senders] * w, receivers)`` with an array ``w`` of edges and features becomes
+``ops.filtered_sum``. If ``w`` is a product of matrices, ``basis @ kernel (+ bias)``, which nothing
+else reads, and the basis has few features, the op makes the filters: no array of edges times
+features is stored then.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxgnn.fusion.edges import RowGather
+from jaxgnn.fusion.graphs import StaticGraph
+from jaxgnn.fusion.products import (
+    IN_RANGE,
+    Factor,
+    Product,
+    contraction_of,
+    unless_one,
+    values_of,
+    without_repeats,
+)
+from jaxgnn.fusion.program import Atom
+from jaxgnn.fusion.rewrite import Refusal
+from jaxgnn.fusion.rules.attention import Sum
+from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.ops.shared import MOST_FEATURES, MadeFilters, filtered_sum_in_order
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Filters that are ``basis @ kernel + bias``."""
+
+    basis: Atom  # [edges, features]
+    kernel: Atom
+    is_transposed: bool  # whether the kernel is [dim, features], not [features, dim]
+    bias: Atom | None  # of ``dim`` entries
+
+
+def check_filters(product: Product) -> None:
+    """Raises ``Refusal`` unless the other factors of an array of edges are filters."""
+    if any(f.is_inverse or f.gather is not None for f in product.others) or not any(
+        product.axis in f.axes for f in product.others
+    ):
+        raise Refusal("a factor is neither read by row nor an array of edges")
+    if product.axis != 0 or len(product.shape) > 3:
+        raise Refusal("filters of edges have an axis before that of the edges, or many behind it")
+    if product.edges in product.shape[1:-1]:
+        raise Refusal("there are as many heads as edges")
+
+
+def filtered_rows(view: View, graph: StaticGraph, gather: RowGather, product: Product) -> Sum:
+    """The sum of rows, each multiplied by all other factors of an array of edges."""
+    factors = [*product.others, *product.scalars, *product.constants]
+    made = _made_of(view, product) if len(product.others) == 1 else None
+    if made is None:
+        return _given(graph, gather, product, factors)
+    return _by_kernel(graph, gather, product, made)
+
+
+def _given(graph: StaticGraph, gather: RowGather, product: Product, factors: list[Factor]) -> Sum:
+    def apply(table, values):
+        weights = values_of(factors, values, len(product.shape)).astype(table.dtype)
+        weights = jnp.broadcast_to(weights, (product.edges, *weights.shape[1:]))
+        return filtered_sum_in_order(graph.graph, graph.places, table, weights, MadeFilters())
+
+    assumes = (IN_RANGE,) if len(factors) > 1 else ()
+    return Sum("filtered_sum", gather.table, [f.atom for f in factors], apply, assumes)
+
+
+def _by_kernel(graph: StaticGraph, gather: RowGather, product: Product, made: _Made) -> Sum:
+    factors = [*product.scalars, *product.constants]
+    bias = [] if made.bias is None else [made.bias]
+    heads = [1] * (len(product.shape) - 2)
+
+    def apply(table, values):
+        kernel = values[made.kernel].T if made.is_transposed else values[made.kernel]
+        features, dim = kernel.shape
+        filters = MadeFilters(
+            values[made.basis],
+            kernel.reshape(features, *heads, dim),
+            None if made.bias is None else values[made.bias].reshape(*heads, dim),
+            _envelope(values, factors, product) if factors else None,
+        )
+        return filtered_sum_in_order(graph.graph, graph.places, table, None, filters)
+
+    atoms = [made.basis, made.kernel, *bias, *(f.atom for f in factors)]
+    assumes = ("finite numbers of edges", IN_RANGE)
+    return Sum("filtered_sum by a kernel", gather.table, atoms, apply, assumes)
+
+
+def _envelope(values: Any, factors: list[Factor], product: Product) -> Any:
+    """The product of numbers of edges and constants, [edges]."""
+    made = values_of(factors, values, len(product.shape))
+    return jnp.broadcast_to(made.reshape(math.prod(made.shape)), (product.edges,))
+
+
+@or_none
+def _made_of(view: View, product: Product) -> _Made:
+    """The product of matrices that makes the filters, if nothing else reads them."""
+    (factor,), last = product.others, len(product.shape) - 1
+    need(factor.labels == (0, last) and not product.has_heads)
+    atom, bias = factor.atom, None
+    need(view.is_read_once(atom))
+    added = view.made_by(atom, "add")
+    if added is not None:
+        atom, bias = _without_bias(view, *added.invars)
+        need(view.is_read_once(atom))
+    for basis, kernel in _both_orders(*required(contraction_of(view, atom))):
+        if basis.labels[:1] != (0,) or len(basis.labels) != 2 or len(kernel.labels) != 2:
+            continue
+        summed = basis.labels[1]
+        if set(kernel.labels) == {summed, 1}:
+            need(basis.atom.aval.shape[1] + (bias is not None) <= MOST_FEATURES)
+            need(basis.atom.aval.dtype == kernel.atom.aval.dtype == atom.aval.dtype)
+            return _Made(basis.atom, kernel.atom, kernel.labels[0] == 1, bias)
+    return required(None)
+
+
+def _both_orders[T](a: T, b: T) -> tuple[tuple[T, T], tuple[T, T]]:
+    return (a, b), (b, a)
+
+
+def _without_bias(view: View, a: Atom, b: Atom) -> tuple[Atom, Atom]:
+    """A sum of two arrays as an array of edges and what is the same for all edges."""
+    kinds = "broadcast_in_dim", "reshape", "squeeze"
+    for array, other in _both_orders(a, b):
+        repeated, labels = without_repeats(view, other, (0, 1), *kinds)
+        named = [label for label in unless_one(labels, repeated) if label is not None]
+        if named == [1] and repeated.aval.size == array.aval.shape[1]:
+            return array, repeated
+    return required(None)

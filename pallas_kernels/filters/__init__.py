@@ -1,0 +1,1 @@
+"""Sums of neighbours that are filtered channel by channel."""
