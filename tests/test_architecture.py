@@ -248,7 +248,10 @@ HOMES = {
         "jaxgnn.interop.jraph",
         "experiments._plain_networks",
         "experiments._real_networks",
+        "experiments._user_models",
     },
+    "haiku": {"experiments._user_models"},
+    "e3nn_jax": {"experiments._user_models"},
     "jraphx": {"experiments._plain_networks"},
     "egglog": {"jaxgnn.fusion.search"},
     "flax": {

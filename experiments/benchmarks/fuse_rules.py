@@ -4,16 +4,19 @@
 not the policy would, and prints a line for each size: the bytes that the rule counts, milliseconds
 as written and rewritten, forward and with gradients, and both ratios. Rows are appended to
 ``fuse_rules.jsonl``. The policy applies a rule from the size at which no ratio is below 0.98.
+The ratio that ``explain`` predicts forward is beside the measured one; rows have bytes, operations
+in products and predicted times, of which ``fusion/cost.py`` has the factors.
 
-Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``.
+Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``. With ``--in-step`` the rule
+does not know them, as under ``fuse(..., graph_arguments=...)``, so the plan of the graph is part of
+the rewritten program and of its time.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +28,8 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.rewrite import Policy, Rules
+from jaxgnn.fusion.cost import measured_speeds, predicted_seconds
+from jaxgnn.fusion.rewrite import Applied, Policy, Rules
 from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
@@ -78,6 +82,12 @@ class Ends:
     def sum(self, messages: Any, ids: Any = None) -> Any:
         """Sums messages at the receivers, or at ``ids``."""
         return jax.ops.segment_sum(messages, self.receivers if ids is None else ids, self.nodes)
+
+    @property
+    def list(self) -> Any:
+        """The senders as a dense list [nodes, neighbours]; edges that do not fit are left out."""
+        neighbours = self.senders.size // self.nodes
+        return self.senders[: self.nodes * neighbours].reshape(self.nodes, neighbours)
 
     def softmax(self, logits: Any) -> Any:
         """Divides exponentials by their sum at the receivers, shifted by the maximum there."""
@@ -140,6 +150,17 @@ def _dot_attention(ends: Ends, query: Any, key: Any, value: Any) -> Any:
     return ends.sum(value[ends.senders] * ends.softmax(logits)[:, None])
 
 
+def _masked(ends: Ends, x: Any, w: Any) -> Any:
+    is_kept = (jnp.arange(ends.senders.size) % 10 != 0)[:, None]
+    return ends.sum(jnp.where(is_kept, x[ends.senders] * w, 0))
+
+
+def _masked_list(ends: Ends, x: Any, w: Any) -> Any:
+    is_kept = (jnp.arange(ends.list.size) % 10 != 0).reshape(*ends.list.shape, 1)
+    weights = w[: ends.list.size].reshape(*ends.list.shape, 1)
+    return jnp.where(is_kept, x[ends.list] * weights, 0).sum(1)
+
+
 def _largest_entries(ends: Ends, x: Any) -> Any:
     values, columns = jax.lax.top_k(x, x.shape[1] // 8)
     kept = jnp.zeros_like(x).at[jnp.arange(x.shape[0])[:, None], columns].set(values)
@@ -188,6 +209,21 @@ CASES: dict[str, Case] = {
         "neighbour_extreme",
         lambda g, x: jax.ops.segment_max(x[g.senders], g.receivers, g.nodes),
         lambda s: (_nodes(s),),
+    ),
+    "masked sum of weighted neighbours": Case(
+        "neighbour_sum", _masked, lambda s: (_nodes(s), (s.edges, 1))
+    ),
+    "sum over a list": Case(
+        "neighbour_list", lambda g, x: x[g.list].sum(1), lambda s: (_nodes(s),)
+    ),
+    "sum of 4 columns over a list": Case(
+        "neighbour_list", lambda g, x: x[g.list].sum(1), lambda s: ((s.nodes, 4),)
+    ),
+    "masked sum over a list": Case(
+        "neighbour_list", _masked_list, lambda s: (_nodes(s), (s.edges, 1))
+    ),
+    "maximum over a list": Case(
+        "neighbour_list", lambda g, x: x[g.list].max(1), lambda s: (_nodes(s),)
     ),
     "sum of edges": Case("segments", lambda g, e: g.sum(e), lambda s: (_edges(s),)),
     "sum of sorted edges": Case("segments", lambda g, e: g.sum(e), lambda s: (_edges(s),), True),
@@ -255,6 +291,13 @@ CASES: dict[str, Case] = {
 }
 
 
+# The rules that take edge lists that are known only when the function runs.
+IN_STEP = (
+    *("neighbour_sum", "neighbour_extreme", "segments"),
+    *("edge_mlp", "edge_projection", "edge_sum"),
+)
+
+
 @dataclass(frozen=True)
 class RuleOptions(Output):
     """Options of the benchmark.
@@ -263,11 +306,13 @@ class RuleOptions(Output):
       cases: parts of names of cases; all if left out.
       budget: milliseconds of timing for each line.
       smallest: whether only the smallest size is timed.
+      in_step: whether edge lists are sorted in each call.
     """
 
     cases: tuple[str, ...] = ()
     budget: float = 300.0
     smallest: bool = False
+    in_step: bool = False
 
     def check(self) -> None:
         """Raises ValueError for a name that is in no case."""
@@ -292,18 +337,22 @@ class Both:
     Attributes:
       written: the function of the arrays.
       rewritten: the same function after its rule was applied.
-      arrays: the arrays.
-      num_bytes: bytes that the rule counts.
+      arrays: the arrays of floats.
+      ids: the edge lists that are arguments of the functions after these arrays.
+      applied: the rewrites.
     """
 
     written: Function
     rewritten: Function
     arrays: list[jax.Array]
-    num_bytes: int
+    ids: list[jax.Array]
+    applied: Sequence[Applied]
 
 
-def both(name: str, size: Size) -> Both:
+def both(name: str, size: Size, *, in_step: bool = False) -> Both:
     """Applies the rule of a case, and no other rule.
+
+    With ``in_step`` it does not know the edge lists.
 
     Raises:
       RuntimeError: if the rule does not apply.
@@ -313,29 +362,44 @@ def both(name: str, size: Size) -> Both:
     shapes = case.shapes(size)
     keys = jax.random.split(jax.random.key(0), len(shapes))
     arrays = [jax.random.normal(k, s, size.dtype) / 8 for k, s in zip(keys, shapes, strict=True)]
-    closed = jax.make_jaxpr(partial(case.function, ends))(*arrays)
+    ids = [ends.senders, ends.receivers] if in_step else []
+
+    def function(*given: Any) -> Any:
+        arrays, lists = given[: len(shapes)], given[len(shapes) :]
+        given_ends = Ends(lists[0], lists[1], size.nodes) if in_step else ends
+        return case.function(given_ends, *arrays)
+
+    closed = jax.make_jaxpr(function)(*arrays, *ids)
     rules = Rules([r for r in RULES if r.name == case.rule], Policy(only_if_faster=False))
     program, findings = transformed(closed, rules, {})
     if not findings.applied:
         raise RuntimeError(f"{name}: the rule {case.rule} did not apply: {findings.refused}")
-    num_bytes = sum(applied.bytes_before for applied in findings.applied)
-    return Both(jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed()), arrays, num_bytes)
+    functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
+    return Both(*functions, arrays, ids, findings.applied)
 
 
-def measured(name: str, size: Size, budget_ms: float) -> Row:
+def measured(name: str, size: Size, budget_ms: float, *, in_step: bool = False) -> Row:
     """Times one case at one size, as written and rewritten."""
-    made = both(name, size)
+    made = both(name, size, in_step=in_step)
     row: Row = {"case": name, "rule": CASES[name].rule} | dataclasses.asdict(size)
-    row["bytes"] = made.num_bytes
+    row["in_step"] = in_step
+    given = *made.arrays, *made.ids
+    row["kind"] = made.applied[0].kind
+    row["bytes"] = sum(one.bytes_before for one in made.applied)
+    for key in ("bytes_after", "flops_before", "flops_after"):
+        row[key] = sum(getattr(one, key) for one in made.applied)
+    predicted = [predicted_seconds(one, measured_speeds()) for one in made.applied]
+    for key, seconds in zip(("before", "after"), zip(*predicted, strict=True), strict=True):
+        row[f"predicted_{key}_ms"] = 1e3 * sum(seconds)
     for direction, wrap in (("forward", _forward), ("gradient", _gradient)):
         candidates = {}
         for which, function in (("written", made.written), ("rewritten", made.rewritten)):
-            traced = jax.jit(wrap(function, len(made.arrays))).trace(*made.arrays)
-            parts = opened(traced)
-            candidates[which] = Candidate(parts.run, [(parts.constants, *made.arrays)])
+            parts = opened(jax.jit(wrap(function, len(made.arrays))).trace(*given))
+            candidates[which] = Candidate(parts.run, [(parts.constants, *given)])
         times = measure_in_turns(candidates, repeats=7, batch_ms=5.0, budget_ms=budget_ms)
         for which, time in times.items():
             row[f"{direction}_{which}_ms"] = None if time is None else time.median_ms
+            row[f"{direction}_{which}_least_ms"] = None if time is None else time.min_ms
     return row
 
 
@@ -348,6 +412,12 @@ def _gradient(function: Function, count: int) -> Function:
         return sum(jnp.sum(y.astype(jnp.float32) ** 2) for y in function(*arrays))
 
     return jax.value_and_grad(total, argnums=tuple(range(count)))
+
+
+def _predicted(row: Row) -> float:
+    """The ratio that is predicted, with what the rewrites leave as measured before."""
+    rest = max(row["forward_written_ms"] - row["predicted_before_ms"], 0.0)
+    return row["forward_written_ms"] / max(rest + row["predicted_after_ms"], 1e-6)
 
 
 def _ratio(direction: str) -> Callable[[Row], float]:
@@ -363,6 +433,7 @@ COLUMNS = (
     Column("MiB", lambda row: row["bytes"] / 2**20, 8, ".4g"),
     Column("forward ms", "forward_written_ms", 11, ".4g"),
     Column("ratio", _ratio("forward"), 6, ".2f"),
+    Column("predicted", _predicted, 9, ".2f"),
     Column("gradient ms", "gradient_written_ms", 12, ".4g"),
     Column("ratio", _ratio("gradient"), 6, ".2f"),
 )
@@ -374,8 +445,11 @@ def rows_of(options: RuleOptions) -> Iterator[Row]:
     for name in CASES:
         if options.cases and not any(part in name for part in options.cases):
             continue
+        if options.in_step and CASES[name].rule not in IN_STEP:
+            continue
         for size in sizes[:1] if options.smallest else sizes:
-            yield measured(name, size, options.budget) | device_description()
+            row = measured(name, size, options.budget, in_step=options.in_step)
+            yield row | device_description()
 
 
 def main(options: RuleOptions) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
@@ -38,6 +39,7 @@ class Options:
     """Options of a rewrite of a function."""
 
     static_graph: bool | tuple[str, ...]  # arguments whose ids are known if they are concrete
+    graph_arguments: tuple[str, ...]  # arguments whose ids are sorted when the function runs
     verify: Verify
     policy: Policy
     search: Search
@@ -52,6 +54,7 @@ class _Call:
     kinds: tuple[Any, ...]  # keys that distinguish equal leaves: 1, 1.0 and True, 0.0 and -0.0
     digests: tuple[tuple[int, bytes], ...] = ()  # keys of the arrays in ``known``
     known: dict[int, Any] = field(default_factory=dict, compare=False)  # by position of the array
+    graphs: tuple[int, ...] = ()  # the positions of the arrays that are sorted when it runs
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the function."""
@@ -176,10 +179,30 @@ class Fused(Method):
             hash(call)
         except TypeError:
             raise _LeftAsItIs("an argument is no array and has no hash") from None
+        if self.options.graph_arguments:
+            call = dataclasses.replace(call, graphs=self._graphs(arrays, args, kwargs))
         return self._with_known_ids(call, arrays, args, kwargs), arrays
 
+    def _graphs(self, arrays: list[Any], args: Any, kwargs: Any) -> tuple[int, ...]:
+        """The positions of the integer arrays in the arguments that ``graph_arguments`` names.
+
+        Raises:
+          ValueError: if an argument is missing, or has no integer arrays.
+        """
+        bound = inspect.signature(self._fn).bind(*args, **kwargs).arguments
+        found: set[int] = set()
+        for name in self.options.graph_arguments:
+            leaves = jax.tree.leaves(bound.get(name))
+            ids = {id(leaf) for leaf in leaves if _is_array(leaf) and _may_be_ids(leaf)}
+            if not ids:
+                expected = "an array of integers, or a pytree that has some"
+                shown = ", ".join(_shown(leaf) for leaf in leaves[:4])
+                raise bad_input("fuse", f"graph_arguments: {name}", expected, shown or "nothing")
+            found |= {i for i, a in enumerate(arrays) if id(a) in ids}
+        return tuple(sorted(found))
+
     def _with_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
-        candidates = self._candidates(arrays, args, kwargs)
+        candidates = self._candidates(arrays, args, kwargs) - set(call.graphs)
         if not candidates:
             return call
         known = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
@@ -249,7 +272,7 @@ class Fused(Method):
         known = {i: np.asarray(ids) for i, ids in call.known.items()}
         rules = Rules(RULES, self.options.policy)
         try:
-            return transformed(closed, rules, known, self.options.search)
+            return transformed(closed, rules, known, self.options.search, call.graphs)
         except (KeyboardInterrupt, SystemExit):
             raise
         # A fault of ours must not end the user's function; a panic of egglog is no Exception.
@@ -293,13 +316,24 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _holds_ids(array: Any) -> bool:
-    return is_concrete(array) and np.issubdtype(array.dtype, np.integer) and array.ndim > 0
+    return is_concrete(array) and _may_be_ids(array)
+
+
+def _may_be_ids(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.integer)) and len(array.shape) > 0
+
+
+def _shown(leaf: Any) -> str:
+    if not _is_array(leaf):
+        return type(leaf).__name__
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
 def fuse(
     fn: Callable[..., Any],
     *,
     static_graph: bool | str | Sequence[str] = False,
+    graph_arguments: str | int | Sequence[str | int] = (),
     verify: Verify = "off",
     only_if_faster: bool = True,
     search: Search = "auto",
@@ -311,8 +345,10 @@ def fuse(
     differentiated, so gradients are those of the ops. All other code is unchanged. The conditions
     of each rule are checked; code that does not meet them is not rewritten.
 
-    Edge lists have to be known for that: arrays that ``fn`` closes over, or arguments that
-    ``static_graph`` names. A graph is sorted once for each content of its lists, and kept.
+    Edge lists are best known for that: arrays that ``fn`` closes over, or arguments that
+    ``static_graph`` names. A graph is sorted once for each content of its lists, and kept. Lists
+    that are known only when the function runs are sorted in each call, once for all layers that
+    use them, where that was measured to pay, or where ``graph_arguments`` names them.
 
     The result can be called inside of ``jax.jit``, ``jax.grad``, ``jax.vmap`` and
     ``jax.shard_map``, which trace arguments: there, known lists have to be closed over. Called with
@@ -330,6 +366,9 @@ def fuse(
       static_graph: the names of arguments whose integer arrays are known edge lists, or True for
         all arguments. Only arrays that ids of gathers and segments depend on are used. With another
         list the function is compiled again.
+      graph_arguments: the names or positions of arguments whose integer arrays are edge lists that
+        differ from call to call, such as a padded ``jraph.GraphsTuple``. They are sorted in each
+        call, and the function is compiled once for all graphs of the same shapes.
       verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
         arrays of each combination of shapes, and warns of a difference beyond rounding;
         ``"strict"`` also runs ``fn`` unchanged from then on if they differ. ``"off"`` compares
@@ -345,8 +384,9 @@ def fuse(
       A function of the same arguments.
 
     Raises:
-      ValueError: if ``fn`` can not be called, ``static_graph`` names no argument of it, or
-        ``verify`` or ``search`` is unknown.
+      ValueError: if ``fn`` can not be called, ``static_graph`` or ``graph_arguments`` names no
+        argument of it, or ``verify`` or ``search`` is unknown; when called, if an argument of
+        ``graph_arguments`` has no integer arrays.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -363,13 +403,14 @@ def fuse(
       ...
     """
     policy = Policy(only_if_faster=bool(only_if_faster))
-    return Fused(fn, _options(fn, static_graph, verify, policy, search))
+    return Fused(fn, _options(fn, static_graph, graph_arguments, verify, policy, search))
 
 
 def explain(
     fn: Callable[..., Any],
     *args: Any,
     static_graph: bool | str | Sequence[str] = False,
+    graph_arguments: str | int | Sequence[str | int] = (),
     search: Search = "auto",
     measure: bool = False,
     **kwargs: Any,
@@ -380,6 +421,7 @@ def explain(
       fn: a function, or a result of ``fuse``, whose options are then used.
       *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
       static_graph: an option of ``fuse``.
+      graph_arguments: an option of ``fuse``.
       search: an option of ``fuse``.
       measure: whether to run the original and the rewritten function, and report their times.
       **kwargs: further arguments of the call.
@@ -395,7 +437,8 @@ def explain(
     if isinstance(fn, Fused):
         fused = fn
     else:
-        fused = Fused(fn, _options(fn, static_graph, "off", Policy(), search))
+        options = _options(fn, static_graph, graph_arguments, "off", Policy(), search)
+        fused = Fused(fn, options)
     leaves = jax.tree.leaves((args, kwargs))
     if measure and any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
         raise bad_input("explain", "args", "arrays, which measure=True runs", "ShapeDtypeStruct")
@@ -403,7 +446,12 @@ def explain(
 
 
 def _options(
-    fn: Callable[..., Any], static_graph: Any, verify: Any, policy: Policy, search: Any
+    fn: Callable[..., Any],
+    static_graph: Any,
+    graph_arguments: Any,
+    verify: Any,
+    policy: Policy,
+    search: Any,
 ) -> Options:
     """The options, after they have been checked."""
     if not callable(fn):
@@ -412,22 +460,42 @@ def _options(
         expected = "one of " + ", ".join(map(repr, get_args(Verify)))
         raise bad_input("fuse", "verify", expected, repr(verify))
     check_search(search)
-    return Options(_static_names(fn, static_graph), verify, policy, search)
+    names = _static_names(fn, static_graph), _graph_names(fn, graph_arguments)
+    return Options(*names, verify, policy, search)
 
 
 def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
     if isinstance(given, bool):
         return given
     names = (given,) if isinstance(given, str) else tuple(given)
-    try:
-        known = tuple(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):  # Python has no names of some builtins
-        known = ()
+    known = _parameters(fn)
     for name in names:
         if name not in known:
             expected = f"True, False or names among {', '.join(known) or 'none'}"
             raise bad_input("fuse", "static_graph", expected, repr(name))
     return names
+
+
+def _graph_names(fn: Callable[..., Any], given: Any) -> tuple[str, ...]:
+    """The names of arguments that were given by name or position."""
+    given = (given,) if isinstance(given, str | int) else tuple(given)
+    known = _parameters(fn)
+    names = []
+    for one in given:
+        is_position = isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(known)
+        name = known[one] if is_position else one
+        if name not in known:
+            expected = f"names or positions of arguments among {', '.join(known) or 'none'}"
+            raise bad_input("fuse", "graph_arguments", expected, repr(one))
+        names.append(name)
+    return tuple(names)
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):  # Python has no names of some builtins
+        return ()
 
 
 fuse.explain = explain  # pyrefly: ignore

@@ -34,12 +34,27 @@ class StaticGraph:
     has_edges: np.ndarray  # mask of rows with edges, bool [rows]
     is_read: np.ndarray  # mask of columns that edges which arrive at a row read, bool [columns]
     _weights: dict[bytes, Array] = field(default_factory=dict)
+    plans: tuple[()] = ()  # none: nothing of it is computed when the function runs
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.graph.num_rows
+
+    @property
+    def num_columns(self) -> int:
+        """The number of columns."""
+        return self.graph.num_cols
+
+    @cached_property
+    def degrees(self) -> np.ndarray:
+        """The number of edges of each row."""
+        return np.diff(np.asarray(self.graph.indptr))
 
     @cached_property
     def live_rows(self) -> np.ndarray:
         """The row of each slot that is not padding."""
-        counts = np.diff(np.asarray(self.graph.indptr))
-        return np.repeat(np.arange(counts.size, dtype=np.int32), counts)
+        return np.repeat(np.arange(self.num_rows, dtype=np.int32), self.degrees)
 
     @cached_property
     def live_columns(self) -> np.ndarray:
@@ -60,11 +75,11 @@ class StaticGraph:
 
     def to_slots(self, of_edges: Array, axis: int = 0) -> Array:
         """An array of the edge list in the order of the slots, along its axis of edges."""
-        return of_edges if self.is_ordered else _moved(axis, *self._places, of_edges)
+        return of_edges if self.is_ordered else moved(axis, *self._places, of_edges)
 
     def to_list(self, of_slots: Array, axis: int = 0) -> Array:
         """An array of the slots in the order of the edge list, along its axis of edges."""
-        return of_slots if self.is_ordered else _moved(axis, *self._places[::-1], of_slots)
+        return of_slots if self.is_ordered else moved(axis, *self._places[::-1], of_slots)
 
     def weights(self, of_edges: np.ndarray) -> Array:
         """Known numbers of edges in the order of the slots, an array that is built once."""
@@ -207,18 +222,18 @@ def _counts_up(order: np.ndarray) -> bool:
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))
-def _moved(axis, places, back, values):
+def moved(axis, places, back, values):
     """A permutation of an axis, whose gradient is the permutation back, not a scatter."""
     return jnp.take(values, places, axis=axis, unique_indices=True, mode="clip")
 
 
-def _moved_forward(axis, places, back, values):
-    return _moved(axis, places, back, values), (places, back)
+def moved_forward(axis, places, back, values):
+    return moved(axis, places, back, values), (places, back)
 
 
-def _moved_backward(axis, residuals, gradient):
+def moved_backward(axis, residuals, gradient):
     places, back = residuals
-    return None, None, _moved(axis, back, places, gradient)
+    return None, None, moved(axis, back, places, gradient)
 
 
-_moved.defvjp(_moved_forward, _moved_backward)
+moved.defvjp(moved_forward, moved_backward)

@@ -14,9 +14,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.fusion.edges import RowGather, row_gather
+from jaxgnn._arrays.arrays import own
+from jaxgnn.fusion.edges import RowGather, Rows, is_filled_with, row_gather
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Values
+from jaxgnn.fusion.rewrite import Refusal, Values
 from jaxgnn.fusion.templates import session_precision
 from jaxgnn.fusion.view import View, need, or_none
 
@@ -51,6 +52,20 @@ class Factor:
         return array.reshape([sizes.get(d, 1) for d in range(rank)])
 
 
+@dataclass(frozen=True)
+class Mask:
+    """A ``where`` with one condition for each edge, which puts zeros in place of a product."""
+
+    condition: Factor
+    kept: int  # the value of the condition at edges that stay
+    depth: int  # the products and quotients that its result goes through
+
+    def is_kept(self, view: View) -> np.ndarray | None:
+        """A mask of the edges that stay, bool [edges], or None if it is not known."""
+        value = view.value(self.condition.atom)
+        return None if value is None else value.reshape(-1) == self.kept
+
+
 @dataclass
 class Product:
     """The factors whose product an array of edges is, up to rounding."""
@@ -63,6 +78,7 @@ class Product:
     others: list[Factor] = field(default_factory=list)
     sign: int = 1
     steps: int = 0  # number of factors that were expanded
+    masks: list[Mask] | None = None  # of edges that are zero; None if they are not looked for
 
     @property
     def edges(self) -> int:
@@ -110,14 +126,15 @@ def before_merge(view: View, atom: Atom, axis: int) -> Atom:
     return atom
 
 
-def product_of(view: View, atom: Atom, axis: int) -> Product:
+def product_of(view: View, atom: Atom, axis: int, *, has_masks: bool = False) -> Product:
     """Takes an array of edges apart; ``axis`` is its axis of edges.
 
     ``a * b``, ``a / b`` with a divisor of one number for each edge, ``-a``, and conversions to
     wider floats are followed. A quotient is kept whole if it is a softmax, which rules of attention
-    recognise.
+    recognise. With ``has_masks``, ``where(mask, a, 0)`` with a mask of edges is followed, too: the
+    product is that of the edges that the masks keep.
     """
-    found = Product(tuple(atom.aval.shape), axis)
+    found = Product(tuple(atom.aval.shape), axis, masks=[] if has_masks else None)
     _take_apart(view, atom, found, is_inverse=False, depth=0)
     return found
 
@@ -146,11 +163,41 @@ def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool, dep
     elif name == "div" and not is_inverse and _is_scalar(view, equation.invars[1], found):
         for part, divides in zip(equation.invars, (False, True), strict=True):
             _take_apart(view, part, found, is_inverse=divides, depth=depth + 1)
+    elif found.masks is not None and (mask := _mask_of(view, equation, found, depth)) is not None:
+        found.masks.append(mask)
+        kept = equation.invars[1 + mask.kept]
+        _take_apart(view, kept, found, is_inverse=is_inverse, depth=depth)
     elif name == "neg" or (name == "convert_element_type" and _widens(equation)):
         found.sign = -found.sign if name == "neg" else found.sign
         _take_apart(view, equation.invars[0], found, is_inverse=is_inverse, depth=depth)
     else:
         found.others.append(factor)
+
+
+def without_masked(view: View, atom: Atom, axis: int, start: float) -> tuple[Atom, Product]:
+    """An array of edges before a ``where`` set some to a number, and a product with the masks."""
+    found = Product(tuple(atom.aval.shape), axis, masks=(masks := []))
+    while (equation := view.producer(atom)) is not None:
+        mask = _mask_of(view, equation, found, depth=0, hidden=start)
+        if mask is None:
+            break
+        masks.append(mask)
+        atom = equation.invars[1 + mask.kept]
+    return atom, found
+
+
+def _mask_of(
+    view: View, equation: Equation, found: Product, depth: int, hidden: float = 0.0
+) -> Mask | None:
+    """The mask of a ``where`` that sets some edges to ``hidden``, or None."""
+    if equation.primitive.name != "select_n" or len(equation.invars) != 3:
+        return None
+    test, *cases = equation.invars
+    are_hidden = [is_filled_with(view, case, hidden) for case in cases]
+    condition = _factor(view, test, found, is_inverse=False, depth=0)
+    if are_hidden[0] == are_hidden[1] or condition.axes != {found.axis}:
+        return None
+    return Mask(condition, are_hidden.index(False), depth)
 
 
 def _is_scalar(view: View, atom: Atom, found: Product) -> bool:
@@ -201,6 +248,37 @@ def multiplied(x: Any, factors: Sequence[Factor], values: Values, rank: int) -> 
         array = factor.placed(values[factor.atom], rank).astype(x.dtype)
         x = x / array if factor.is_inverse else x * array
     return x
+
+
+def rows_behind(view: View, product: Product, rows: Rows) -> Rows:
+    """The segment of each edge, -1 also where a mask of the product makes it zero.
+
+    Such an edge is dropped, so that nothing of it reaches the sum: zero times a number that is not
+    finite would be NaN. Raises ``Refusal`` if a mask is not known.
+    """
+    for mask in product.masks or ():
+        is_kept = mask.is_kept(view)
+        if is_kept is None:
+            raise Refusal("a mask that hides messages is known only when it runs")
+        if not isinstance(rows, np.ndarray):
+            raise Refusal("messages are hidden behind a mask, and their ids known only at run time")
+        rows = own(np.where(is_kept, rows, -1))
+    return rows
+
+
+def hides_more(rows: Rows, others: Rows) -> bool:
+    """Whether some edges are dropped in ``rows`` and not in ``others``."""
+    if not (isinstance(rows, np.ndarray) and isinstance(others, np.ndarray)):
+        return False
+    return bool((rows[others >= 0] < 0).any())
+
+
+BEHIND_MASKS = "finite weights at the edges that a mask has made zero before"  # for ``assumes``
+
+
+def assumed_of_masks(product: Product) -> tuple[str, ...]:
+    """Conditions under which masked edges may be dropped: zero times a weight has to be zero."""
+    return (BEHIND_MASKS,) if any(mask.depth > 0 for mask in product.masks or ()) else ()
 
 
 def leaves_range(factors: Sequence[Factor], values: Values, product: np.ndarray) -> bool:

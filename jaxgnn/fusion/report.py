@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgnn.fusion.cost import Speeds
+from jaxgnn.fusion.cost import Speeds, predicted_seconds
 from jaxgnn.fusion.program import Equation, Program, closure, is_variable
 from jaxgnn.fusion.rewrite import Applied, Findings
 
@@ -75,7 +75,8 @@ class Explanation:
     def predicted_ms(self, one: Applied) -> tuple[float, float]:
         """The times of the replaced and of the new code of a rewrite, in milliseconds.
 
-        They are those of the bytes that both read and write, at the speed of the device's memory.
+        They are those of the bytes that both read and write and of their products of matrices, at
+        the speeds of the device, with factors that were measured for each kind of rewrite.
 
         Args:
           one: one of the applied rewrites.
@@ -85,7 +86,7 @@ class Explanation:
         """
         if self.speeds is None:
             return 0.0, 0.0
-        before, after = (self.speeds.seconds(n) for n in (one.bytes_before, one.bytes_after))
+        before, after = predicted_seconds(one, self.speeds)
         return 1e3 * before, 1e3 * after
 
     def __str__(self) -> str:
@@ -93,7 +94,10 @@ class Explanation:
         lines += [f"  untouched, because {reason}" for reason in self.findings.untouched]
         for one in self.findings.applied:
             lines += [f"  {one.rule}: {one.note}", f"    {one.where}; {self._sizes(one)}"]
+            lines += [f"    {one.in_step}"] if one.in_step else []
             lines += [f"    assumes {'; '.join(one.assumes)}"] if one.assumes else []
+        if not (self.findings.untouched or self.findings.applied or self.findings.refused):
+            lines.append("  it has no gathers, scatters, or other code that a rule is for")
         if self.speeds is not None:
             lines.append(f"  predicted: {self._predicted()}")
         if self.measured is not None:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgnn.fusion.plans import Plan, in_order, reading, results_of, with_plans
 from jaxgnn.fusion.program import Atom, Equation, Program, traced
 from jaxgnn.fusion.view import NoMatch, View
 
@@ -29,6 +30,14 @@ class Rewrite:
     is_what_runs: bool = False  # whether the op would run the same code here as the replaced code
     results: tuple[Any, ...] = ()  # the replaced variables, if not the results of ``equation``
     assumes: tuple[str, ...] = ()  # conditions on numbers, known at run time, for equality
+    plans: Sequence[Plan] = ()  # of ids known at run time, whose results the function reads
+    # Operations in products of matrices of an op; if None, as many as in the replaced code.
+    flops_after: float | None = None
+
+    def traced(self) -> Program:
+        """The program of the new terms."""
+        inputs = [*self.inputs, *results_of(self.plans)]
+        return traced(reading(self.function, self.plans), inputs, is_open=self.is_open)
 
 
 class Refusal(Exception):
@@ -68,6 +77,15 @@ class Applied:
     bytes_before: int
     bytes_after: int
     assumes: tuple[str, ...] = ()
+    flops_before: float = 0.0  # operations in products of matrices
+    flops_after: float = 0.0
+    in_step: str = ""  # what is computed of the ids when the function runs
+
+    @property
+    def kind(self) -> str:
+        """The rule and the op, which have costs of their own."""
+        op = self.note.rpartition("-> ")[2].lstrip("0123456789 ")
+        return f"{self.rule}: {op}"
 
 
 @dataclass(frozen=True)
@@ -179,7 +197,7 @@ class _Rewriting:
         proposal = self.rules.propose(self.rule, self.view, equation)
         if proposal is None:
             return False
-        place = _place(equation, self.where)
+        place = place_of(equation, self.where)
         if isinstance(proposal, str):
             self.refusals[place] = proposal
             return False
@@ -194,15 +212,20 @@ class _Rewriting:
         if self.limit < 0:
             raise RuleError(self.rule.name, RuntimeError("it applies again and again"))
         sizes = proposal.bytes_before, proposal.bytes_after
-        one = Applied(self.rule.name, place, proposal.note, *sizes, assumes=proposal.assumes)
-        self.findings.applied.append(one)
+        self.findings.applied.append(
+            Applied(
+                *(self.rule.name, place, proposal.note, *sizes, proposal.assumes),
+                *_flops(self.view.program, made, proposal),
+                in_step=_in_step(proposal),
+            )
+        )
         self.view = View(made, self.view.known)
         return True
 
 
 def _applied(view: View, rewrite: Rewrite) -> Program:
     """The program after a rewrite, whose results must have the types of the old ones."""
-    added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
+    added = rewrite.traced()
     old = rewrite.results or rewrite.equation.outvars
     types, old_types = [_type(o) for o in added.outputs], [_type(o) for o in old]
     if types != old_types:
@@ -210,14 +233,50 @@ def _applied(view: View, rewrite: Rewrite) -> Program:
     made = dict(zip(old, added.outputs, strict=True))
     makers = [view.producer(variable) for variable in old]
     first = next(e for e in view.program.equations if any(e is maker for maker in makers))
-    return view.program.replace(made, first, added).tidy()
+    return with_plans(view.program, rewrite.plans).replace(made, first, added).tidy()
+
+
+def _in_step(rewrite: Rewrite) -> str:
+    """Describes the computation on ids when the function runs, for ``explain``."""
+    if not rewrite.plans:
+        return ""
+    costs = [plan.cost for plan in in_order(rewrite.plans) if plan.cost is not None]
+    sorted_ones = [cost.edges for cost in costs if cost.kind == "sort"]
+    if not sorted_ones:
+        return "ids are known only when it runs; nothing is sorted"
+    return f"{sorted_ones[0]} edges are sorted in each call, once for all that uses their order"
+
+
+def _flops(before: Program, after: Program, rewrite: Rewrite) -> tuple[float, float]:
+    """Operations in products of matrices that a rewrite has removed, and those that it adds."""
+    removed, added = (
+        sum(flops_of(e) for e in one.equations if made.isdisjoint(e.outvars))
+        for one, made in ((before, _results(after)), (after, _results(before)))
+    )
+    if rewrite.is_open:
+        return removed, added
+    return removed, removed if rewrite.flops_after is None else rewrite.flops_after
+
+
+def _results(program: Program) -> set[Any]:
+    return {v for e in program.equations for v in e.outvars}
+
+
+def flops_of(equation: Equation) -> float:
+    """Multiplications and additions of a product of matrices; zero for other equations."""
+    if equation.primitive.name != "dot_general":
+        return 0.0
+    left: Atom = equation.invars[0]
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    terms = math.prod(left.aval.shape[d] for d in contracted)
+    return 2.0 * terms * equation.outvars[0].aval.size
 
 
 def _type(atom: Atom) -> tuple[Any, ...]:
     return tuple(atom.aval.shape), str(atom.aval.dtype)
 
 
-def _place(equation: Equation, where: str) -> str:
+def place_of(equation: Equation, where: str) -> str:
     """The equation for ``explain``: its primitive and the types of its results."""
     made = ", ".join(v.aval.str_short() for v in equation.outvars)
     name = f"{equation.primitive.name} -> {made}"
@@ -238,6 +297,8 @@ _MIB = 1 << 20
 _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     "cpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
+        "lists of narrow rows": math.inf,
+        "narrow products of a known matrix": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,
@@ -262,6 +323,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     },
     "gpu": {
         "neighbour_sum of narrow weighted rows": math.inf,
+        "lists of narrow rows": math.inf,
         "sums of segments": math.inf,
         "sums of products": math.inf,
         "sums of sorted products": math.inf,
@@ -287,6 +349,16 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
 }
 
 
+# Bytes that the reductions over one list of ids, or the gathers by it, read of an edge and in all,
+# from which rewrites were faster with a plan of the list made in the step, forward and with
+# gradients, by platform. `python -m experiments.benchmarks.fuse_rules --in-step` measures it.
+_NEVER = (math.inf, math.inf)
+_PLANNED_FROM: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "cpu": {"sort": (256, 8 * _MIB), "mark": (64, _MIB)},
+    "gpu": {"sort": _NEVER, "mark": _NEVER},
+}
+
+
 @dataclass(frozen=True)
 class Policy:
     """Decides which sound rewrites are applied."""
@@ -301,8 +373,28 @@ class Policy:
             return None
         if rewrite.is_what_runs:
             return "the op has no kernel for it that it would choose here"
+        if (reason := _refuses_plans(rewrite, platform)) is not None:
+            return reason
         if rewrite.bytes_before >= least:
             return None
         if least == math.inf:
             return f"{case} was not measured to be faster on a {platform.upper()}"
         return f"it is faster from {least / 1e6:.3g} MB on"
+
+
+def _refuses_plans(rewrite: Rewrite, platform: str) -> str | None:
+    """The reason why no plan is made of ids when the function runs, or None."""
+    table = _PLANNED_FROM.get(platform, {})
+    for cost in (plan.cost for plan in in_order(rewrite.plans)):
+        if cost is None or cost.bytes_per_edge == math.inf:
+            continue
+        reason = f"the ids are known only when it runs; to {cost.kind} them there "
+        each, total = table.get(cost.kind, _NEVER)
+        if each == math.inf:
+            return f"{reason}was not measured to pay on a {platform.upper()}"
+        if cost.bytes_per_edge < each:
+            got = f"and they are read for {cost.bytes_per_edge:.3g}"
+            return f"{reason}pays from {each:.3g} bytes an edge on, {got}"
+        if cost.bytes_per_edge * cost.edges < total:
+            return f"{reason}pays from {total / 1e6:.3g} MB of rows on"
+    return None

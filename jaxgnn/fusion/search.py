@@ -23,14 +23,13 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion.cost import (
     Speeds,
-    flops_of,
     has_own_kernel,
     measured_speeds,
     seconds_of,
     seconds_of_program,
 )
-from jaxgnn.fusion.program import Atom, Equation, Program, closure, is_variable, traced
-from jaxgnn.fusion.rewrite import Findings, Rewrite, Rule, Rules, rewritten
+from jaxgnn.fusion.program import Atom, Equation, Program, closure, is_variable
+from jaxgnn.fusion.rewrite import Findings, Rewrite, Rule, Rules, flops_of, rewritten
 from jaxgnn.fusion.view import View
 
 Search = Literal["auto", "matcher", "egglog"]
@@ -161,7 +160,7 @@ def _seconds_of(
     if not rewrite.is_open:
         flops = sum(flops_of(program.equations[i]) for i in candidate.region)
         return speeds.seconds(rewrite.bytes_after, flops)
-    added = traced(rewrite.function, rewrite.inputs, is_open=True)
+    added = rewrite.traced()
     constants = {**program.constants, **added.constants}
     alone = dataclasses.replace(added, constants=constants).tidy()
     return seconds_of_program(rewritten(alone, rules, known, Findings()), speeds)

@@ -3,8 +3,9 @@
 Two programs of one formula differ by their rounding. How much this changes a result depends on the
 function: terms cancel, and an activation with a kink takes the other side where its argument is
 near zero. So the original function runs several times with random errors, of the size of rounding,
-in its arguments and in the result of every equation that rounds (Monte Carlo arithmetic). The
-changes of its results are what rounding does.
+in its arguments and in the result of every equation that rounds (Monte Carlo arithmetic), and with
+the terms of its sums in other orders: a long sum loses more in its partial sums than its terms and
+its result say. The changes of its results are what rounding does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn.fusion.constants import Jitted
-from jaxgnn.fusion.program import Atom, Program, is_variable
+from jaxgnn.fusion.edges import segment_reduction
+from jaxgnn.fusion.program import Atom, Equation, Program, is_variable
 from jaxgnn.testing import assert_close
 
 
@@ -146,7 +148,8 @@ def _with_errors(program: Program) -> Callable[..., list[Any]]:
     size = _PLACES + max((v.aval.size for v in variables if _is_float(v.aval)), default=0)
 
     def run(key: Any, *arrays: Any) -> list[Any]:
-        errors = _SIZE * jax.random.uniform(key, (size,), jnp.float32, -1, 1)
+        numbers = jax.random.uniform(key, (size,), jnp.float32, -1, 1)
+        errors, place = _SIZE * numbers, (numbers[0] + 1) / 2
 
         def wrong(variable: Any, array: Any) -> Any:
             return _wrong(errors, places[variable], array) if _is_float(variable.aval) else array
@@ -157,13 +160,53 @@ def _with_errors(program: Program) -> Callable[..., list[Any]]:
         known = dict(program.constants)
         known |= {v: wrong(v, a) for v, a in zip(program.inputs, arrays, strict=True)}
         for equation in program.equations:
-            made = program.alone(equation)(*map(value, equation.invars))
+            operands = in_another_order(equation, place, *map(value, equation.invars))
+            made = program.alone(equation)(*operands)
             pairs = zip(equation.outvars, made, strict=True)
             rounds = equation.primitive.name not in _EXACT
             known |= {v: wrong(v, y) if rounds else y for v, y in pairs}
         return [jnp.asarray(value(atom)) for atom in program.outputs]
 
     return run
+
+
+def in_another_order(equation: Equation, place: Any, *operands: Any) -> Sequence[Any]:
+    """The operands of a sum with its terms in reverse, from a ``place`` between 0 and 1 on.
+
+    The operands of other equations stay as they are.
+    """
+    axes = _axes_of_terms(equation)
+    if not axes or any(0 in a.shape for a in operands):
+        return operands
+    return [
+        a if axis is None else _from_a_place(a, axis, place)
+        for a, axis in zip(operands, axes, strict=True)
+    ]
+
+
+def _axes_of_terms(equation: Equation) -> Sequence[int | None]:
+    """For each operand of a sum the longest axis of its terms, or None; empty for no sum."""
+    name, params = equation.primitive.name, equation.params
+    if name == "reduce_sum":
+        shape = equation.invars[0].aval.shape
+        return [max(params["axes"], key=lambda axis: shape[axis], default=None)]
+    if name == "dot_general":
+        (left, right), _ = params["dimension_numbers"]
+        if not left:
+            return []
+        shape = equation.invars[0].aval.shape
+        at = max(range(len(left)), key=lambda i: shape[left[i]])
+        return [left[at], right[at]]
+    reduction = segment_reduction(equation) if name == "scatter-add" else None
+    return [None, 0, reduction.axis] if reduction is not None else []
+
+
+def _from_a_place(array: Any, axis: int, place: Any) -> Any:
+    """An array whose entries along an axis are in reverse, from a place on, and then the others."""
+    size = array.shape[axis]
+    first = jnp.minimum((place * size).astype(jnp.int32), size - 1)
+    places = first - jnp.arange(size, dtype=jnp.int32)
+    return jnp.take(array, jnp.where(places < 0, places + size, places), axis=axis)
 
 
 def _wrong(errors: Any, place: int, array: Any) -> Any:

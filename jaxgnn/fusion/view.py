@@ -27,8 +27,9 @@ from jaxgnn.graph import is_concrete
 # Cheap functions of arrays, which are evaluated in advance if all of their operands are known.
 # fmt: off
 _EVALUATED = frozenset((
-    "add", "and", "argsort", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
-    "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "integer_pow", "iota",
+    "add", "and", "argsort", "bcoo_transpose", "broadcast_in_dim", "clamp", "concatenate",
+    "convert_element_type", "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt",
+    "integer_pow", "iota",
     "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow",
     "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rem", "reshape",
     "rev", "rsqrt", "scatter", "scatter-add", "scatter-max", "scatter-min", "select_n", "sign",
@@ -233,14 +234,14 @@ class View:
         with jax.ensure_compile_time_eval():
             return [np.asarray(v) for v in self.program.alone(equation)(*reads)]
 
+    def reads(self, variable: Any) -> Iterator[Any]:
+        """The variables that the equation of a variable reads."""
+        equation = self._producers.get(variable)
+        return filter(is_variable, () if equation is None else equation.invars)
+
     def roots(self, variable: Any) -> set[Any]:
         """The inputs of the program on which a variable depends."""
-
-        def reads(this: Any) -> Iterator[Any]:
-            equation = self._producers.get(this)
-            return filter(is_variable, () if equation is None else equation.invars)
-
-        return closure(variable, reads).intersection(self.program.inputs)
+        return closure(variable, self.reads).intersection(self.program.inputs)
 
 
 def is_plain(value: Any) -> bool:

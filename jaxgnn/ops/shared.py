@@ -6,6 +6,7 @@ Users find theirs in ``jaxgnn.ops``. What families share among themselves is in 
 from jaxgnn.ops._aggregate import segments as segments
 from jaxgnn.ops._aggregate.aggregate import WEIGHTED as WEIGHTED
 from jaxgnn.ops._aggregate.edge_ends import at_ends as at_ends
+from jaxgnn.ops._aggregate.segment_order import segment_order as segment_order
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR as FUSED_LINEAR
 from jaxgnn.ops._dense.fused_mlp import FUSED_MLP as FUSED_MLP
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS as PRECISIONS

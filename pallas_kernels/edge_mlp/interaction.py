@@ -395,7 +395,8 @@ class _UpdateBackward:
 
         def take(number, totals):
             piece = graph.get(warp, number)
-            of_row = lane.load(dsums.row(piece.row))
+            row = dsums.row(piece.row)
+            of_row = lane.numbers(row, lane.words(row))
 
             def pull_back(slots, is_real, totals):
                 places = [slot if order is None else order.load(slot) for slot in slots]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.benchmarks import fuse_rules
-from experiments.benchmarks.fuse_rules import CASES, RuleOptions, Size, both
+from experiments.benchmarks.fuse_rules import CASES, IN_STEP, RuleOptions, Size, both
 from jaxgnn.fusion.rules.table import RULES
 
 SMALL = Size(12, 60, 16)
@@ -17,6 +17,15 @@ SMALL = Size(12, 60, 16)
 def test_the_rule_of_a_case_applies_and_keeps_its_results(name):
     made = both(name, SMALL)
     for new, old in zip(made.rewritten(*made.arrays), made.written(*made.arrays), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.costly(4)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rule in IN_STEP])
+def test_the_rule_of_a_case_applies_where_lists_are_known_only_when_it_runs(name):
+    made = both(name, SMALL, in_step=True)
+    args = *made.arrays, *made.ids
+    for new, old in zip(made.rewritten(*args), made.written(*args), strict=True):
         np.testing.assert_allclose(new, old, rtol=1e-4, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import Measured, Speeds
+from jaxgnn.fusion import Measured, Speeds, cost
 from jaxgnn.fusion import fused as fuse_module
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
@@ -40,12 +40,43 @@ def _texts(picture):
     return [e.text for e in picture.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_predicted_times_are_bytes_at_the_speed_of_the_device(explained):
+def test_predicted_times_are_bytes_at_the_speed_of_the_device(explained, monkeypatch):
+    monkeypatch.setattr(cost, "_FACTORS", {"cpu": {"neighbour_sum: spmm": (2.0, 0.5)}})
     (one,) = explained.findings.applied
     before, after = explained.predicted_ms(one)
-    assert before == pytest.approx(1e3 * (one.bytes_before / 1e9 + 1e-5))
-    assert after == pytest.approx(1e3 * (one.bytes_after / 1e9 + 1e-5))
+    assert before == pytest.approx(1e3 * (2.0 * one.bytes_before / 1e9 + 1e-5))
+    assert after == pytest.approx(1e3 * (0.5 * one.bytes_after / 1e9 + 1e-5))
     assert f"took {before:.3g} ms, and takes {after:.3g} ms" in str(explained)
+
+
+def test_products_of_matrices_take_their_own_time(monkeypatch):
+    monkeypatch.setattr(cost, "_FACTORS", {})
+
+    def run(x):
+        return jnp.sin(x[SENDERS] @ KERNEL)
+
+    explained = jaxgnn.fuse.explain(fuse(run), X)
+    (one,) = explained.findings.applied
+    assert one.kind == "edge_projection: products"
+    assert one.flops_before == 2 * SENDERS.size * 3 * 3
+    assert one.flops_after == 2 * NODES * 3 * 3
+    before, after = explained.predicted_ms(one)
+    assert before == pytest.approx(1e3 * (one.bytes_before / 1e9 + one.flops_before / 1e10 + 1e-5))
+    assert after == pytest.approx(1e3 * (one.bytes_after / 1e9 + one.flops_after / 1e10 + 1e-5))
+
+
+def test_a_message_network_counts_its_first_and_last_layer_by_nodes():
+    first, last = jnp.ones((6, 5)), jnp.ones((5, 2))
+
+    def run(x):
+        ends = jnp.concatenate([x[RECEIVERS], x[SENDERS]], -1)
+        messages = jax.nn.relu(jax.nn.relu(ends @ first) @ first[:5, :5]) @ last
+        return jax.ops.segment_sum(messages, RECEIVERS, NODES)
+
+    (one,) = jaxgnn.fuse.explain(fuse(run), X).findings.applied
+    edges = SENDERS.size
+    assert one.flops_before == 2 * edges * (6 * 5 + 5 * 5 + 5 * 2)
+    assert one.flops_after == 2 * (NODES * (6 * 5 + 5 * 2) + edges * 5 * 5)
 
 
 def test_the_page_tells_what_was_rewritten_what_was_not_and_why(explained, tmp_path):

@@ -1,5 +1,6 @@
 """Random functions of nodes and edges give the same after they are rewritten."""
 
+import dataclasses
 import functools
 import random
 from dataclasses import dataclass, field
@@ -93,6 +94,20 @@ def _where_any(g, x, y, e, ids):
     return jnp.where(is_positive[:, None], x, y)
 
 
+def _list_sum(g, x, y, e):
+    """A sum over the places of a dense list, of rows times numbers of nodes, with a mask."""
+    ids = jnp.arange(g.nodes * 3).reshape(g.nodes, 3) ** 2 % g.nodes
+    messages = jnp.where((ids > 0)[..., None], x[ids] * y[:, :1, None] * e[0, 0], 0)
+    return messages.sum(1)
+
+
+def _masked(g, x, e, f, pick):
+    """Messages that a known mask of edges makes zero, of rows or of features of edges."""
+    mask = (g.ids[pick(IDS)] % 3 > 0)[:, None]
+    messages = pick((x[g.ids["senders"]] * f[:, :1], e * f[:, 1:2]))
+    return pick((jnp.where(mask, messages, 0), jnp.where(mask, 0, -messages)))
+
+
 # A new array of nodes [nodes, width], of two arrays of nodes, one of edges, and ids.
 OF_NODES = (
     lambda g, x, y, e, ids: g.sum(e, ids),
@@ -108,6 +123,7 @@ OF_NODES = (
     lambda g, x, y, e, ids: _where_any(g, x, y, e, ids),
     lambda g, x, y, e, ids: jax.vmap(lambda column: g.sum(column, ids), 1, 1)(e) + y,
     lambda g, x, y, e, ids: x[jnp.argsort(y[:, 0])],
+    lambda g, x, y, e, ids: _list_sum(g, x, y, e),
 )
 
 
@@ -136,6 +152,7 @@ OF_EDGES = (
         jnp.concatenate([x[g.ids["senders"]], e[:, :2]], -1) @ matrix[: g.width + 2]
     ),
     lambda g, x, e, f, pick, matrix: jnp.where(g.ids[pick(IDS)][:, None] > 0, e, f),
+    lambda g, x, e, f, pick, matrix: _masked(g, x, e, f, pick),
 )
 
 
@@ -161,6 +178,11 @@ class _Function:
             else:
                 nodes.append(pick(OF_NODES)(g, x, y, e, g.ids[pick(IDS)]))
         return g.sum(edges[-1], g.ids["receivers"]), nodes[-1], edges[-1]
+
+    def of_lists(self, x, e, matrix, lists):
+        """The same function, which takes the lists of ids."""
+        graph = dataclasses.replace(self.graph, ids=lists)
+        return _Function(graph, self.steps, self.choices)(x, e, matrix)
 
 
 _FUNCTIONS_OF_GRAPHS = (
@@ -281,11 +303,15 @@ def _assert_close(actual, expected):
         assert_close(a, e, reduction_length=4000, largest_term=1.0, **short)
 
 
-def _check(run, args, seen):
-    """Compares results and gradients of a program that is rewritten; adds the rules to ``seen``."""
-    closed, rewritten, rules = _both(run, args)
+def _check(run, args, seen, lists=()):
+    """Compares results and gradients of a program that is rewritten; adds the rules to ``seen``.
+
+    ``lists`` is a pytree of ids that the function takes after the other arguments.
+    """
+    closed, rewritten, rules = _both(run, (*args, *lists))
+    ids = jax.tree.leaves(lists)
     (expected, back), (actual, back_of_rewritten) = (
-        jax.vjp(one_by_one(c), *args) for c in (closed, rewritten)
+        jax.vjp(lambda *args, c=c: one_by_one(c)(*args, *ids), *args) for c in (closed, rewritten)
     )
     slopes = list(map(_slopes, expected))
     _assert_close(actual, expected)
@@ -323,6 +349,23 @@ def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
         check()
     assert count == PROGRAMS // BLOCKS
     assert len(seen) >= 5  # rules that were tried together in this block
+
+
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_programs_are_the_same_where_lists_are_arguments(block):
+    seen, count = set(), 0
+
+    @_random_programs(_FUNCTIONS_OF_GRAPHS, 15, 3_000 + block)
+    def check(run, dtype):
+        nonlocal count
+        _check(run.of_lists, run.graph.arguments(block, dtype), seen, (run.graph.ids,))
+        count += 1
+
+    with jaxgnn.default_implementation("xla"):
+        check()
+    assert count == 15
+    assert {"neighbour_sum", "segments"} <= seen
 
 
 @pytest.mark.costly(2)

@@ -31,6 +31,8 @@ KERNEL, BIAS, LAST, LAST_BIAS = arrays((11, 8), (8,), (8, 5), (5,), seed=1)
 DROPPED = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 3, RECEIVERS)
 NEGATIVE = jnp.where(jnp.arange(EDGES) % 5 == 1, -1, RECEIVERS)
 OUT = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 1, SENDERS)
+LIST = SENDERS[: 4 * NODES].reshape(NODES, 4)
+KEPT = jnp.arange(EDGES) % 7 != 0
 
 
 def _sum(data, ids=RECEIVERS):
@@ -172,6 +174,12 @@ APPLIES = {
     ),
     "clipped": (lambda x: _sum(x.at[OUT].get(mode="clip"), RECEIVERS), (X,), ["spmm"]),
     "negative ids": (lambda x: _sum(x[SENDERS - NODES]), (X,), ["spmm"]),
+    "masked messages": (
+        lambda x, w: _sum(jnp.where(KEPT[:, None], x[SENDERS] * w[:, None], 0), DROPPED),
+        (X, W),
+        ["spmm"],
+    ),
+    "a dense list": (lambda x: (x[LIST] * X[:, :1, None]).sum(1), (X,), ["spmm"]),
     "two sums": (lambda x: _sum(x[SENDERS]) + _sum(x[RECEIVERS], SENDERS), (X,), ["spmm"] * 2),
     # other reductions
     "maximum": (
@@ -312,6 +320,11 @@ APPLIES = {
         (X, W),
         ["edge_mlp_aggregate"],
     ),
+    "masked message network": (
+        lambda x: _sum(jnp.where(KEPT[:, None], _mlp(_ends(x)), 0)),
+        (X,),
+        ["edge_mlp_aggregate"],
+    ),
     "third ends are features of edges": (
         lambda x: _sum(
             _mlp(jnp.concatenate([x[RECEIVERS], x[SENDERS], x[SENDERS[::-1]][:, :3]], -1))
@@ -450,10 +463,20 @@ def test_message_networks_of_another_form_are_none(name):
     assert_same(fn, fuse(fn), X)
 
 
-def test_a_threshold_that_keeps_ties_is_not_maxk():
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        _threshold,
+        lambda x: x * (x >= jax.lax.top_k(x, 2)[0][:, -1:]).astype(x.dtype),
+        lambda x: jnp.where(jnp.sort(x, -1)[:, -2, None] > x, 0, x),
+        lambda x: jnp.where(x < -jnp.sort(-x, -1)[:, 1:2], 0, x),
+    ],
+)
+def test_a_threshold_that_keeps_ties_is_not_maxk_and_named(threshold):
     x = jnp.round(X)
-    assert applied(fuse(_threshold), x) == []
-    assert_same(_threshold, fuse(_threshold), x)
+    assert applied(fuse(threshold), x) == []
+    assert "a threshold keeps all entries that tie" in refused(fuse(threshold), x)
+    assert_same(threshold, fuse(threshold), x)
 
 
 def test_reasons_are_named():

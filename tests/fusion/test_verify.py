@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jaxgnn.fusion import fused as fuse_module
+from jaxgnn.fusion import verify
+from jaxgnn.fusion.program import Program, is_variable
 from jaxgnn.fusion.rewrite import Rewrite
 from jaxgnn.fusion.rules import neighbour_sum
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
@@ -79,3 +81,34 @@ def test_inside_of_a_transformation_it_says_that_nothing_was_verified():
     (x,) = arrays((NODES, 3))
     with pytest.warns(UserWarning, match="not verified inside of a transformation"):
         jax.jit(fuse(_layer, verify="strict"))(x)
+
+
+def test_a_sum_in_another_order_has_the_same_terms():
+    """Of whole numbers, whose sums are exact."""
+    x = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (40, 3)), jnp.float32)
+    sums = (
+        lambda x: jnp.sum(x, (0, 1)),
+        lambda x: jnp.einsum("ij,ik->jk", x, x),
+        lambda x: jax.ops.segment_sum(x, RECEIVERS, NODES),
+        lambda x: jnp.sum(x[:0], 0),
+        lambda x: jnp.maximum(x, 0).max(0),
+    )
+    for fn in sums:
+        program = Program.of(jax.make_jaxpr(lambda x, fn=fn: [fn(x)])(x))
+        known = dict(zip(program.inputs, [x], strict=True)) | dict(program.constants)
+        for equation in program.equations:
+            operands = [known[a] if is_variable(a) else a.val for a in equation.invars]
+            expected = program.alone(equation)(*operands)
+            for place in map(jnp.float32, (0, 0.3, 1)):
+                moved = verify.in_another_order(equation, place, *operands)
+                np.testing.assert_array_equal(program.alone(equation)(*moved)[0], expected[0])
+            known |= dict(zip(equation.outvars, expected, strict=True))
+
+
+def test_the_order_of_a_long_sum_counts_as_rounding(monkeypatch):
+    monkeypatch.setattr(verify, "_SIZE", 0.0)  # no other errors
+    (x,) = arrays((1 << 14, 3))
+    for fn, is_sum in ((lambda x: jnp.sum(x, 0), True), (lambda x: x * x, False)):
+        results = [jax.jit(fn)(x)]
+        (found,) = verify.spread(lambda x, fn=fn: [fn(x)], [x], results)
+        assert (found.max() > 0) == is_sum and found.max() < 1e-3

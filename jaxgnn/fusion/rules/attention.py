@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion.edges import RowGather, known_ids, row_gather
-from jaxgnn.fusion.graphs import StaticGraph
+from jaxgnn.fusion.edges import Graph, RowGather, reads_end, row_gather
 from jaxgnn.fusion.products import (
     IN_RANGE,
     SUMMED,
@@ -42,7 +41,7 @@ class Sum:
 
 
 @or_none
-def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum:
+def gat_of(view: View, logits: Atom, table: Atom, graph: Graph) -> Sum:
     """``ops.gat_attention`` if scores are ``leaky_relu(a[receivers] + c[senders] + b)``, or None.
 
     Args:
@@ -55,9 +54,9 @@ def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum:
     rows, columns, rest = [], [], []
     for term in terms_of(view, inner, 3):
         gather = row_gather(view, term)
-        if gather is not None and end_of(view, gather, graph, "column"):
+        if gather is not None and reads_end(view, gather, graph, "column"):
             columns.append(gather.table)
-        elif gather is not None and end_of(view, gather, graph, "row"):
+        elif gather is not None and reads_end(view, gather, graph, "row"):
             rows.append(gather.table)
         else:
             rest.append(term)
@@ -73,29 +72,10 @@ def gat_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum:
     return Sum("gat_attention", table, [*rows, *columns, *rest], apply)
 
 
-def _bias(graph: StaticGraph, of_edges: list[Atom], values: Values, heads: int, dtype: Any) -> Any:
+def _bias(graph: Graph, of_edges: list[Atom], values: Values, heads: int, dtype: Any) -> Any:
     """Numbers of edges that are added to scores, in the order of the slots, if there are any."""
     numbers = [values[atom].reshape(-1, heads).astype(dtype) for atom in of_edges]
     return graph.to_slots(numbers[0]) if numbers else None
-
-
-def end_of(
-    view: View, gather: RowGather, graph: StaticGraph, end: Literal["row", "column"]
-) -> bool:
-    """Whether each edge that is not ignored reads the table by its row, or by its column."""
-    ids = known_ids(view, gather.places) if gather.axis == 0 else None
-    size = graph.graph.num_rows if end == "row" else graph.graph.num_cols
-    if ids is None or ids.size != graph.order.size or gather.size != size:
-        return False
-
-    def answer() -> bool:
-        own = graph.live_rows if end == "row" else graph.live_columns
-        for count in (1024, graph.num_live):  # most lists that differ do so early
-            if (ids[graph.order[: min(count, graph.num_live)]] != own[:count]).any():
-                return False
-        return True
-
-    return view.derived(("end", gather.places, graph, end), answer)
 
 
 @or_none
@@ -134,7 +114,7 @@ def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
     return [term for part in equation.invars for term in terms_of(view, part, depth - 1)]
 
 
-def inner_products_of(view: View, logits: Atom, table: Atom, graph: StaticGraph) -> Sum | None:
+def inner_products_of(view: View, logits: Atom, table: Atom, graph: Graph) -> Sum | None:
     """``ops.dot_attention`` or ``ops.gatv2_attention`` if scores are theirs, or None.
 
     The arguments are those of ``gat_of``.
@@ -204,7 +184,7 @@ def _together(left: Product, right: Product) -> Product:
 
 
 @or_none
-def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: StaticGraph) -> Sum:
+def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: Graph) -> Sum:
     """``scale * sum(q[receivers] * k[senders], -1) + b``, whose scale is a product."""
     scales, gathers = product.constants, [required(t.gather) for t in product.tables]
     need(len(gathers) == 2 and not product.others)
@@ -226,9 +206,7 @@ def _dot_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: 
 
 
 @or_none
-def _gatv2_of(
-    view: View, product: Product, bias: list[Atom], table: Atom, graph: StaticGraph
-) -> Sum:
+def _gatv2_of(view: View, product: Product, bias: list[Atom], table: Atom, graph: Graph) -> Sum:
     """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values."""
     shared = [f for f in product.others if 0 not in f.axes and not f.is_inverse]
     of_edges = [f for f in product.others if f not in shared]
@@ -254,13 +232,13 @@ def _gatv2_of(
     return Sum("gatv2_attention", table, inputs, apply, (IN_RANGE,) * (len(factors) > 1))
 
 
-def _ends_of(view: View, gathers: list[RowGather], graph: StaticGraph) -> tuple[Atom, Atom] | None:
+def _ends_of(view: View, gathers: list[RowGather], graph: Graph) -> tuple[Atom, Atom] | None:
     """The tables that two gathers read by the receiver and by the sender, in this order, or None.
 
     If all edges are self loops, both gathers read by either.
     """
     for rows, columns in (gathers, gathers[::-1]):
-        is_pair = end_of(view, rows, graph, "row") and end_of(view, columns, graph, "column")
+        is_pair = reads_end(view, rows, graph, "row") and reads_end(view, columns, graph, "column")
         if is_pair:
             return rows.table, columns.table
     return None

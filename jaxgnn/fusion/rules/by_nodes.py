@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jaxgnn.fusion.edges import RowGather, row_gather, rows_that_are_read, where_rows
+from jaxgnn.fusion.edges import Mask, RowGather, mask_of_read_rows, row_gather, where_rows
+from jaxgnn.fusion.plans import Plan
 from jaxgnn.fusion.products import IN_RANGE, multiplied, product_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
@@ -40,7 +40,7 @@ class _Part:
     start: int  # the first of them
     end: int  # the one after the last of them
     gather: RowGather | None = None  # reads them from the table
-    is_read: np.ndarray | None = None  # mask of the rows of the table
+    is_read: Mask | None = None  # mask of the rows of the table
 
 
 def _propose_projection(view: View, equation: Equation) -> Rewrite:
@@ -75,7 +75,8 @@ def _propose_projection(view: View, equation: Equation) -> Rewrite:
     tables = nbytes(*(g.table for g in gathers))
     after = nbytes(right, *(p.atom for p in parts)) + tables + (1 + len(gathers)) * nbytes(output)
     note = f"{left.aval.str_short()} @ {right.aval.str_short()} -> {len(parts)} products"
-    return Rewrite(equation, inputs, function, note, before, after, is_open=True)
+    plans = [p.is_read for p in parts if isinstance(p.is_read, Plan)]
+    return Rewrite(equation, inputs, function, note, before, after, is_open=True, plans=plans)
 
 
 def _parts(view: View, left: Atom) -> list[_Part]:
@@ -85,7 +86,7 @@ def _parts(view: View, left: Atom) -> list[_Part]:
         if gather is None:
             parts.append(_Part(atom, start, end))
         else:
-            is_read = rows_that_are_read(view, gather)
+            is_read = mask_of_read_rows(view, gather)
             parts.append(_Part(gather.table, start, end, gather, is_read))
         start = end
     return parts
@@ -113,7 +114,7 @@ def _propose_sum(view: View, equation: Equation) -> Rewrite:
     factors = [*product.scalars, *product.constants, *product.others]
     gather = required(product.tables[0].gather)
     need(not any(0 in factor.axes for factor in factors))
-    is_read = rows_that_are_read(view, gather)
+    is_read = mask_of_read_rows(view, gather)
     _check_sizes(gather.size, product.edges)
 
     def function(*arrays):
@@ -128,7 +129,10 @@ def _propose_sum(view: View, equation: Equation) -> Rewrite:
     note = f"sum of {summed.aval.str_short()} -> sums by nodes"
     before, after = 3 * edges + nbytes(output), 2 * nbytes(gather.table) + 2 * nbytes(output)
     assumes = () if product.is_chain else (IN_RANGE,)
-    return Rewrite(equation, inputs, function, note, before, after, is_open=True, assumes=assumes)
+    plans = [is_read] if isinstance(is_read, Plan) else []
+    return Rewrite(
+        equation, inputs, function, note, before, after, is_open=True, assumes=assumes, plans=plans
+    )
 
 
 PROJECTION = Rule("edge_projection", frozenset(("dot_general",)), _propose_projection)

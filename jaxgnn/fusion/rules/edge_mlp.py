@@ -12,7 +12,8 @@ Sound where
 * between layers there is one activation, the same everywhere, which the op supports. It is
   recognised by its whole formula, and by that of its derivative if given (``jax.custom_jvp``);
 * weights ``w`` are one number for each edge, and nothing else is between the last layer and the
-  sum: a dropout, a norm or a maximum does not commute with it.
+  sum but a ``where`` that makes known edges zero, which are dropped: a dropout, a norm or a maximum
+  does not commute with it.
 
 Both are equal for finite numbers, if the sums of the hidden features do not overflow before the
 last layer, nor products of several weights of an edge, which are multiplied first.
@@ -25,25 +26,36 @@ neither results nor gradients.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgnn import ops
 from jaxgnn.fusion.edges import (
+    Columns,
+    Graph,
+    Rows,
     SegmentReduction,
     are_the_same,
+    columns_read,
+    graph_between,
     is_filled_with,
-    known_columns,
-    known_rows,
+    reads_own_row,
     row_gather,
+    rows_of,
     segment_reduction,
     where_rows,
 )
-from jaxgnn.fusion.graphs import StaticGraph, static_graph
-from jaxgnn.fusion.products import IN_RANGE, Product, product_of, values_of
+from jaxgnn.fusion.products import (
+    IN_RANGE,
+    Product,
+    assumed_of_masks,
+    product_of,
+    rows_behind,
+    values_of,
+)
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.by_nodes import columns_of
@@ -54,13 +66,13 @@ _ASSUMES = "finite numbers, and sums over edges that do not overflow before the 
 
 
 @dataclass(frozen=True)
-class _Ends:
+class EdgeInputs:
     """The columns of the input of the first layer: arrays, with the columns that they fill."""
 
     of_rows: list[tuple[Atom, range]]  # tables that are read by the receiver
     of_columns: list[tuple[Atom, range]]  # tables that are read by the sender
     of_edges: list[tuple[Atom, range]]  # features of edges
-    graph: StaticGraph
+    graph: Graph
 
     @property
     def parts(self) -> list[tuple[Atom, range]]:
@@ -88,7 +100,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     reduction = required(segment_reduction(equation))
     axis, updates = reduction.axis, reduction.updates
     need(reduction.kind == "sum" and 0 <= axis == updates.aval.ndim - 2)
-    product = product_of(view, updates, axis)
+    product = product_of(view, updates, axis, has_masks=True)
     need(not product.tables and len(product.others) == 1 and not product.others[0].is_inverse)
     messages = product.others[0].atom, updates
     need(messages[0].aval.shape == updates.aval.shape)
@@ -100,7 +112,8 @@ def _propose(view: View, equation: Equation) -> Rewrite:
         raise Refusal("a weight differs between features")
     if not all(_is_only_summed(view, a) for a in messages):
         raise Refusal("the messages are needed for something else, too")
-    ends = _ends(view, reduction, first)
+    rows = rows_behind(view, product, rows_of(view, reduction))
+    ends = edge_inputs(view, reduction, rows, first)
     are_read_once = all(map(view.is_read_once, messages))
     case = "" if are_read_once else "edge_mlp at both ends"
     return _rewrite(view, reduction, product, layers, activation, ends, case)
@@ -118,12 +131,15 @@ def _is_only_summed(view: View, messages: Atom) -> bool:
     return is_summed and len(sums) == 2 and not view.is_output(messages)
 
 
-def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
-    rows = known_rows(view, reduction)
+def edge_inputs(view: View, reduction: SegmentReduction, rows: Rows, first: Atom) -> EdgeInputs:
+    """The columns of the input of the first layer, for edges that enter ``rows``.
+
+    Raises ``Refusal`` if there are no edges, or only one end of them is read.
+    """
     if rows.size == 0:
         raise Refusal("there are no edges")
     of_rows, of_columns, of_edges = [], [], []
-    senders: tuple[np.ndarray, int] | None = None
+    senders: tuple[Columns, int] | None = None
     start = 0
     for atom in columns_of(view, first):
         span = range(start, start + atom.aval.shape[-1])
@@ -132,8 +148,8 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
         if gather is None or gather.axis != reduction.axis:
             of_edges.append((atom, span))
             continue
-        columns = known_columns(view, gather, rows)
-        if gather.size == reduction.size and are_the_same(columns, rows, rows):
+        columns = columns_read(view, gather, rows)
+        if gather.size == reduction.size and reads_own_row(view, gather, rows):
             of_rows.append((gather.table, span))
         elif senders is None or (
             senders[1] == gather.size and are_the_same(senders[0], columns, rows)
@@ -144,8 +160,8 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends:
             of_edges.append((atom, span))
     if senders is None or not of_rows:
         raise Refusal("only one end of the edges is read")
-    graph = static_graph(rows, senders[0], reduction.size, senders[1])
-    return _Ends(of_rows, of_columns, of_edges, graph)
+    graph = graph_between(view, rows, senders[0], reduction.size, senders[1])
+    return EdgeInputs(of_rows, of_columns, of_edges, graph)
 
 
 def _rewrite(
@@ -154,7 +170,7 @@ def _rewrite(
     product: Product,
     layers: list[Linear],
     activation: ops.Activation | None,
-    ends: _Ends,
+    ends: EdgeInputs,
     case: str,
 ) -> Rewrite:
     axis, output = reduction.axis, reduction.equation.outvars[0]
@@ -193,10 +209,23 @@ def _rewrite(
     before = nbytes(output, reduction.updates) + 2 * nbytes(*(layer.x for layer in layers))
     after = nbytes(output, *tables, *parameters) + 2 * nbytes(layers[-1].x)
     note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
-    assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1))
+    assumes = (_ASSUMES, *[IN_RANGE] * (len(scalars) > 1), *assumed_of_masks(product))
     return Rewrite(
-        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes
-    )
+        reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes,
+        plans=ends.graph.plans,
+        flops_after=_flops_of(layers, ends, output),
+    )  # fmt: skip
+
+
+def _flops_of(layers: list[Linear], ends: EdgeInputs, output: Atom) -> float:
+    """Operations of the first layer by nodes, the last one after the sum, and those between."""
+    widths = [*(layer.x.aval.shape[-1] for layer in layers), output.aval.shape[-1]]
+    first = sum(atom.aval.size for atom, _ in ends.parts) * widths[1]
+    if len(layers) == 1:
+        return 2.0 * first
+    rows = layers[0].x.aval.size // widths[0]
+    middle = sum(rows * a * b for a, b in itertools.pairwise(widths[1:-1]))
+    return 2.0 * (first + middle + output.aval.size * widths[-2])
 
 
 RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

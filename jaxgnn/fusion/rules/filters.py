@@ -14,8 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxgnn.fusion.edges import RowGather
-from jaxgnn.fusion.graphs import StaticGraph
+from jaxgnn.fusion.edges import Graph, RowGather
 from jaxgnn.fusion.products import (
     IN_RANGE,
     Factor,
@@ -54,7 +53,7 @@ def check_filters(product: Product) -> None:
         raise Refusal("there are as many heads as edges")
 
 
-def filtered_rows(view: View, graph: StaticGraph, gather: RowGather, product: Product) -> Sum:
+def filtered_rows(view: View, graph: Graph, gather: RowGather, product: Product) -> Sum:
     """The sum of rows, each multiplied by all other factors of an array of edges."""
     factors = [*product.others, *product.scalars, *product.constants]
     made = _made_of(view, product) if len(product.others) == 1 else None
@@ -63,7 +62,7 @@ def filtered_rows(view: View, graph: StaticGraph, gather: RowGather, product: Pr
     return _by_kernel(graph, gather, product, made)
 
 
-def _given(graph: StaticGraph, gather: RowGather, product: Product, factors: list[Factor]) -> Sum:
+def _given(graph: Graph, gather: RowGather, product: Product, factors: list[Factor]) -> Sum:
     def apply(table, values):
         weights = values_of(factors, values, len(product.shape)).astype(table.dtype)
         weights = jnp.broadcast_to(weights, (product.edges, *weights.shape[1:]))
@@ -73,7 +72,7 @@ def _given(graph: StaticGraph, gather: RowGather, product: Product, factors: lis
     return Sum("filtered_sum", gather.table, [f.atom for f in factors], apply, assumes)
 
 
-def _by_kernel(graph: StaticGraph, gather: RowGather, product: Product, made: _Made) -> Sum:
+def _by_kernel(graph: Graph, gather: RowGather, product: Product, made: _Made) -> Sum:
     factors = [*product.scalars, *product.constants]
     bias = [] if made.bias is None else [made.bias]
     heads = [1] * (len(product.shape) - 2)

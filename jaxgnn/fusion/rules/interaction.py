@@ -32,6 +32,7 @@ from jaxgnn.fusion.edges import (
     is_filled_with,
     known_rows,
     row_gather,
+    rows_of,
     segment_reduction,
     where_rows,
 )
@@ -40,8 +41,7 @@ from jaxgnn.fusion.norms import NormOf, norm_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.rules.by_nodes import columns_of
-from jaxgnn.fusion.rules.edge_mlp import _Ends as EdgeInputs
-from jaxgnn.fusion.rules.edge_mlp import _ends as edge_inputs
+from jaxgnn.fusion.rules.edge_mlp import EdgeInputs, edge_inputs
 from jaxgnn.fusion.templates import Linear, activation_of, chain_of
 from jaxgnn.fusion.view import View, need, or_none, required
 from jaxgnn.ops.core.dispatch import resolve, vmap_leading
@@ -105,12 +105,15 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     need(reduction.kind == "sum" and 0 <= axis == summed.aval.ndim - 2)
     need(jnp.issubdtype(summed.aval.dtype, jnp.floating))
     update, sums_edges = _update_of(view, summed)
-    inputs = edge_inputs(view, reduction, update.layers[0].x)
+    rows = rows_of(view, reduction)
+    inputs = edge_inputs(view, reduction, rows, update.layers[0].x)
     graph = inputs.graph
-    if not isinstance(graph, StaticGraph) or graph.num_live < graph.order.size:
+    if not isinstance(graph, StaticGraph):
+        raise Refusal("the edges that the sum drops are known only when it runs")
+    if graph.num_live < graph.order.size:
         raise Refusal("the sum drops some edges, whose new features are needed")
-    uses = _uses(view, reduction, update, inputs, sums_edges=sums_edges)
-    return _rewrite(view, reduction, update, inputs, uses)
+    uses = _uses(view, reduction, update, graph, sums_edges=sums_edges)
+    return _rewrite(view, reduction, update, inputs, graph, uses)
 
 
 def _update_of(view: View, summed: Atom) -> tuple[_Update, bool]:
@@ -152,13 +155,13 @@ def _uses(
     view: View,
     reduction: SegmentReduction,
     update: _Update,
-    inputs: EdgeInputs,
+    graph: StaticGraph,
     *,
     sums_edges: bool,
 ) -> _Uses:
     variable = reduction.updates
     others = [e for e in view.users(variable) if e is not reduction.equation]
-    at_senders = next(filter(None, (_at_senders(view, e, inputs.graph) for e in others)), None)
+    at_senders = next(filter(None, (_at_senders(view, e, graph) for e in others)), None)
     if at_senders is not None:
         others = [e for e in others if e is not at_senders.equation]
     if sums_edges:
@@ -216,7 +219,12 @@ def _lists(graph: StaticGraph) -> EdgeLists:
 
 
 def _rewrite(
-    view: View, reduction: SegmentReduction, update: _Update, inputs: EdgeInputs, uses: _Uses
+    view: View,
+    reduction: SegmentReduction,
+    update: _Update,
+    inputs: EdgeInputs,
+    graph: StaticGraph,
+    uses: _Uses,
 ) -> Rewrite:
     axis, sums = reduction.axis, reduction.equation.outvars[0]
     results = [sums]
@@ -248,7 +256,7 @@ def _rewrite(
         layers = ops.EdgeMLPParams([inputs.kernel(kernels[0]), *kernels[1:]], list(biases))
         parameters = layers, *update.scale_and_offset(values, receivers.dtype)
         run = partial(
-            updated_edges, resolve("interaction", None), _lists(inputs.graph),
+            updated_edges, resolve("interaction", None), _lists(graph),
             context=None, parameters=parameters, options=options, ends=ends,
         )  # fmt: skip
         made, total = vmap_leading(run, axis, (0, 0, None if e is None else 0))(

@@ -3,7 +3,8 @@
 Sound for rows of a matrix along their last axis, if what keeps the entries is one of the known ways
 to write it, as a whole: values scattered to their columns, or a mask of the columns times the rows,
 or in a ``where``. Both keep exactly ``k`` entries, ties to the lowest column. A mask of all entries
-that reach the k-th largest keeps more where there are ties: another function, which is left alone.
+that reach the k-th largest keeps more where there are ties: another function, which is left alone
+and named.
 ``top_k`` ranks -0 below +0 and NaN above +inf, which the op takes for equal: only where both stand
 in a row, the column that gets the gradient of a zero may be another one.
 
@@ -23,9 +24,9 @@ from jax import lax
 
 from jaxgnn import ops
 from jaxgnn.fusion.program import Atom, Equation
-from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
+from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion.templates import form_of
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 
 _DEPTH = 12  # equations between `top_k` and the result, in the longest way to write it
 
@@ -111,8 +112,38 @@ def _kept(view: View, atom: Atom) -> int | None:
     return None
 
 
+@or_none
+def _threshold_of(view: View, equation: Equation) -> Atom:
+    """The matrix whose entries a ``where`` or a product keeps by an order statistic of its rows."""
+    need(equation.outvars[0].aval.ndim == 2 and equation.primitive.name in ("select_n", "mul"))
+    for mask in equation.invars:
+        while (widened := view.made_by(mask, "convert_element_type")) is not None:
+            mask = widened.invars[0]
+        compared = view.made_by(mask, "ge", "gt", "le", "lt")
+        for x, bound in () if compared is None else (compared.invars, compared.invars[::-1]):
+            if any(a is x for a in equation.invars) and _is_order_statistic(view, bound, x):
+                return x
+    raise NoMatch
+
+
+def _is_order_statistic(view: View, atom: Atom, x: Atom) -> bool:
+    """Whether an array is read from sorted rows of a matrix, in a few steps."""
+    for _ in range(_DEPTH):
+        equation = view.producer(atom)
+        if equation is None or not equation.invars:
+            return False
+        if equation.primitive.name in ("top_k", "sort"):
+            source = equation.invars[0]
+            negated = view.made_by(source, "neg")
+            return source is x or (negated is not None and negated.invars[0] is x)
+        atom = equation.invars[0]
+    return False
+
+
 def _propose(view: View, equation: Equation) -> Rewrite:
     output = equation.outvars[0]
+    if _threshold_of(view, equation) is not None:
+        raise Refusal("a threshold keeps all entries that tie with the k-th largest, maxk only k")
     found = required(maxk_of(view, output))
 
     def function(x):

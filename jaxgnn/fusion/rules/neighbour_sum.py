@@ -13,6 +13,7 @@ Sound where:
 * the summed array is a product of rows of one table, numbers of edges (or of edges and heads),
   arrays of edges and features, rows of tables that are read by the receiver, and constants. The
   receiver's rows are the same for all edges of a segment, and multiply the sum instead;
+* edges whose summand a ``where`` makes zero are known, and dropped;
 * the sum may start at any array, which is added.
 
 Repeated edges and ids in any order are edges like others. Sums are accumulated in float32 by the op
@@ -42,25 +43,29 @@ import numpy as np
 from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.edges import (
+    Graph,
     RowGather,
+    Rows,
     SegmentReduction,
     graph_of,
     is_filled_with,
-    known_rows,
     reads_own_row,
+    rows_of,
     segment_reduction,
     where_rows,
 )
-from jaxgnn.fusion.graphs import StaticGraph
 from jaxgnn.fusion.products import (
     IN_RANGE,
     Factor,
     Product,
+    assumed_of_masks,
     before_merge,
+    hides_more,
     leaves_range,
     multiplied,
     only_widen,
     product_of,
+    rows_behind,
     values_of,
 )
 from jaxgnn.fusion.program import Equation, is_variable
@@ -98,11 +103,12 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     need(reduction.kind == "sum")
     need(jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating))
     updates = before_merge(view, reduction.updates, reduction.axis)
-    product = product_of(view, updates, reduction.axis)
+    product = product_of(view, updates, reduction.axis, has_masks=True)
     need(product.tables)
     if product.others:
         check_filters(product)
-    rows = known_rows(view, reduction)
+    entered = rows_of(view, reduction)
+    rows = rows_behind(view, product, entered)
     of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
     tables = [t for t in product.tables if t not in of_rows]
     if not tables and of_rows:  # all edges are self loops
@@ -110,7 +116,9 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if len(tables) != 1:
         raise Refusal("rows of two tables are multiplied, which no op does")
     gather = required(tables[0].gather)
-    softmax = None if product.others else _softmax_among(view, product, rows)
+    softmax = None if product.others else _softmax_among(view, product, entered)
+    if softmax is not None and hides_more(rows, softmax[1].rows):
+        softmax = None  # of more edges than are summed: its probabilities are weights like others
     graph = graph_of(view, reduction, gather, rows if softmax is None else softmax[1].rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
     # A number of an edge takes constants in. A softmax does not make rows larger, so they may wait.
@@ -159,7 +167,7 @@ def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.nd
     return found
 
 
-def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
+def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: Rows) -> bool:
     """Whether each edge that is not ignored reads the row of its own segment."""
     gather = factor.gather
     if gather is None or gather.size != reduction.size:
@@ -168,7 +176,7 @@ def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: n
 
 
 def _softmax_among(
-    view: View, product: Product, rows: np.ndarray
+    view: View, product: Product, rows: Rows
 ) -> tuple[Factor, SegmentSoftmax] | None:
     for factor in product.scalars:
         if factor.is_inverse or factor.labels[:1] != (product.axis,):
@@ -179,7 +187,7 @@ def _softmax_among(
     return None
 
 
-def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
+def _rewrite(view: View, graph: Graph, parts: _Parts) -> Rewrite:
     reduction, product, table = parts.reduction, parts.product, parts.gather.table
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     attention = _attention_of(view, graph, parts)
@@ -214,14 +222,14 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     note = f"sum over {product.edges} edges of {product.width} features -> {summed.op}"
     return Rewrite(
         reduction.equation, inputs, function, note, before, after, case=_case(summed.op, parts),
-        assumes=_assumes(parts, summed, is_attention=attention is not None),
+        assumes=_assumes(parts, summed, is_attention=attention is not None), plans=graph.plans,
     )  # fmt: skip
 
 
 def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ...]:
     """Conditions on numbers under which the order of the factors does not matter."""
     unknown = [*parts.scalars, *parts.of_weights]
-    found = [*summed.assumes]
+    found = [*summed.assumes, *assumed_of_masks(parts.product)]
     if parts.softmax is not None:
         found += parts.softmax[1].assumes
         if is_attention and not parts.softmax[1].is_guarded:
@@ -236,7 +244,7 @@ def _assumes(parts: _Parts, summed: Sum, *, is_attention: bool) -> tuple[str, ..
     return tuple(found)
 
 
-def _attention_of(view: View, graph: StaticGraph, parts: _Parts) -> Sum | None:
+def _attention_of(view: View, graph: Graph, parts: _Parts) -> Sum | None:
     """The op of attention that fuses the softmax and the sum, or None.
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
@@ -264,7 +272,7 @@ def _case(op: str, parts: _Parts) -> str:
     return "neighbour_sum"
 
 
-def _weighted_sum(view: View, graph: StaticGraph, parts: _Parts) -> Sum:
+def _weighted_sum(view: View, graph: Graph, parts: _Parts) -> Sum:
     """The sum by an op for sparse matrices."""
     product, table = parts.product, parts.gather.table
     kept = maxk_of(view, table) if product.axis == 0 and not product.has_heads else None

@@ -13,7 +13,8 @@ Maxima and minima of gathered rows become ``ops.neighbour_reduce``.
 
 Sound where the ids of both ends are known, edges that are not ignored read existing rows (or the
 nearest, under ``mode="clip"``), and the reduction starts at -inf, for the maximum, or at inf. Then
-segments without edges keep that infinity. Edges that tie share the gradient in both, and where the
+segments without edges keep that infinity. Known edges that a ``where`` sets to it are dropped.
+Edges that tie share the gradient in both, and where the
 result is the infinity that the reduction starts at, the start has a share, too.
 """
 
@@ -27,16 +28,18 @@ import numpy as np
 
 from jaxgnn import ops
 from jaxgnn.fusion.edges import (
+    Graph,
     SegmentReduction,
+    graph_entering,
     graph_of,
     has_rows_in_order,
     is_filled_with,
     known_rows,
     row_gather,
+    rows_of,
     segment_reduction,
 )
-from jaxgnn.fusion.graphs import StaticGraph, graph_of_rows
-from jaxgnn.fusion.products import product_of
+from jaxgnn.fusion.products import product_of, rows_behind, without_masked
 from jaxgnn.fusion.program import Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
@@ -50,7 +53,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if made is not None:
         return made
     need(jnp.issubdtype(output.aval.dtype, jnp.floating))
-    rows = known_rows(view, reduction)
+    rows = rows_of(view, reduction)
     if rows.size == 0:
         raise Refusal("there are no edges")
     start = _STARTS.get(reduction.kind, 0)
@@ -58,9 +61,10 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     if reduction.kind != "sum" and not starts_there:
         raise Refusal(f"the reduction does not start at {start}")
     axis = reduction.axis
+    plans = () if isinstance(rows, np.ndarray) else graph_entering(view, rows, reduction.size).plans
 
     def function(updates, *base):
-        graph = graph_of_rows(rows, reduction.size)
+        graph = graph_entering(view, rows, reduction.size)
         slots = graph.to_slots(updates, axis=axis)
         y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
         y = y.reshape(output.aval.shape)
@@ -75,7 +79,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
     case = _case(view, reduction, are_sorted=are_sorted)
-    return Rewrite(equation, inputs, function, note, before, after, case=case)
+    return Rewrite(equation, inputs, function, note, before, after, case=case, plans=plans)
 
 
 def _case(view: View, reduction: SegmentReduction, *, are_sorted: bool) -> str:
@@ -181,34 +185,45 @@ _STARTS = {"max": -np.inf, "min": np.inf}
 
 def _propose_extreme(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
-    gather = required(row_gather(view, reduction.updates))
-    need(gather.axis == reduction.axis and jnp.issubdtype(output.aval.dtype, jnp.floating))
-    start = _STARTS[reduction.kind]
+    axis, start = reduction.axis, _STARTS[reduction.kind]
+    updates, masked = without_masked(view, reduction.updates, axis, start)
+    gather = required(row_gather(view, updates))
+    need(gather.axis == axis and jnp.issubdtype(output.aval.dtype, jnp.floating))
     if not is_filled_with(view, reduction.base, start):
         raise Refusal(f"the reduction does not start at {start}")
-    graph = graph_of(view, reduction, gather)
+    entered = rows_of(view, reduction)
+    graph = graph_of(view, reduction, gather, rows_behind(view, masked, entered))
+    # Masked edges tie with the start, so they have a share of the gradient where it is the result.
+    counts = None
+    if masked.masks and isinstance(entered, np.ndarray) and entered.size:
+        counts = _counts(entered, reduction.size)
 
     def function(table):
         y = ops.neighbour_reduce(graph.graph, _with_features(table), reduction.kind, axis=axis)
-        return [_with_start(y.reshape(output.aval.shape), graph, start, axis)]
+        return [_with_start(y.reshape(output.aval.shape), graph, start, axis, counts)]
 
-    axis, edges = reduction.axis, nbytes(reduction.updates)
+    edges = nbytes(reduction.updates)
     after = edges + nbytes(gather.table, output)
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> neighbour_reduce"
-    return Rewrite(equation, [gather.table], function, note, 3 * edges + nbytes(output), after)
+    before = 3 * edges + nbytes(output)
+    return Rewrite(equation, [gather.table], function, note, before, after, plans=graph.plans)
 
 
-def _with_start(y: Any, graph: StaticGraph, start: float, axis: int) -> Any:
+def _with_start(
+    y: Any, graph: Graph, start: float, axis: int, counts: np.ndarray | None = None
+) -> Any:
     """The results, with ``start`` for segments without edges, and its share of the gradient.
 
     A result that is ``start`` is so for all edges of the segment, as nothing goes beyond it.
+    ``counts`` are the edges of each segment, if some are not in the graph.
     """
     shape = (-1, *[1] * (y.ndim - axis - 1))
-    degrees = np.diff(np.asarray(graph.graph.indptr)).reshape(shape)
-    y = _shared_with_start(start, y, jnp.asarray(degrees / (degrees + 1), y.dtype))
-    if graph.has_edges.all():
+    degrees, has_edges = graph.degrees.reshape(shape), graph.has_edges
+    ties = 1 + (degrees if counts is None else counts.reshape(shape))
+    y = _shared_with_start(start, y, jnp.asarray(degrees / ties, y.dtype))
+    if isinstance(has_edges, np.ndarray) and has_edges.all():
         return y
-    return jnp.where(graph.has_edges.reshape(shape), y, jnp.asarray(start, y.dtype))
+    return jnp.where(has_edges.reshape(shape), y, jnp.asarray(start, y.dtype))
 
 
 @partial(custom_vjp, nondiff_argnums=(0,))

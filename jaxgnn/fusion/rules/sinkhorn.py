@@ -36,10 +36,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxgnn import ops
+from jaxgnn.fusion.loops import carries_of_scan
 from jaxgnn.fusion.program import Atom, Equation, Program
 from jaxgnn.fusion.rewrite import Rewrite, Rule, nbytes
 from jaxgnn.fusion.templates import form_of
-from jaxgnn.fusion.transform import carries_of_scan
 from jaxgnn.fusion.view import View, need, or_none, required
 from jaxgnn.ops.core.dispatch import current_platform
 from jaxgnn.ops.shared import SINKHORN

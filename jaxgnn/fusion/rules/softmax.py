@@ -22,7 +22,9 @@ from jaxgnn import ops
 from jaxgnn._arrays.arrays import own
 from jaxgnn.fusion.edges import (
     Kind,
+    Rows,
     SegmentReduction,
+    are_segments,
     are_the_same,
     has_rows,
     is_filled_with,
@@ -35,7 +37,7 @@ from jaxgnn.fusion.edges import (
 from jaxgnn.fusion.graphs import graph_of_rows
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, nbytes
-from jaxgnn.fusion.view import View, need, or_none, required
+from jaxgnn.fusion.view import NoMatch, View, need, or_none, required
 from jaxgnn.graph import CSRGraph
 
 
@@ -45,7 +47,7 @@ class SegmentSoftmax:
 
     logits: Atom  # one number for each edge, and any further axes
     size: int  # the number of segments
-    rows: np.ndarray  # the segment of each edge, -1 if it is ignored or has the probability zero
+    rows: Rows  # the segment of each edge, -1 if it is ignored or has the probability zero
     is_guarded: bool  # whether a segment of which all logits are -inf gives zeros, not NaN
     assumes: tuple[str, ...] = ()  # conditions on the logits, for ``Rewrite.assumes``
 
@@ -60,9 +62,7 @@ class SegmentSoftmax:
 
 
 @or_none
-def segment_softmax_of(
-    view: View, atom: Atom, rows: np.ndarray, *, may_drop: bool
-) -> SegmentSoftmax:
+def segment_softmax_of(view: View, atom: Atom, rows: Rows, *, may_drop: bool) -> SegmentSoftmax:
     """The softmax over known segments that computes an atom, or None.
 
     It equals the op if the shift is the maximum of the segment, the divisor is the sum of the
@@ -115,10 +115,10 @@ def _without_ones(view: View, atom: Atom) -> Atom:
     return atom
 
 
-def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, np.ndarray]:
+def _without_masked(view: View, logits: Atom, rows: Rows) -> tuple[Atom, Rows]:
     """The logits before some were set to -inf, and the segments of the remaining edges."""
     select = view.made_by(logits, "select_n")
-    if select is None or len(select.invars) != 3:
+    if select is None or len(select.invars) != 3 or not isinstance(rows, np.ndarray):
         return logits, rows
     test, *cases = select.invars
     mask = view.value(test)
@@ -149,7 +149,7 @@ _GUARDED_TOTAL = _Guard("gt", 0, 1, 1)
 _GUARDED_SHIFT = _Guard("eq", -np.inf, 0, 0)
 
 
-def _without_guards(view: View, table: Atom, rows: np.ndarray, guard: _Guard) -> tuple[Atom, bool]:
+def _without_guards(view: View, table: Atom, rows: Rows, guard: _Guard) -> tuple[Atom, bool]:
     """A table of segments before guards, and whether one had a computed condition."""
     is_guarded = False
     while (select := view.made_by(table, "select_n")) is not None and len(select.invars) == 3:
@@ -163,10 +163,12 @@ def _without_guards(view: View, table: Atom, rows: np.ndarray, guard: _Guard) ->
 
 
 @or_none
-def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom:
+def _case_of_segments(view: View, select: Equation, rows: Rows) -> Atom:
     """The case that a test known in advance selects for all segments with edges, or None."""
     test, *cases = select.invars
     need(test.aval.ndim)
+    if not isinstance(rows, np.ndarray):
+        raise NoMatch
     of_segments = required(view.value(test))[np.flatnonzero(has_rows(rows))]
     need(of_segments.size > 0 and (of_segments == of_segments.flat[0]).all())
     return cases[int(of_segments.flat[0])]
@@ -184,10 +186,13 @@ def _guarded(view: View, select: Equation, guard: _Guard) -> Atom:
     return table
 
 
-def _segment_reduction_of(view: View, atom: Atom, kind: Kind, rows: np.ndarray) -> SegmentReduction:
+def _segment_reduction_of(view: View, atom: Atom, kind: Kind, rows: Rows) -> SegmentReduction:
     """The reduction of this kind, over these known segments, that computes an atom."""
     reduction = required(segment_reduction(required(view.producer(atom))))
     need(reduction.kind == kind and reduction.axis == 0 and reduction.mode == "fill")
+    if not isinstance(rows, np.ndarray):
+        need(are_segments(view, reduction, rows))
+        return reduction
     ids = required(known_ids(view, reduction.places))
     need(are_the_same(ids, rows, rows))
     of_dropped = ids[rows < 0]
@@ -195,7 +200,7 @@ def _segment_reduction_of(view: View, atom: Atom, kind: Kind, rows: np.ndarray) 
     return reduction
 
 
-def _read_by_segment(view: View, atom: Atom, rows: np.ndarray) -> Atom:
+def _read_by_segment(view: View, atom: Atom, rows: Rows) -> Atom:
     """The table of segments from which each edge reads its own segment's row."""
     gather = required(row_gather(view, atom))
     need(gather.axis == 0 and reads_own_row(view, gather, rows))

@@ -9,10 +9,12 @@ from jaxgnn.fusion.rules import (
     linear_order,
     maxk,
     mhc,
+    neighbour_lists,
     neighbour_sum,
     segments,
     sinkhorn,
     softmax,
+    sparse_products,
     unrolled_loop,
 )
 
@@ -23,6 +25,9 @@ RULES: tuple[Rule, ...] = (
     by_nodes.PROJECTION,
     by_nodes.SUM,
     linear_order.RULE,
+    neighbour_lists.RULE,
+    sparse_products.SPARSE,
+    sparse_products.KNOWN,
     neighbour_sum.RULE,
     segments.EXTREME,
     softmax.RULE,

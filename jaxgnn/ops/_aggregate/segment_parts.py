@@ -21,6 +21,7 @@ from jaxgnn._ffi import aggregate as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
+from jaxgnn.ops._aggregate.segment_order import order_of_sorted, sorted_order
 from jaxgnn.ops._graph.calls import table
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp
@@ -34,7 +35,7 @@ def _by_rows(forward, order):
 
     def run(ids, x, *, reduction, num_segments, is_sorted, keep):
         if is_sorted:
-            indptr, entries = _order_of_sorted(ids, num_segments)
+            indptr, entries = order_of_sorted(ids, num_segments)
         else:
             indptr, entries = order(ids, num_segments)
         graph = CSRGraph(indptr, entries, num_cols=ids.shape[0], in_range=True)
@@ -43,23 +44,6 @@ def _by_rows(forward, order):
         return y, jnp.diff(indptr), None if holder is None else count_of(holder)
 
     return run
-
-
-def _order_of_sorted(ids, num_segments):
-    """Offsets and order of ascending ids, with negative ones first."""
-    ends = jnp.arange(num_segments + 1, dtype=ids.dtype)
-    indptr = jnp.searchsorted(ids, ends).astype(jnp.int32)
-    size = jnp.int32(ids.shape[0])
-    entries = jnp.arange(ids.shape[0], dtype=jnp.int32) + indptr[0]
-    return indptr - indptr[0], jnp.where(entries < size, entries, entries - size)
-
-
-def _sorted_order(ids, num_segments):
-    places = jnp.where((ids < 0) | (ids >= num_segments), num_segments, ids)
-    entries = jnp.arange(ids.shape[0], dtype=jnp.int32)
-    keys, entries = lax.sort((places, entries), num_keys=1, is_stable=True)
-    ends = jnp.arange(num_segments + 1, dtype=ids.dtype)
-    return jnp.searchsorted(keys, ends).astype(jnp.int32), entries
 
 
 _by_order = _by_rows(ffi.forward, ffi.segment_order)
@@ -77,7 +61,7 @@ SEGMENTS = table(
     "aggregate.segments",
     ("float32", "bfloat16", "float16"),
     reference.reduce_segments,
-    _by_rows(pallas.forward, _sorted_order),
+    _by_rows(pallas.forward, sorted_order),
     _on_cpu,
 )
 

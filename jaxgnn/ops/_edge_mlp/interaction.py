@@ -274,8 +274,10 @@ def _sums_by_formula(graph: CSRGraph, values: Array, ends: Ends, reduce: Any, dt
 def _by_nodes_and_edges(static, graph, *arrays) -> tuple[Array, Any]:
     request, options, ends, reduce = static
 
-    def run(graph, *arrays):
-        edges, sums = updated_edges(request, EdgeLists.of(graph), *arrays, options, ends)
+    def run(graph, receivers, senders, e, context, parameters):
+        lists = EdgeLists.of(graph)
+        arrays = receivers, senders, e, context, parameters
+        edges, sums = updated_edges(request, lists, *arrays, options, ends)
         return edges, _means(graph, sums, ends) if reduce == "mean" else sums
 
     if request.verify.mode == "off":

@@ -195,7 +195,7 @@ def update_edges(
     made = kernels.update_edges(
         pieces(edges.graph), edges.order, kernels.Operands(*operands), _update_form(options)
     )
-    return tuple(vary_like(operands.y, part) for part in made)
+    return vary_like(operands.y, made[0]), vary_like(operands.y, made[1])
 
 
 @partial(compiled, static_argnames=("options",))

@@ -71,6 +71,38 @@ def test_a_constant_multiplies_the_sum_and_a_start_is_added():
     assert not holds_for_all_lists(lambda n: started(n) == plain(n), [plain, started])
 
 
+def test_an_edge_that_a_mask_makes_zero_is_a_dropped_edge():
+    # What it reads does not matter, as its receiver is out of range then.
+    kept = z3.Function("kept", z3.IntSort(), z3.BoolSort())
+    masked = _sum("masked", lambda e: z3.If(kept(e), WEIGHTS(e) * ROWS(SENDERS(e)), z3.RealVal(0)))
+    receivers = lambda e: z3.If(kept(e), RECEIVERS(e), z3.IntVal(-1))  # noqa: E731
+    dropped = _sum(
+        "dropped",
+        lambda e: WEIGHTS(e) * ROWS(SENDERS(e)),
+        lambda e: receivers(e) == ANY_ROW,
+    )
+    claim = lambda n: masked(n) == dropped(n)  # noqa: E731
+    assert holds_for_all_lists(claim, [masked, dropped], ANY_ROW >= 0)
+    assert not holds_for_all_lists(claim, [masked, dropped])  # row -1 has all that is dropped
+
+
+def test_an_entry_of_zero_is_a_dropped_edge():
+    # Of a matrix by rows: row ANY_ROW of the product, with all columns and with those of entries.
+    whole = Fold("whole", lambda e: WEIGHTS(e) * ROWS(e))
+    sparse = Fold("sparse", lambda e: z3.If(WEIGHTS(e) != 0, WEIGHTS(e) * ROWS(e), z3.RealVal(0)))
+    assert holds_for_all_lists(lambda n: whole(n) == sparse(n), [whole, sparse])
+
+
+def test_places_of_a_list_are_the_edges_of_a_node():
+    # Edge e is the place e - row * size of node row, which is within the node's part of the list.
+    size, row, place = z3.Ints("size row place")
+    is_place = z3.And(size > 0, place >= 0, place < size, row >= 0)
+    edge = row * size + place
+    assert follows(edge / size == row, is_place)
+    assert follows(edge % size == place, is_place)
+    assert not follows(edge / size == row, size > 0, row >= 0)
+
+
 def test_edges_that_arrive_nowhere_are_padding_whatever_they_read():
     # The graph has them as edges from column 0 to row 0 that are masked.
     def is_live(e):

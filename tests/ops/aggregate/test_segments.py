@@ -14,7 +14,8 @@ import jaxgnn
 from jaxgnn import _ffi
 from jaxgnn._arrays import eager as _id_range
 from jaxgnn._ffi.aggregate import segment_order
-from jaxgnn.ops._aggregate import segment_parts, segments
+from jaxgnn.ops._aggregate import segment_order as order_module
+from jaxgnn.ops._aggregate import segments
 from jaxgnn.testing import random_array
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -246,11 +247,11 @@ def on_the_cpu():
 @pytest.mark.usefixtures("on_the_cpu")
 def test_all_ways_to_order_the_entries_agree():
     ids = jnp.asarray(IDS["any"], jnp.int32)
-    indptr, order = segment_parts._sorted_order(ids, SEGMENTS)
+    indptr, order = order_module.sorted_order(ids, SEGMENTS)
     for made in (
         segment_order(ids, SEGMENTS),
         # Ascending ids are in order already, but for those that are negative.
-        segment_parts._order_of_sorted(jnp.sort(ids), SEGMENTS),
+        order_module.order_of_sorted(jnp.sort(ids), SEGMENTS),
     ):
         np.testing.assert_array_equal(made[0], indptr)
     entries = np.asarray(order)[: int(indptr[-1])]

@@ -1,0 +1,152 @@
+"""Dense neighbour lists: arrays [nodes, neighbours, ...], and the same by edges.
+
+``table[ids]`` with ids [nodes, neighbours] has a row for each place of the list. With places
+numbered row by row it is an array of edges, whose receivers are counted up. ``Flattened`` writes an
+array of a list as such an array of edges, as code with gathers and segment sums would compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgnn.fusion.program import Atom, Equation
+from jaxgnn.fusion.rewrite import Values
+from jaxgnn.fusion.view import View, need, or_none
+
+Made = Callable[[Values], Any]  # an array of edges, by the values of its inputs
+
+# Primitives of one entry each, through which products of edges are followed.
+_BY_ENTRY = frozenset(("mul", "div", "neg", "convert_element_type", "select_n"))
+
+
+@dataclass(frozen=True)
+class ListGather:
+    """Rows of ``table`` read by a list of ids."""
+
+    equation: Equation  # the gather
+    table: Atom  # the array that is read, along its first axis
+    places: Atom  # the variable of the ids, integers [nodes, neighbours, 1]
+
+    def read(self, table: Any, places: Any) -> Any:
+        """The rows by edges, [nodes * neighbours, ...]."""
+        params = dict(self.equation.params)
+        kept = tuple(range(1, table.ndim))
+        params["dimension_numbers"] = params["dimension_numbers"]._replace(offset_dims=kept)
+        return self.equation.primitive.bind(table, places.reshape(-1, 1), **params)
+
+
+@or_none
+def list_gather(view: View, atom: Atom) -> ListGather:
+    """The gather of whole rows by a list [nodes, neighbours] that computes an atom, or None."""
+    equation = view.match(atom, "gather")
+    table, places = equation.invars
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    need(not numbers.operand_batching_dims and not numbers.start_indices_batching_dims)
+    need(places.aval.ndim == 3 and places.aval.shape[2] == 1)
+    need(tuple(numbers.collapsed_slice_dims) == tuple(numbers.start_index_map) == (0,))
+    need(tuple(numbers.offset_dims) == tuple(range(2, 1 + table.aval.ndim)))
+    need(list(sizes) == [1, *table.aval.shape[1:]])
+    return ListGather(equation, table, places)
+
+
+@dataclass
+class Flattened:
+    """Arrays of a list, written as arrays of edges.
+
+    Attributes:
+      view: the view of the program.
+      nodes: number of nodes.
+      neighbours: number of places of a node.
+      inputs: atoms that the arrays of edges are computed of.
+      gathers: the gathers that were met.
+    """
+
+    view: View
+    nodes: int
+    neighbours: int
+    inputs: list[Atom] = field(default_factory=list)
+    gathers: list[ListGather] = field(default_factory=list)
+
+    @property
+    def receivers(self) -> np.ndarray:
+        """The node of each edge, int32 [nodes * neighbours]."""
+        return np.repeat(np.arange(self.nodes, dtype=np.int32), self.neighbours)
+
+    def of(self, atom: Atom) -> Made:
+        """An array [nodes, neighbours, ...] by edges, [nodes * neighbours, ...].
+
+        Either axis may have one entry instead, which is repeated along it.
+        """
+        if tuple(atom.aval.shape[:2]) != (self.nodes, self.neighbours):
+            return self._repeated(atom)
+        gather = list_gather(self.view, atom)
+        if gather is not None:
+            return self._rows(gather)
+        equation = self.view.producer(atom)
+        name = "" if equation is None else equation.primitive.name
+        if equation is not None and name in _BY_ENTRY and not equation.params.get("sharding"):
+            return self._by_entry(equation)
+        if equation is not None and name == "broadcast_in_dim" and len(equation.invars) == 1:
+            return self._broadcast(equation)
+        if equation is not None and name in ("reshape", "squeeze"):
+            inner = equation.invars[0]
+            if tuple(inner.aval.shape[:2]) == (self.nodes, self.neighbours):
+                made, shape = self.of(inner), (-1, *atom.aval.shape[2:])
+                return lambda values: made(values).reshape(shape)
+        return self._as_it_is(atom)
+
+    def _rows(self, gather: ListGather) -> Made:
+        self.gathers.append(gather)
+        self.inputs += [gather.table, gather.places]
+        return lambda values: gather.read(values[gather.table], values[gather.places])
+
+    def _by_entry(self, equation: Equation) -> Made:
+        parts = [self.of(a) if a.aval.ndim else self._number(a) for a in equation.invars]
+        params = equation.params
+        return lambda values: equation.primitive.bind(*(p(values) for p in parts), **params)
+
+    def _repeated(self, atom: Atom) -> Made:
+        """An array with one entry along an axis of the list, or along both."""
+        nodes, neighbours, *behind = atom.aval.shape
+        self.inputs.append(atom)
+        if neighbours != 1 and nodes == 1:
+            places = np.tile(np.arange(neighbours, dtype=np.int32), self.nodes)
+        else:
+            places = self.receivers
+
+        def made(values: Values) -> Any:
+            table = values[atom].reshape(-1, *behind)
+            if nodes == neighbours == 1:
+                return table
+            return table.at[places].get(mode="promise_in_bounds")
+
+        return made
+
+    def _broadcast(self, equation: Equation) -> Made:
+        """A broadcast, whose operand may have both axes of the list."""
+        (inner,), (output,) = equation.invars, equation.outvars
+        dims, shape = equation.params["broadcast_dimensions"], output.aval.shape
+        if tuple(dims[:2]) == (0, 1):
+            made, kept = self.of(inner), (0, *(d - 1 for d in dims[2:]))
+        elif not dims or dims[0] > 1:  # the same for all edges
+            self.inputs.append(inner)
+            made, kept = (lambda values: values[inner]), tuple(d - 1 for d in dims)
+        else:
+            return self._as_it_is(output)
+        of_edges = self.nodes * self.neighbours, *shape[2:]
+        return lambda values: lax.broadcast_in_dim(made(values), of_edges, kept)
+
+    def _number(self, atom: Atom) -> Made:
+        self.inputs.append(atom)
+        return lambda values: values[atom]
+
+    def _as_it_is(self, atom: Atom) -> Made:
+        self.inputs.append(atom)
+        shape = self.nodes * self.neighbours, *atom.aval.shape[2:]
+        return lambda values: jnp.reshape(values[atom], shape)
