@@ -11,9 +11,8 @@ import numpy as np
 from experiments._runs import shown
 from experiments.physics.config import DrawConfig
 from experiments.physics.data import World, on_device
-from experiments.physics.rollout import load, new_runs
-from experiments.physics.setup import predicted, start
-from jaxgnn._errors import bad_input
+from experiments.physics.rollout import load, new_runs, roll_out
+from experiments.physics.setup import start
 from jaxgnn.datasets import ParticleMotion
 
 if TYPE_CHECKING:
@@ -48,10 +47,7 @@ def run(options: DrawConfig) -> None:
     trained = load("draw", options.run, options.system)
     motion = new_runs("draw", options, trained)
     first, world, runs = start(trained.config.history), World.of(motion), on_device(motion)
-    rolled, missing = predicted(trained.model, world, runs, options.frames, trained.config.history)
-    if missing:
-        expected = f"such that no particle has more than {world.capacity} neighbours"
-        raise bad_input("draw", "the predicted positions", expected, "more")
+    rolled = roll_out("draw", trained, world, runs, options.frames)
     sides = {"simulator": motion.positions[0, first:], trained.config.label(): rolled[0]}
     out = options.run / "rollout.gif" if options.out is None else options.out
     film = Film(motion, sides)

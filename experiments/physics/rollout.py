@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments._runs import shown
 from experiments.physics.config import RolloutConfig, TrainConfig, check_particles
-from experiments.physics.data import World, on_device, simulate
+from experiments.physics.data import Runs, World, on_device, simulate
 from experiments.physics.errors import trivial_errors
 from experiments.physics.setup import network_errors, predicted, start
 from experiments.physics.simulator import Simulator
@@ -83,6 +83,21 @@ def new_runs(command: str, options: RolloutConfig, trained: Trained) -> Particle
     )
 
 
+def roll_out(command: str, trained: Trained, world: World, runs: Runs, frames: int) -> np.ndarray:
+    """The frames that a network predicts for some runs, [runs, frames, particles, 2].
+
+    Raises:
+      ValueError: if a particle has more neighbours than there is space for.
+    """
+    rolled, missing = predicted(trained.model, world, runs, frames, trained.config.history)
+    if missing:
+        expected = f"such that no particle has more than {world.capacity} neighbours"
+        raise bad_input(
+            command, "the predicted positions", expected, "more; roll out fewer --frames"
+        )
+    return rolled
+
+
 def run(options: RolloutConfig) -> None:
     """Prints the errors of rollouts beside methods without a network, and stores the positions.
 
@@ -94,12 +109,12 @@ def run(options: RolloutConfig) -> None:
     motion = new_runs("rollout", options, trained)
     first, world, runs = start(trained.config.history), World.of(motion), on_device(motion)
     history, frames = trained.config.history, options.frames
+    rolled = roll_out("rollout", trained, world, runs, frames)
     found = trivial_errors(trained.motion, motion, frames, first)
     network = network_errors(trained.model, world, motion, runs, frames, history)
     found[trained.config.label()] = network
     title = f"Rollouts of {motion.num_runs} new runs of {motion.num_particles} {motion.name}"
     print(errors_table(title, [found]).text())
-    rolled, _ = predicted(trained.model, world, runs, frames, history)
     energies = _energies(motion, rolled, first)
     print(f"energy at the start {energies[0]:.2f}, at the end {energies[1]:.2f}, ", end="")
     print(f"of the network {energies[2]:.2f} (mean of the runs)")

@@ -15,7 +15,6 @@ from experiments.physics.config import TrainConfig
 from experiments.physics.data import Runs, World, on_device
 from experiments.physics.errors import Errors, errors_of
 from experiments.physics.simulator import Simulator
-from jaxgnn._errors import bad_input
 from jaxgnn.datasets import ParticleMotion
 from jaxgnn.models import random_walk_noise
 from jaxgnn.training import LoopConfig, jit_apply
@@ -73,11 +72,7 @@ class Scores:
         self._parts = {name: (motion, on_device(motion)) for name, motion in parts.items()}
 
     def errors(self, model: Simulator, name: str) -> Errors:
-        """The errors on a part.
-
-        Raises:
-          ValueError: if a particle has more neighbours than there is space for.
-        """
+        """The errors on a part."""
         motion, runs = self._parts[name]
         return network_errors(model, self._world, motion, runs, self._horizon, self._history)
 
@@ -92,11 +87,12 @@ class Scores:
 def network_errors(
     model: Simulator, world: World, motion: ParticleMotion, runs: Runs, horizon: int, history: int
 ) -> Errors:
-    """One-step errors of a network at all frames, and those of a rollout from the first frames."""
+    """One-step errors of a network at all frames, and those of a rollout from the first frames.
+
+    If neighbours are missing in the rollout, as they may be early in training, its errors are NaN.
+    """
     frames, missing = predicted(model, world, runs, horizon, history)
-    if missing:
-        expected = f"such that no particle has more than {world.capacity} neighbours"
-        raise bad_input("rollout", "the predicted positions", expected, "more")
+    frames = np.full_like(frames, np.nan) if missing else frames
     single = np.asarray(_one_step(model, world, runs, history=history))
     return errors_of(motion, single, frames, start(history))
 

@@ -10,7 +10,7 @@ from PIL import Image
 from experiments._seeds import Repeats
 from experiments.benchmarks._report import read_rows
 from experiments.physics import __main__ as command_line
-from experiments.physics import draw, rollout
+from experiments.physics import draw, rollout, setup
 from experiments.physics import train as train_module
 from experiments.physics.config import DrawConfig, RolloutConfig, TrainConfig
 from experiments.physics.data import World, on_device, simulate
@@ -181,6 +181,19 @@ def test_the_simulator_itself_has_no_error():
     motion = datasets.particles("charges", runs=2, frames=10, num_particles=9)
     errors = errors_of(motion, motion.positions[:, 3:], motion.positions[:, 3:8], 3)
     assert errors.one_step == 0 and errors.energy == 0 and not errors.distances.any()
+
+
+def test_missing_neighbours_make_a_rollout_worthless_in_training_and_end_the_others(monkeypatch):
+    motion = datasets.particles("charges", runs=2, frames=10, num_particles=9)
+    world, runs = World.of(motion), on_device(motion)
+    for module in (setup, rollout):
+        monkeypatch.setattr(module, "predicted", lambda *_: (motion.positions[:, 3:8], True))
+    monkeypatch.setattr(setup, "_one_step", lambda *_, **__: motion.positions[:, 3:])
+    errors = setup.network_errors(None, world, motion, runs, 5, 1)
+    assert errors.one_step == 0 and np.isnan([errors.energy, *errors.distances]).all()
+    trained = rollout.Trained(TrainConfig(), None, motion)
+    with pytest.raises(ValueError, match="draw: the predicted positions must be such that no part"):
+        rollout.roll_out("draw", trained, world, runs, 5)
 
 
 def test_parts_are_different_runs_of_the_same_springs(tmp_path):
