@@ -146,8 +146,8 @@ BAD = {
         ["fused_linear: kernel", "(8, features)", "(4, 4)"],
     ),
     "activation": (
-        lambda: FUSED["linear"](activation="tanh")(X),
-        ["FusedLinear: activation", "'tanh'"],
+        lambda: FUSED["linear"](activation="softplus")(X),
+        ["FusedLinear: activation", "'softplus'"],
     ),
     "one width": (
         lambda: nn.FusedMLP([8], activation=None, rngs=nnx.Rngs(0)),

@@ -9,6 +9,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
@@ -44,6 +45,10 @@ from jaxgnn.ops.core.dtypes import accumulation_dtype
 from jaxgnn.ops.core.eager import run_compiled
 
 _OP = "interaction"
+# What a GPU computes again in the backward pass is all but the products with kernels, for these
+# dtypes: those of float32 take long. Of shorter numbers it keeps nothing.
+_KEEPS_PRODUCTS = ("float32",)
+_PRODUCT = "jaxgnn product of edges"
 
 # The formula edge by edge, differentiated by JAX.
 REFERENCE = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.interaction)})
@@ -316,7 +321,9 @@ def updated_edges(
     )
     run = partial(_edges_and_sums, request, options, ends)
     if dispatch.current_platform() == "cuda":  # the backward pass computes values of edges again
-        run = jax.checkpoint(run)
+        keeps = receivers.dtype.name in _KEEPS_PRODUCTS
+        names = [_PRODUCT] if keeps else []
+        run = jax.checkpoint(run, policy=jax.checkpoint_policies.save_only_these_names(*names))
     return run(lists, operands)
 
 
@@ -355,12 +362,14 @@ def _edges_and_sums(request, options, ends, lists, operands) -> tuple[Array, Any
     z += take_at(request, "senders", lists, operands.senders).astype(wide)
     if operands.e is not None:
         of_edges = lists, operands.e, operands.feature_kernel
-        z += product_of_edges(options.is_padded, *of_edges).astype(wide)
+        made = product_of_edges(options.is_padded, *of_edges)
+        z += checkpoint_name(made, _PRODUCT).astype(wide)
     activated = partial(_activated, options.activation, dtype, lists)
     biases = [None, *operands.biases][: len(operands.kernels)]
     for kernel, bias in zip(operands.kernels, biases, strict=True):
         z = z if bias is None else z + bias.astype(wide)
-        z = product_of_edges(False, lists, activated(z), kernel).astype(wide)
+        made = product_of_edges(False, lists, activated(z), kernel)
+        z = checkpoint_name(made, _PRODUCT).astype(wide)
     bias = operands.bias
     if options.activate_last:
         z, bias = activated(z if bias is None else z + bias.astype(wide)), None

@@ -25,9 +25,9 @@ def _call(activation, **options):
 
 
 ORACLES = {a: functools.partial(linear, activation=a) for a in VALUES}
-# The value and dbias; the other gradients are sums of rounded dz. For squared_relu dz is made of
-# the rounded value.
-STRICT = {a: (0,) if a == "squared_relu" else (0, 3) for a in VALUES}
+OF_OUTPUT = ("squared_relu", "tanh", "sigmoid")  # with the derivative from the rounded value
+# The value and dbias; the other gradients are sums of rounded dz.
+STRICT = {a: (0,) if a in OF_OUTPUT else (0, 3) for a in VALUES}
 
 
 def _inputs(dtype="float32"):
@@ -98,7 +98,7 @@ def test_derivative_is_that_of_the_value(name):
 
 @pytest.mark.parametrize("dtype, largest", [("float32", 3e38), ("float64", 1e308)])
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_derivative_of_large_inputs_is_that_of_relu_or_of_its_square(name, dtype, largest):
+def test_derivative_of_large_inputs_is_that_of_relu_or_of_its_square_or_zero(name, dtype, largest):
     activation = ACTIVATIONS[name]
     with jax.enable_x64(True):
         z = jnp.asarray([1e3, 1e7, 1e13, 1e18, largest**0.5 / 2, largest], dtype)
@@ -107,7 +107,8 @@ def test_derivative_of_large_inputs_is_that_of_relu_or_of_its_square(name, dtype
         known = [activation.value(s * z) if activation.of_output else s * z for s in (1, -1)]
         above, below = (activation.derivative(k) for k in known)
     assert above.dtype == dtype
-    expected = 2 * np.asarray(z) if name == "squared_relu" else np.ones(z.shape)
+    expected = {"squared_relu": 2 * np.asarray(z), "tanh": 0 * z, "sigmoid": 0 * z}
+    expected = expected.get(name, np.ones(z.shape))
     np.testing.assert_allclose(above, expected, rtol=1e-6)
     np.testing.assert_array_equal(below, np.full(z.shape, 1.0 if name is None else 0.0))
 
@@ -129,9 +130,9 @@ def _saved(function, *args):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_only_the_input_and_for_relu_the_output_are_kept(name):
+def test_only_the_input_and_for_relu_and_the_like_the_output_are_kept(name):
     kept = [(ROWS, IN), (IN, OUT), (OUT,)]
-    if name in ("relu", "squared_relu"):
+    if name in ("relu", *OF_OUTPUT):
         kept.append((ROWS, OUT))
     # Of the bias, what tells that there is one may be all that is kept.
     assert _saved(_call(name), *_inputs()) in (sorted(kept), sorted(set(kept) - {(OUT,)}))

@@ -384,7 +384,7 @@ BAD = {
     "weights axes": (_bad(weights=WEIGHTS[None]), ["weights", "()", "(1, 4)"]),
     "weights int": (_bad(weights=WEIGHTS.astype(int)), ["weights", "floating", "int32"]),
     "reduce": (_bad(reduce="min"), ["reduce", "'sum' or 'mean' or 'max'", "'min'"]),
-    "activation": (_bad(activation="tanh"), ["activation", "'relu'", "'tanh'"]),
+    "activation": (_bad(activation="softplus"), ["activation", "'relu'", "'softplus'"]),
     "normalised": (
         _bad(graph=GRAPH.normalized("mean"), reduce="mean"),
         ["graph", "not normalised for reduce='mean'", "'mean'"],

@@ -72,8 +72,8 @@ CASES = {
         ["hypergraph_conv: weight[0]", "finite", "inf"],
     ),
     "no such activation": (
-        _call(PLAIN, activation="tanh"),
-        ["hypergraph_conv: activation", "'gelu' or 'gelu_exact'", "'tanh'"],
+        _call(PLAIN, activation="softplus"),
+        ["hypergraph_conv: activation", "'gelu' or 'gelu_exact'", "'softplus'"],
     ),
     "residual shape": (
         _call(PLAIN, residual=PLAIN["x"]),
