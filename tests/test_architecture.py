@@ -47,11 +47,11 @@ FAMILIES = {
     "maxk_spmm": ("graph", "maxk"),
     "filters": ("graph",),
     "dense": ("maxk",),
+    "aggregate": ("graph",),
     "edge_mlp": ("graph", "dense", "aggregate"),
     "mhc": (),
     "hypergraph": ("graph", "dense"),
     "attention": ("graph", "maxk", "maxk_spmm"),
-    "aggregate": ("graph",),
 }
 
 

@@ -84,7 +84,7 @@ class _Update:
 
 @dataclass(frozen=True)
 class _Uses:
-    """What reads the update, or the new features of the edges.
+    """Readers of the update, or of the new features of the edges.
 
     Attributes:
       at_senders: the sum at the senders, or None.

@@ -23,6 +23,7 @@ from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
+from jaxgnn.ops._aggregate.segment_order import ORDER as ORDER  # for jaxgnn info
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
 from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference.masked_reductions import masked_reductions

@@ -33,7 +33,7 @@ def order_of_sorted(
 
 
 ORDER = dispatch.Kernel(
-    "segment_order",
+    "aggregate.segment_order",
     {
         "xla": dispatch.xla(sorted_order, scatters=False),
         "ffi": dispatch.ffi(dtypes=(), cpu=ffi.segment_order),

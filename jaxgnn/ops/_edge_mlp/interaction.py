@@ -34,6 +34,8 @@ from jaxgnn.ops._edge_mlp.reference.interaction import (
     Summed,
     UpdateOperands,
 )
+from jaxgnn.ops._edge_mlp.update_edges import BACKWARD as BACKWARD  # for jaxgnn info
+from jaxgnn.ops._edge_mlp.update_edges import FORWARD as FORWARD
 from jaxgnn.ops._edge_mlp.update_edges import update_edges
 from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch, verify
@@ -328,7 +330,7 @@ def updated_edges(
 
 
 class _Operands(NamedTuple):
-    """What is left to compute for every edge.
+    """Arrays from which the values of the edges are computed.
 
     Attributes:
       receivers: products of the first layer with the rows of receivers, with its bias unless it is
