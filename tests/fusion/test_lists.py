@@ -97,7 +97,6 @@ LEFT = {
     "nodes": (lambda x: x[IDS].sum(0), (X,)),
     "both ends, entry by entry": (lambda x: jnp.tanh(x[IDS] - x[:, None]).sum(1), (X,)),
     "two tables": (lambda x, h: (x[IDS] * h[IDS[:, ::-1]]).sum(1), (X, H)),
-    "filters": (lambda x, c: (x[IDS] * c).sum(1), (X, CUBE)),
     "features": (lambda x: x[IDS].sum(2), (X,)),
     "a mask that is computed": (lambda x: _mask(x[IDS], x > 0).sum(1), (X,)),
     "integers": (lambda x: x.astype(jnp.int32)[IDS].sum(1), (X,)),
@@ -116,7 +115,6 @@ def test_what_no_op_sums_stays(name):
 def test_reasons_are_named():
     for name, reason in (
         ("two tables", "rows of two tables are multiplied"),
-        ("filters", "a factor is neither read by row nor a number for each edge"),
         ("a mask that is computed", "a mask that hides messages is known only when it runs"),
     ):
         fn, args = LEFT[name]
@@ -130,7 +128,22 @@ def test_a_list_that_is_an_argument_is_known_if_it_is_static():
     fused = fuse(run, static_graph="ids")
     assert applied(fused, X, IDS) == ["spmm"]
     np.testing.assert_allclose(fused(X, IDS), run(X, IDS), rtol=1e-5, atol=1e-6)
-    assert "known only when it runs" in refused(fuse(run), X, IDS)
+
+
+def test_a_list_that_is_known_only_when_it_runs_is_sorted_there():
+    def run(x, ids):
+        return x[ids].sum(1)
+
+    assert applied(fuse(run), X, IDS) == ["spmm"]
+    assert_same(run, fuse(run), X, IDS)
+
+
+def test_filters_of_a_list_are_those_of_edges():
+    def run(x, filters):
+        return (x[IDS] * filters).sum(1)
+
+    assert applied(fuse(run), X, CUBE) == ["filtered_sum"]
+    assert_same(run, fuse(run), X, CUBE)
 
 
 def test_lists_of_narrow_rows_are_left_to_xla():
