@@ -14,6 +14,7 @@ from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.templates import row_of
 from jaxgnn.fusion.view import NoMatch, UnroundedView, View, need, or_none, required, unrounded
 
+_MOST_STEPS = 20  # products of products have more factors than a normalisation
 _REPEATS = "broadcast_in_dim", "reshape", "squeeze"
 
 
@@ -66,8 +67,11 @@ def _row_or_number(view: UnroundedView, atom: Atom, like: Any) -> Atom | None:
     return inner if inner.aval.size == 1 else row_of(view, atom, like)
 
 
-def _factors(view: UnroundedView, atom: Atom, *, is_inverse: bool) -> list[tuple[Atom, bool]]:
+def _factors(
+    view: UnroundedView, atom: Atom, *, is_inverse: bool, depth: int = 0
+) -> list[tuple[Atom, bool]]:
     """The factors of a product, with whether it is divided by them; repeats are looked through."""
+    need(depth < _MOST_STEPS)
     inner, _ = without_repeats(view, atom, tuple(range(atom.aval.ndim)), *_REPEATS)
     equation = view.producer(inner)
     name = "" if equation is None else equation.primitive.name
@@ -75,8 +79,8 @@ def _factors(view: UnroundedView, atom: Atom, *, is_inverse: bool) -> list[tuple
         return [(atom, is_inverse)]
     first, second = equation.invars
     of_second = is_inverse != (name == "div")
-    left = _factors(view, first, is_inverse=is_inverse)
-    return [*left, *_factors(view, second, is_inverse=of_second)]
+    left = _factors(view, first, is_inverse=is_inverse, depth=depth + 1)
+    return [*left, *_factors(view, second, is_inverse=of_second, depth=depth + 1)]
 
 
 @or_none
