@@ -105,8 +105,8 @@ def _tanh(z):
     # Near zero the logistic function would lose digits: there it is an odd polynomial.
     square = z * z
     near = z * (1.0 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
-    s, rest = _logistic((-2 * _LOG2_E) * z)
-    return jnp.where(square < 0.04, near, s - rest)
+    s, _ = _logistic((-2 * _LOG2_E) * z)
+    return jnp.where(square < 0.04, near, 2.0 * s - 1.0)
 
 
 def _tanh_gate(y, dy):
