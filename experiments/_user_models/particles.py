@@ -54,7 +54,7 @@ def gns(size: Size) -> UserModel:
 
 
 def _dense_list(points: Points) -> jax.Array:
-    """A neighbour list [nodes, degree]; a tenth of it is empty and has the id `nodes`."""
+    """A neighbour list [nodes, degree]; a tenth of it is empty and has the id ``nodes``."""
     is_empty = np.random.default_rng(1).random(points.neighbours.shape) < 0.1
     return jnp.asarray(np.where(is_empty, points.nodes, points.neighbours), jnp.int32)
 

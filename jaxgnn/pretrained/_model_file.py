@@ -23,6 +23,7 @@ from jaxgnn.models.saveable import UNSAVED
 NETWORKS = (
     "CandidateNetwork",
     "CausalLM",
+    "EncodeProcessDecode",
     "EquivariantRelationalNetwork",
     "ExpertGraphLM",
     "GCNII",
@@ -45,7 +46,13 @@ _FORMAT = 1
 _PLAIN = str | int | float | None
 _LISTS = ("k", "strategy")  # options that may be sequences
 # The arrays of a network are in its file. Its other sizes are of tables that are built at once.
-_MOST = {"box": 16, "num_layers": 4096, "coupler_layers": 4096, "num_experts": 128}
+_MOST = {
+    "box": 16,
+    "num_layers": 4096,
+    "num_steps": 4096,
+    "coupler_layers": 4096,
+    "num_experts": 128,
+}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 # The docs have it too, in docs/guides/serving.md.
 _RECIPE = """; the arrays of a network of your own are written, and read by the same class, so:
@@ -58,7 +65,9 @@ _RECIPE = """; the arrays of a network of your own are written, and read by the 
     data = Path("network.msgpack").read_bytes()
     nnx.update(again, flax.serialization.from_bytes(arrays_of(again), data))
 """
+# Options that are no sizes; steps are one where each has parameters of its own.
 _NO_SIZES = ("num_steps", "recompute_every")
+_STEPS_ARE_SIZES = ("EncodeProcessDecode",)
 
 
 def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
@@ -240,7 +249,9 @@ def _check_sizes(
     entries = sum(array.size for array in arrays.values())
     for name, value in options.items():
         limit = min(entries, _MOST.get(name, entries))
-        if isinstance(value, int | float) and name not in _NO_SIZES and value > max(limit, 1):
+        is_size = name not in _NO_SIZES
+        is_size |= name == "num_steps" and network in _STEPS_ARE_SIZES
+        if isinstance(value, int | float) and is_size and value > max(limit, 1):
             got = f"{name} of {network} is {str(value)[:80]}"
             raise ValueError(f"{where}: {got}, expected at most {limit}")
 

@@ -87,8 +87,8 @@ def _used_once_by_a_sum(program: Any) -> set[Any]:
     uses = [(equation, atom) for equation in program.eqns for atom in equation.invars]
     taken = [atom for _, atom in uses if not _is_literal(atom)]
     taken += [atom for atom in program.outvars if not _is_literal(atom)]
-    by_sums = {atom for e, atom in uses if e.primitive.name == "add" and not _is_literal(atom)}
-    by_sums |= {e.invars[1] for e, _ in uses if e.primitive.name == "sub"}
+    by_sums = [atom for e, atom in uses if e.primitive.name == "add"]
+    by_sums += [e.invars[1] for e, _ in uses if e.primitive.name == "sub"]
     return {atom for atom in by_sums if not _is_literal(atom) and taken.count(atom) == 1}
 
 

@@ -30,6 +30,13 @@ CASES = {
         "dtype": jnp.bfloat16,
     },
     "GCNII": {"in_features": 4, "hidden_features": 8, "out_features": 3, "num_layers": 3},
+    "EncodeProcessDecode": {
+        "in_features": 4,
+        "edge_dim": 2,
+        "hidden_features": 8,
+        "out_features": 3,
+        "num_steps": 2,
+    },
     "GraphTransformer": {
         "in_features": 4,
         "hidden_features": 8,

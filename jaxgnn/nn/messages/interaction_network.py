@@ -140,7 +140,12 @@ class InteractionNetwork(GraphLayer):
     def __call__(
         self, graph: CSRGraph, x: Nodes, edge_features: Float[Array, "*#batch edges dim"]
     ) -> tuple[Float[Array, "*batch rows features"], Float[Array, "*batch edges dim"]]:
-        """Returns the new features of the receivers, and those of the edges."""
+        """Returns the new features of the receivers, and those of the edges.
+
+        Args:
+          graph: rows are receivers, columns senders.
+          x: features of the nodes; a pair ``(x_dst, x_src)`` for bipartite graphs.
+        """
         ends = self._ends(graph, x, self.in_widths)
         given = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
         assert given is not None
