@@ -156,7 +156,10 @@ NORMS = {
     "equinox": (lambda: jax.vmap(equinox.nn.LayerNorm(WIDTH)), "layer"),
     "jax.nn.standardize": (lambda: jax.nn.standardize, "layer"),
     "a quotient": (lambda: lambda x: (x - x.mean(-1, keepdims=True)) / jnp.sqrt(_var(x)), "layer"),
-    "another variance": (lambda: lambda x: (x - x.mean(-1, keepdims=True)) / _var(2 * x), None),
+    "another variance": (
+        lambda: lambda x: (x - x.mean(-1, keepdims=True)) / jnp.sqrt(_var(2 * x)),
+        None,
+    ),
     "another axis": (lambda: lambda x: (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5), None),
     "another mean": (lambda: lambda x: (x - x.sum(-1, keepdims=True)) / jnp.sqrt(_var(x)), None),
 }

@@ -69,10 +69,12 @@ def test_both_forms_have_equal_values_and_gradients_and_ignore_padding(name, opt
     _assert_forms_agree(graph, inputs(graph), OPTIONS[options])
 
 
-@pytest.mark.parametrize("layers, batch", [(1, (2,)), (3, ())])
-def test_both_forms_agree_for_other_depths_and_a_batch(layers, batch):
+@pytest.mark.parametrize(
+    "layers, batch, options", [(1, (2,), "graphcast"), (3, (), "means at senders")]
+)
+def test_both_forms_agree_for_other_depths_and_a_batch(layers, batch, options):
     graph = BIPARTITE["padding"]
-    _assert_forms_agree(graph, inputs(graph, layers=layers, batch=batch), OPTIONS["graphcast"])
+    _assert_forms_agree(graph, inputs(graph, layers=layers, batch=batch), OPTIONS[options])
 
 
 def test_bfloat16_equals_float64_up_to_rounding():
