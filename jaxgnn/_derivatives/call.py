@@ -113,7 +113,7 @@ class _Call:
     _programs: dict[Any, Any] = field(default_factory=dict)
 
     def bind(self, *operands: Any) -> list[Any]:
-        """The results."""
+        """Binds the operation to its operands, and returns the results of the function."""
         return _CALL.bind(*operands, call=self, lifetime=lifetime())
 
     def __repr__(self) -> str:

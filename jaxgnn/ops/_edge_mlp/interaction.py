@@ -87,7 +87,8 @@ def interaction(
     Products with rows of nodes are evaluated once for each node, and the edges read their
     results: ``[h_i ; h_j ; e_ij] W = h_i W_r + h_j W_s + e_ij W_e``. The normalisation, the
     residual and the sum are one pass over the edges. On a GPU the backward pass computes the values
-    of edges again, and keeps nothing of the size edges × width but ``e``.
+    of edges again. Of the size edges × width only ``e`` is kept for it, and in float32 the product
+    of each layer, which would take long to compute again.
 
     Sums and statistics are accumulated in float32 (float64 for float64 input). The result of each
     layer is rounded to the dtype of ``h``. Differentiable in ``h``, ``e``, ``context``, ``params``,
