@@ -31,8 +31,8 @@ def _graph(rows=301, cols=107, edges=6000, hub=900):
     )
 
 
-# Width, dtype, options. In bfloat16 activations are smooth: rounding turns a ReLU on or off, also in
-# plain JAX on a CPU.
+# Width, dtype, options. In bfloat16 activations are smooth: rounding turns a ReLU on or off, in
+# plain JAX on a CPU too.
 CASES = {
     "wide": (512, "bfloat16", {"activation": "silu"}),
     "float32": (256, "float32", {"summed": "edges", "ends": "both"}),
