@@ -4,8 +4,6 @@
 not the policy would, and prints a line for each size: the bytes that the rule counts, milliseconds
 as written and rewritten, forward and with gradients, and both ratios. Rows are appended to
 ``fuse_rules.jsonl``. The policy applies a rule from the size at which no ratio is below 0.98.
-The ratio that ``explain`` predicts forward is beside the measured one; rows have bytes, operations
-in products and predicted times, of which ``fusion/cost.py`` has the factors.
 
 Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``. With ``--in-step`` the rule
 does not know them, as under ``fuse(..., graph_arguments=...)``, so the plan of the graph is part of
@@ -28,7 +26,6 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.cost import measured_speeds, predicted_seconds
 from jaxgnn.fusion.rewrite import Applied, Policy, Rules
 from jaxgnn.fusion.rules.table import RULES
 from jaxgnn.fusion.transform import transformed
@@ -384,13 +381,8 @@ def measured(name: str, size: Size, budget_ms: float, *, in_step: bool = False) 
     row: Row = {"case": name, "rule": CASES[name].rule} | dataclasses.asdict(size)
     row["in_step"] = in_step
     given = *made.arrays, *made.ids
-    row["kind"] = made.applied[0].kind
     row["bytes"] = sum(one.bytes_before for one in made.applied)
-    for key in ("bytes_after", "flops_before", "flops_after"):
-        row[key] = sum(getattr(one, key) for one in made.applied)
-    predicted = [predicted_seconds(one, measured_speeds()) for one in made.applied]
-    for key, seconds in zip(("before", "after"), zip(*predicted, strict=True), strict=True):
-        row[f"predicted_{key}_ms"] = 1e3 * sum(seconds)
+    row["bytes_after"] = sum(one.bytes_after for one in made.applied)
     for direction, wrap in (("forward", _forward), ("gradient", _gradient)):
         candidates = {}
         for which, function in (("written", made.written), ("rewritten", made.rewritten)):
@@ -414,12 +406,6 @@ def _gradient(function: Function, count: int) -> Function:
     return jax.value_and_grad(total, argnums=tuple(range(count)))
 
 
-def _predicted(row: Row) -> float:
-    """The ratio that is predicted, with what the rewrites leave as measured before."""
-    rest = max(row["forward_written_ms"] - row["predicted_before_ms"], 0.0)
-    return row["forward_written_ms"] / max(rest + row["predicted_after_ms"], 1e-6)
-
-
 def _ratio(direction: str) -> Callable[[Row], float]:
     return lambda row: row[f"{direction}_written_ms"] / row[f"{direction}_rewritten_ms"]
 
@@ -433,7 +419,6 @@ COLUMNS = (
     Column("MiB", lambda row: row["bytes"] / 2**20, 8, ".4g"),
     Column("forward ms", "forward_written_ms", 11, ".4g"),
     Column("ratio", _ratio("forward"), 6, ".2f"),
-    Column("predicted", _predicted, 9, ".2f"),
     Column("gradient ms", "gradient_written_ms", 12, ".4g"),
     Column("ratio", _ratio("gradient"), 6, ".2f"),
 )

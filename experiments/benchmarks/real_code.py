@@ -2,8 +2,8 @@
 
 ``python -m experiments.benchmarks.real_code`` builds each network of ``experiments._user_models``,
 of Haiku, Flax Linen, jraph, e3nn-jax and plain JAX, and prints a line for each size and direction:
-milliseconds as written and fused, their ratio, the peak memory that XLA plans for both, the ratio
-that ``explain`` predicts for the forward pass, seconds for compilation, and the rules that applied.
+milliseconds as written and fused, their ratio, the ratio that ``explain`` tells of the forward
+pass, the peak memory that XLA plans for both, seconds for compilation, and the rules that applied.
 Rows are appended to ``real_code.jsonl``; they also have the seconds for tracing and rewriting.
 
 Edge lists are arguments of both programs, as by ``jaxgnn.fuse.jit``. A network whose packages are
@@ -28,7 +28,6 @@ from experiments.benchmarks._report import Column, Output, Row, append_rows, hea
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion import Explanation, explain, fuse
 from jaxgnn.fusion.constants import opened
-from jaxgnn.fusion.cost import measured_speeds
 from jaxgnn.testing.timing import (
     Candidate,
     device_description,
@@ -107,32 +106,30 @@ def rows_of_model(name: str, size: Size, options: RealCodeOptions) -> Iterator[R
         for which, timing in times.items():
             if timing is not None:
                 row |= {f"{which}_ms": timing.median_ms, f"{which}_least_ms": timing.min_ms}
-        yield row | _predicted(explanation, row)
+        if direction == "forward":
+            row["explained"] = _explained_ratio(explanation)
+        yield row
 
 
 def _explained(model: UserModel) -> tuple[Explanation, Row]:
     """The explanation, with the seconds for tracing, for the first rewrite and for another one."""
-    measured_speeds()  # once in a process; explanations predict times with them
     seconds: Row = {}
-    explanation = None
     for key in ("first_rewrite_s", "rewrite_s"):
         start = time.perf_counter()
-        explanation = explain(model.run, *model.arrays)
+        explain(model.run, *model.arrays, measure=False)
         seconds[key] = time.perf_counter() - start
     start = time.perf_counter()
     jax.make_jaxpr(model.run)(*model.arrays)
     seconds["tracing_s"] = time.perf_counter() - start
-    assert explanation is not None
-    return explanation, seconds
+    return explain(model.run, *model.arrays), seconds
 
 
-def _predicted(explanation: Explanation, row: Row) -> Row:
-    """The times before and after that ``explain`` predicts for the forward pass."""
-    if row["direction"] != "forward" or explanation.speeds is None:
-        return {}
-    times = [explanation.predicted_ms(one) for one in explanation.findings.applied]
-    before, after = (sum(column) for column in zip(*times, strict=True))
-    return {"predicted_before_ms": before, "predicted_after_ms": after}
+def _explained_ratio(explanation: Explanation) -> float | None:
+    """The ratio of times that an explanation tells; None if nothing was rewritten."""
+    measured = explanation.measured
+    if measured is None or measured.before_ms is None or measured.after_ms is None:
+        return None
+    return measured.before_ms / measured.after_ms
 
 
 def _gradient(function: Function) -> Function:
@@ -178,15 +175,6 @@ def _megabytes(key: str) -> Callable[[Row], float | None]:
     return lambda row: None if row[key] is None else row[key] / 1e6
 
 
-def _change(row: Row) -> float | None:
-    """The predicted ratio of the whole, whose time as written is the measured one."""
-    before, after = row.get("predicted_before_ms"), row.get("predicted_after_ms")
-    written = row["written_ms"]
-    if before is None or after is None or written is None:
-        return None
-    return written / (max(written - before, 0.0) + after)
-
-
 COLUMNS = (
     Column("model", "model", 14),
     Column("nodes", "nodes", 6),
@@ -197,7 +185,7 @@ COLUMNS = (
     Column("written ms", "written_ms", 10, ".4g"),
     Column("fused ms", "fused_ms", 9, ".4g"),
     Column("ratio", _ratio("written_ms", "fused_ms"), 5, ".2f"),
-    Column("predicted", _change, 9, ".2f"),
+    Column("explained", lambda row: row.get("explained"), 9, ".2f"),
     Column("MB", _megabytes("written_bytes"), 7, ".0f"),
     Column("fused MB", _megabytes("fused_bytes"), 8, ".0f"),
     Column("compile s", "written_compile_s", 9, ".2f"),

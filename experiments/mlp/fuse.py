@@ -96,7 +96,7 @@ def _layers(count: int, x: Any, *parameters: Any) -> Any:
 
 
 def _table(found: dict[str, Explanation]) -> str:
-    titles = "network", "rewrites", "equations", "predicted ms", "measured ms", "refused"
+    titles = "network", "rewrites", "equations", "measured ms", "refused"
     rows = [titles, *(_cells(name, one) for name, one in found.items())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
@@ -104,13 +104,10 @@ def _table(found: dict[str, Explanation]) -> str:
 
 
 def _cells(name: str, one: Explanation) -> tuple[str, ...]:
-    times = [one.predicted_ms(rewrite) for rewrite in one.findings.applied]
-    sums = [sum(column) for column in zip(*times, strict=True)]
     return (
         name,
         str(len(one.findings.applied)),
         f"{one.equations_before} -> {one.equations_after}",
-        " -> ".join(f"{ms:.3g}" for ms in sums) or "-",
         "-" if one.measured is None else str(one.measured).replace(" ms", "").partition(",")[0],
         str(len(one.findings.refused)),
     )

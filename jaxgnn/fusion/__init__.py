@@ -1,7 +1,6 @@
 """Rewriting of graph code in plain JAX: ``jaxgnn.fuse``."""
 
 from jaxgnn.fusion.constants import jit as jit
-from jaxgnn.fusion.cost import Speeds as Speeds
 from jaxgnn.fusion.fused import Verify as Verify
 from jaxgnn.fusion.fused import explain as explain
 from jaxgnn.fusion.fused import fuse as fuse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn.fusion.program import Equation, Program
-from jaxgnn.fusion.rewrite import Applied, flops_of, nbytes
+from jaxgnn.fusion.rewrite import flops_of, nbytes
 
 # Bytes of the array that is copied, and rows of the matrices that are multiplied: larger than the
 # caches of a CPU, and enough work for a GPU.
@@ -40,55 +40,6 @@ class Speeds:
         """The time of a kernel that the slower of memory and arithmetic limits."""
         work = max(num_bytes / self.bytes_per_second, flops / self.flops_per_second)
         return work + launches * self.launch_seconds
-
-
-# Times of the replaced and of the new code of a rewrite, as multiples of the time that a copy of
-# the bytes takes that its rule counts; products of matrices take their own time. XLA's gathers and
-# scatters are slower than a copy, and what it computes within a loop is not read at all.
-# `python -m experiments.benchmarks.fuse_rules` measures them: the CPU's are those of two cores,
-# where gathers of neighbours far apart take up to twice as long as of those nearby. A kind that is
-# not listed has the factor one.
-_FACTORS: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "cpu": {
-        "neighbour_sum: spmm": (0.65, 0.3),
-        "neighbour_sum: maxk_spmm": (1.3, 1.3),
-        "neighbour_sum: segment_softmax and spmm": (1.2, 1.0),
-        "neighbour_sum: gat_attention": (1.65, 0.4),
-        "neighbour_sum: dot_attention": (1.7, 1.0),
-        "neighbour_sum: gatv2_attention": (1.7, 1.0),
-        "neighbour_list: spmm": (0.6, 0.3),
-        "neighbour_list: neighbour_reduce": (0.4, 0.6),
-        "neighbour_extreme: neighbour_reduce": (0.55, 0.6),
-        "sparse_product: spmm": (0.65, 0.3),
-        "known_matrix: spmm": (1.0, 0.3),
-        "segments: aggregate": (0.6, 1.5),
-        "segment_softmax: segment_softmax": (1.0, 4.0),
-        "edge_mlp: edge_mlp_aggregate": (0.4, 1.0),
-        "edge_projection: products": (1.0, 1.1),
-        "edge_sum: sums by nodes": (0.5, 1.0),
-    },
-    "gpu": {},
-}
-
-
-def predicted_seconds(one: Applied, speeds: Speeds) -> tuple[float, float]:
-    """The times of the replaced and of the new code of a rewrite, forward.
-
-    Args:
-      one: an applied rewrite.
-      speeds: speeds of the device.
-    """
-    before, after = _FACTORS.get(speeds.platform, {}).get(one.kind, (1.0, 1.0))
-    return (
-        _seconds(before * one.bytes_before, one.flops_before, speeds),
-        _seconds(after * one.bytes_after, one.flops_after, speeds),
-    )
-
-
-def _seconds(num_bytes: float, flops: float, speeds: Speeds) -> float:
-    """The time of several kernels, of which some move bytes and others multiply matrices."""
-    moved = num_bytes / speeds.bytes_per_second + flops / speeds.flops_per_second
-    return moved + speeds.launch_seconds
 
 
 def measured_speeds() -> Speeds:

@@ -18,7 +18,6 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn._methods import Method, State, captured_by, is_pytree, unbound
 from jaxgnn.fusion.constants import Jitted, has_large_constants, jit, opened
-from jaxgnn.fusion.cost import measured_speeds
 from jaxgnn.fusion.graphs import digest_of_argument
 from jaxgnn.fusion.program import Program
 from jaxgnn.fusion.report import Explanation, Measured
@@ -114,7 +113,10 @@ class Fused(Method):
     def explanation(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, measure: bool
     ) -> Explanation:
-        """Explains the rewrites of a call with these arguments; with ``measure`` also times."""
+        """Explains the rewrites of a call with these arguments.
+
+        With ``measure``, both functions are timed if any code was rewritten.
+        """
         findings = Findings()
         try:
             call, arrays = self._call(args, kwargs)
@@ -124,13 +126,13 @@ class Fused(Method):
             findings.untouched.append(str(reason))
             return Explanation(self._name, findings, 0, 0)
         before = Program.of(closed)
+        is_timed = measure and bool(findings.applied)
         return Explanation(
             self._name,
             findings,
             len(before.equations),
             len(program.equations),
-            speeds=measured_speeds() if findings.applied else None,
-            measured=_times(closed, program.closed(), arrays) if measure else None,
+            measured=_times(closed, program.closed(), arrays) if is_timed else None,
             _programs=(before, program),
         )
 
@@ -411,10 +413,13 @@ def explain(
     static_graph: bool | str | Sequence[str] = False,
     graph_arguments: str | int | Sequence[str | int] = (),
     search: Search = "auto",
-    measure: bool = False,
+    measure: bool | None = None,
     **kwargs: Any,
 ) -> Explanation:
     """Explains which code of a function ``fuse`` rewrites in a call, which not, and why.
+
+    Where code is rewritten, it also runs the function as it is and rewritten, in turns, and reports
+    the times of a call of each. That takes about as long as compiling both, and a second.
 
     Args:
       fn: a function, or a result of ``fuse``, whose options are then used.
@@ -422,7 +427,8 @@ def explain(
       static_graph: an option of ``fuse``.
       graph_arguments: an option of ``fuse``.
       search: an option of ``fuse``.
-      measure: whether to run the original and the rewritten function, and report their times.
+      measure: whether to run both functions. By default they run if all arguments are arrays, not
+        ``jax.ShapeDtypeStruct`` and not traced.
       **kwargs: further arguments of the call.
 
     Returns:
@@ -438,10 +444,14 @@ def explain(
     else:
         options = _options(fn, static_graph, graph_arguments, "off", Policy(), search)
         fused = Fused(fn, options)
-    leaves = jax.tree.leaves((args, kwargs))
-    if measure and any(isinstance(a, jax.ShapeDtypeStruct) for a in leaves):
-        raise bad_input("explain", "args", "arrays, which measure=True runs", "ShapeDtypeStruct")
-    return fused.explanation(args, kwargs, measure=measure)
+    leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if _is_array(leaf)]
+    can_run = is_concrete(*leaves) and not any(
+        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves
+    )
+    if measure and not can_run:
+        got = "ShapeDtypeStruct or traced arrays"
+        raise bad_input("explain", "args", "arrays, which measure=True runs", got)
+    return fused.explanation(args, kwargs, measure=can_run if measure is None else measure)
 
 
 def _options(

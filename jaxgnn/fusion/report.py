@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgnn.fusion.cost import Speeds, predicted_seconds
 from jaxgnn.fusion.program import Equation, Program, closure, is_variable
 from jaxgnn.fusion.rewrite import Applied, Findings
 
@@ -52,7 +51,6 @@ class Explanation:
       findings: all results of the rules.
       equations_before: equations of the function's jaxpr, calls expanded and repeats removed.
       equations_after: equations of the jaxpr that runs, ops counted as one each.
-      speeds: speeds of the device, used to predict times; None if nothing was rewritten.
       measured: times of both functions; None if they were not measured.
     """
 
@@ -60,7 +58,6 @@ class Explanation:
     findings: Findings
     equations_before: int
     equations_after: int
-    speeds: Speeds | None = None
     measured: Measured | None = None
     _programs: tuple[Program, Program] | None = field(default=None, repr=False, compare=False)
 
@@ -72,23 +69,6 @@ class Explanation:
             f"{self.equations_before} equations -> {self.equations_after}"
         )
 
-    def predicted_ms(self, one: Applied) -> tuple[float, float]:
-        """The times of the replaced and of the new code of a rewrite, in milliseconds.
-
-        They are those of the bytes that both read and write and of their products of matrices, at
-        the speeds of the device, with factors that were measured for each kind of rewrite.
-
-        Args:
-          one: one of the applied rewrites.
-
-        Returns:
-          The time before and the time after; zero where the speeds of the device are not known.
-        """
-        if self.speeds is None:
-            return 0.0, 0.0
-        before, after = predicted_seconds(one, self.speeds)
-        return 1e3 * before, 1e3 * after
-
     def __str__(self) -> str:
         lines = [self.headline]
         lines += [f"  untouched, because {reason}" for reason in self.findings.untouched]
@@ -98,8 +78,6 @@ class Explanation:
             lines += [f"    assumes {'; '.join(one.assumes)}"] if one.assumes else []
         if not (self.findings.untouched or self.findings.applied or self.findings.refused):
             lines.append("  it has no gathers, scatters, or other code that a rule is for")
-        if self.speeds is not None:
-            lines.append(f"  predicted: {self._predicted()}")
         if self.measured is not None:
             lines.append(f"  measured: {self.measured}")
         for refused in self.findings.refused:
@@ -126,14 +104,8 @@ class Explanation:
     def _sizes(self, one: Applied) -> str:
         return f"{_amount(one.bytes_before)} -> {_amount(one.bytes_after)}"
 
-    def _predicted(self) -> str:
-        times = [self.predicted_ms(one) for one in self.findings.applied]
-        before, after = (sum(column) for column in zip(*times, strict=True))
-        return f"what was replaced took {before:.3g} ms, and takes {after:.3g} ms"
-
     def _page(self) -> str:
         texts = [f"untouched, because {reason}" for reason in self.findings.untouched]
-        texts += [] if self.speeds is None else [f"Predicted: {self._predicted()}."]
         texts += [] if self.measured is None else [f"Measured: {self.measured}."]
         parts = [f"<h1>{html.escape(self.headline)}</h1>"]
         parts += [f"<p>{html.escape(text)}</p>" for text in texts]
@@ -151,11 +123,10 @@ class Explanation:
     def _table_of_rewrites(self) -> str:
         rows = []
         for number, one in enumerate(self.findings.applied):
-            times = " -> ".join(f"{ms:.3g} ms" for ms in self.predicted_ms(one))
             mark = f'<span class="mark" style="background: {_colour_of(number)}"></span>'
-            cells = [one.rule, one.note, one.where, self._sizes(one), times, "; ".join(one.assumes)]
+            cells = [one.rule, one.note, one.where, self._sizes(one), "; ".join(one.assumes)]
             rows.append([mark, *map(html.escape, cells)])
-        return _table(["", "rule", "what", "where", "bytes", "predicted", "assumes"], rows)
+        return _table(["", "rule", "what", "where", "bytes", "assumes"], rows)
 
     def _table_of_refusals(self) -> str:
         refused = [(one.rule, one.reason, one.where) for one in self.findings.refused]

@@ -31,8 +31,6 @@ class Rewrite:
     results: tuple[Any, ...] = ()  # the replaced variables, if not the results of ``equation``
     assumes: tuple[str, ...] = ()  # conditions on numbers, known at run time, for equality
     plans: Sequence[Plan] = ()  # of ids known at run time, whose results the function reads
-    # Operations in products of matrices of an op; if None, as many as in the replaced code.
-    flops_after: float | None = None
 
     def traced(self) -> Program:
         """The program of the new terms."""
@@ -77,15 +75,7 @@ class Applied:
     bytes_before: int
     bytes_after: int
     assumes: tuple[str, ...] = ()
-    flops_before: float = 0.0  # operations in products of matrices
-    flops_after: float = 0.0
     in_step: str = ""  # what is computed of the ids when the function runs
-
-    @property
-    def kind(self) -> str:
-        """The rule and the op, which have costs of their own."""
-        op = self.note.rpartition("-> ")[2].lstrip("0123456789 ")
-        return f"{self.rule}: {op}"
 
 
 @dataclass(frozen=True)
@@ -215,7 +205,6 @@ class _Rewriting:
         self.findings.applied.append(
             Applied(
                 *(self.rule.name, place, proposal.note, *sizes, proposal.assumes),
-                *_flops(self.view.program, made, proposal),
                 in_step=_in_step(proposal),
             )
         )
@@ -245,21 +234,6 @@ def _in_step(rewrite: Rewrite) -> str:
     if not sorted_ones:
         return "ids are known only when it runs; nothing is sorted"
     return f"{sorted_ones[0]} edges are sorted in each call, once for all that uses their order"
-
-
-def _flops(before: Program, after: Program, rewrite: Rewrite) -> tuple[float, float]:
-    """Operations in products of matrices that a rewrite has removed, and those that it adds."""
-    removed, added = (
-        sum(flops_of(e) for e in one.equations if made.isdisjoint(e.outvars))
-        for one, made in ((before, _results(after)), (after, _results(before)))
-    )
-    if rewrite.is_open:
-        return removed, added
-    return removed, removed if rewrite.flops_after is None else rewrite.flops_after
-
-
-def _results(program: Program) -> set[Any]:
-    return {v for e in program.equations for v in e.outvars}
 
 
 def flops_of(equation: Equation) -> float:

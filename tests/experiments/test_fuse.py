@@ -51,7 +51,7 @@ def test_both_searches_rewrite_a_network_alike_where_that_pays(name):
     ids = (jnp.asarray(_rng.integers(0, 2000, 60_000), jnp.int32) for _ in range(2))
     network = plain_network(name, Edges(*ids, 2000), 64)
     by_matcher, by_egglog = (
-        explain(network.run, *network.arrays, search=search).findings.applied
+        explain(network.run, *network.arrays, search=search, measure=False).findings.applied
         for search in ("matcher", "egglog")
     )
     assert by_egglog == by_matcher
@@ -80,13 +80,11 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys, monkeypa
         assert op in page
 
 
-def test_measured_and_predicted_times_stand_in_the_table(tmp_path, capsys):
+def test_measured_times_stand_in_the_table(tmp_path, capsys):
     config = FuseConfig(("mean",), **SMALL, all_rewrites=True, search="matcher", run=tmp_path)
     found = explain_models(config)["mean"]
     line = capsys.readouterr().out.strip().splitlines()[-1]
     assert f"{found.measured.before_ms:.3g} -> {found.measured.after_ms:.3g}" in line
-    before, after = map(sum, zip(*map(found.predicted_ms, found.findings.applied), strict=True))
-    assert f"{before:.3g} -> {after:.3g}" in line
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,15 @@ import jax.numpy as jnp
 import pytest
 
 import jaxgnn
-from jaxgnn.fusion import Measured, Speeds, cost
-from jaxgnn.fusion import fused as fuse_module
+from jaxgnn.fusion import Measured
 from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays, fuse
 
-SPEEDS = Speeds(bytes_per_second=1e9, flops_per_second=1e10, launch_seconds=1e-5)
 X, KERNEL = arrays((NODES, 3), (3, 3))
 
 
 def _layer(x):
     largest = jnp.zeros((NODES, 3)).at[RECEIVERS].max(x[SENDERS])
     return jax.ops.segment_sum((x @ KERNEL)[SENDERS], RECEIVERS, NODES) * 2 + largest
-
-
-@pytest.fixture(autouse=True)
-def one_device_for_all_machines(monkeypatch):
-    monkeypatch.setattr(fuse_module, "measured_speeds", lambda: SPEEDS)
 
 
 @pytest.fixture
@@ -40,45 +33,6 @@ def _texts(picture):
     return [e.text for e in picture.iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_predicted_times_are_bytes_at_the_speed_of_the_device(explained, monkeypatch):
-    monkeypatch.setattr(cost, "_FACTORS", {"cpu": {"neighbour_sum: spmm": (2.0, 0.5)}})
-    (one,) = explained.findings.applied
-    before, after = explained.predicted_ms(one)
-    assert before == pytest.approx(1e3 * (2.0 * one.bytes_before / 1e9 + 1e-5))
-    assert after == pytest.approx(1e3 * (0.5 * one.bytes_after / 1e9 + 1e-5))
-    assert f"took {before:.3g} ms, and takes {after:.3g} ms" in str(explained)
-
-
-def test_products_of_matrices_take_their_own_time(monkeypatch):
-    monkeypatch.setattr(cost, "_FACTORS", {})
-
-    def run(x):
-        return jnp.sin(x[SENDERS] @ KERNEL)
-
-    explained = jaxgnn.fuse.explain(fuse(run), X)
-    (one,) = explained.findings.applied
-    assert one.kind == "edge_projection: products"
-    assert one.flops_before == 2 * SENDERS.size * 3 * 3
-    assert one.flops_after == 2 * NODES * 3 * 3
-    before, after = explained.predicted_ms(one)
-    assert before == pytest.approx(1e3 * (one.bytes_before / 1e9 + one.flops_before / 1e10 + 1e-5))
-    assert after == pytest.approx(1e3 * (one.bytes_after / 1e9 + one.flops_after / 1e10 + 1e-5))
-
-
-def test_a_message_network_counts_its_first_and_last_layer_by_nodes():
-    first, last = jnp.ones((6, 5)), jnp.ones((5, 2))
-
-    def run(x):
-        ends = jnp.concatenate([x[RECEIVERS], x[SENDERS]], -1)
-        messages = jax.nn.relu(jax.nn.relu(ends @ first) @ first[:5, :5]) @ last
-        return jax.ops.segment_sum(messages, RECEIVERS, NODES)
-
-    (one,) = jaxgnn.fuse.explain(fuse(run), X).findings.applied
-    edges = SENDERS.size
-    assert one.flops_before == 2 * edges * (6 * 5 + 5 * 5 + 5 * 2)
-    assert one.flops_after == 2 * (NODES * (6 * 5 + 5 * 2) + edges * 5 * 5)
-
-
 def test_the_page_tells_what_was_rewritten_what_was_not_and_why(explained, tmp_path):
     page = explained.save_html(tmp_path / "new folder" / "page.html").read_text()
     for text in (
@@ -87,7 +41,7 @@ def test_the_page_tells_what_was_rewritten_what_was_not_and_why(explained, tmp_p
         "spmm",
         "neighbour_extreme",
         "the reduction does not start at -inf",
-        "Predicted: what was replaced took",
+        "times as fast",
     ):
         assert text in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")  # needs no network
@@ -137,7 +91,7 @@ def test_what_is_left_as_it_is_has_a_page_too():
 
 
 def test_measured_times_are_those_of_both_functions():
-    explained = jaxgnn.fuse.explain(fuse(_layer), X, measure=True)
+    explained = jaxgnn.fuse.explain(fuse(_layer), X)
     assert explained.measured.before_ms > 0
     assert explained.measured.after_ms > 0
     assert f"measured: {explained.measured}" in str(explained)
@@ -154,6 +108,22 @@ def test_shapes_can_not_be_measured():
     assert jaxgnn.fuse.explain(fuse(_layer), like).measured is None
     with pytest.raises(ValueError, match="explain: args must be arrays, which measure=True runs"):
         jaxgnn.fuse.explain(_layer, like, measure=True)
+
+
+def test_nothing_runs_where_nothing_is_rewritten_or_times_are_not_wanted():
+    assert jaxgnn.fuse.explain(lambda x: x + 1, X).measured is None
+    assert jaxgnn.fuse.explain(fuse(_layer), X, measure=False).measured is None
+
+
+def test_explained_inside_of_a_transformation_has_no_times():
+    found = []
+
+    def run(x):
+        found.append(jaxgnn.fuse.explain(fuse(_layer), x))
+        return x
+
+    jax.jit(run)(X)
+    assert found[0].findings.applied and found[0].measured is None
 
 
 def test_rewrites_inside_of_loops_are_in_the_tables_alone():

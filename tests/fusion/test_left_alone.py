@@ -64,7 +64,7 @@ def test_side_effects_keep_a_function_as_it_is(fn):
     with pytest.warns(UserWarning, match="side effects"):
         made = fuse(fn)(X)
     np.testing.assert_allclose(made, fn(X), rtol=1e-6)
-    explanation = jaxgnn.fuse.explain(fn, X)
+    explanation = jaxgnn.fuse.explain(fn, X, measure=False)
     assert explanation.findings.applied == []
     assert "untouched, because it has side effects" in str(explanation)
     assert " at 0x" not in str(explanation)
@@ -88,7 +88,9 @@ def test_what_is_no_function_of_jax_arrays_runs_as_it_is(fn):
     with pytest.warns(UserWarning, match="it can not be traced: "):
         made = fuse(fn)(X)
     np.testing.assert_array_equal(made, fn(X))
-    assert "untouched, because it can not be traced" in str(jaxgnn.fuse.explain(fn, X))
+    assert "untouched, because it can not be traced" in str(
+        jaxgnn.fuse.explain(fn, X, measure=False)
+    )
 
 
 def test_an_argument_that_has_no_hash_is_no_obstacle():
@@ -102,7 +104,7 @@ def test_an_argument_that_has_no_hash_is_no_obstacle():
     with pytest.warns(UserWarning, match="an argument is no array and has no hash"):
         made = fuse(run)(X, Options())
     np.testing.assert_allclose(made, 2 * _layer(X), rtol=1e-5)
-    assert "has no hash" in str(jaxgnn.fuse.explain(run, X, Options()))
+    assert "has no hash" in str(jaxgnn.fuse.explain(run, X, Options(), measure=False))
 
 
 def test_callables_of_any_kind_are_taken():

@@ -60,7 +60,7 @@ LEFT = {
 @pytest.mark.parametrize("name", LEFT)
 def test_irregular_code_that_stays_is_named(name):
     fn, reason = LEFT[name]
-    explanation = jaxgnn.fuse.explain(fuse(fn), X)
+    explanation = jaxgnn.fuse.explain(fuse(fn), X, measure=False)
     assert explanation.findings.applied == []
     assert reason in "; ".join(one.reason for one in explanation.findings.refused)
     assert "not rewritten: " in str(explanation)
@@ -70,7 +70,7 @@ def test_what_a_rule_refuses_is_not_named_again():
     def run(x, e):
         return jax.ops.segment_sum(x[SENDERS] * e, RECEIVERS, NODES)
 
-    places = [one.where for one in jaxgnn.fuse.explain(run, X, E).findings.refused]
+    places = [one.where for one in jaxgnn.fuse.explain(run, X, E, measure=False).findings.refused]
     assert len([place for place in places if place.startswith("scatter-add")]) == 2  # two rules
 
 
@@ -78,7 +78,7 @@ def test_gathers_of_a_rewrite_are_not_named():
     def run(x):
         return jnp.sin(x[SENDERS] @ H.T)
 
-    explanation = jaxgnn.fuse.explain(fuse(run), X)
+    explanation = jaxgnn.fuse.explain(fuse(run), X, measure=False)
     assert len(explanation.findings.applied) == 1
     assert "gather" not in str(explanation.findings.refused)
 
@@ -87,10 +87,10 @@ def test_irregular_code_in_a_loop_is_named_with_its_place():
     def run(x):
         return jax.lax.scan(lambda c, _: (jnp.sin(c[SENDERS[:NODES]]), None), x, None, length=2)[0]
 
-    places = [one.where for one in jaxgnn.fuse.explain(run, X).findings.refused]
+    places = [one.where for one in jaxgnn.fuse.explain(run, X, measure=False).findings.refused]
     assert f"scan: gather -> float32[{NODES},4]" in places
 
 
 def test_a_function_without_graph_code_says_so():
-    text = str(jaxgnn.fuse.explain(jnp.sin, X))
+    text = str(jaxgnn.fuse.explain(jnp.sin, X, measure=False))
     assert "it has no gathers, scatters, or other code that a rule is for" in text

@@ -128,7 +128,7 @@ def test_a_weight_behind_a_mask_is_assumed_to_be_finite():
     def run(x, w):
         return _sum(jnp.where(ROWS, x[SENDERS], 0) * w[:, None])
 
-    (one,) = jaxgnn.fuse.explain(fuse(run), X, W).findings.applied
+    (one,) = jaxgnn.fuse.explain(fuse(run), X, W, measure=False).findings.applied
     assert "finite weights at the edges that a mask has made zero before" in one.assumes
     assert_same(run, fuse(run), X, W)
 

@@ -26,7 +26,6 @@ neither results nor gradients.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,19 +212,7 @@ def _rewrite(
     return Rewrite(
         reduction.equation, inputs, function, note, before, after, case=case, assumes=assumes,
         plans=ends.graph.plans,
-        flops_after=_flops_of(layers, ends, output),
     )  # fmt: skip
-
-
-def _flops_of(layers: list[Linear], ends: EdgeInputs, output: Atom) -> float:
-    """Operations of the first layer by nodes, the last one after the sum, and those between."""
-    widths = [*(layer.x.aval.shape[-1] for layer in layers), output.aval.shape[-1]]
-    first = sum(atom.aval.size for atom, _ in ends.parts) * widths[1]
-    if len(layers) == 1:
-        return 2.0 * first
-    rows = layers[0].x.aval.size // widths[0]
-    middle = sum(rows * a * b for a, b in itertools.pairwise(widths[1:-1]))
-    return 2.0 * (first + middle + output.aval.size * widths[-2])
 
 
 RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

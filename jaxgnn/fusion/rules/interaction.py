@@ -279,18 +279,8 @@ def _rewrite(
         note = f"{len(update.layers)} layers on {count} edges and their sum -> interaction"
     return Rewrite(
         reduction.equation, read, function, note, before, after,
-        results=tuple(results), flops_after=_flops_of(update.layers, inputs),
+        results=tuple(results),
     )  # fmt: skip
-
-
-def _flops_of(layers: list[Linear], inputs: EdgeInputs) -> float:
-    """Operations of the first layer, by nodes and for features of edges, and of the others."""
-    first = sum(atom.aval.size for atom, _ in inputs.parts)
-    widths = [layer.x.aval.shape[-1] for layer in layers]
-    rows = layers[0].x.aval.size // widths[0]
-    outputs = [layer.kernel.aval.size // width for layer, width in zip(layers, widths, strict=True)]
-    pairs = zip(widths[1:], outputs[1:], strict=True)
-    return 2.0 * (first * outputs[0] + sum(rows * a * b for a, b in pairs))
 
 
 RULE = Rule("interaction", frozenset(("scatter-add",)), _propose)

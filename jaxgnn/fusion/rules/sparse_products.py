@@ -78,7 +78,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     moved = entries.rows.size * width * output.aval.dtype.itemsize
     return Rewrite(
         equation, [data, right], function, note, 3 * moved + nbytes(output),
-        nbytes(right, output, data) + moved, case=_case(width), flops_after=0.0,
+        nbytes(right, output, data) + moved, case=_case(width),
     )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def _propose_dense(view: View, equation: Equation) -> Rewrite:
     return Rewrite(
         equation, [x], function, note, nbytes(matrix, x, output), nbytes(x, output) + moved,
         case="narrow " * (width < _NARROW) + "products of a known matrix",
-        assumes=_FINITE, flops_after=0.0,
+        assumes=_FINITE,
     )  # fmt: skip
 
 
