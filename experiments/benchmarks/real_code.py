@@ -2,7 +2,7 @@
 
 ``python -m experiments.benchmarks.real_code`` builds each network of ``experiments._user_models``,
 of Haiku, Flax Linen, jraph, e3nn-jax and plain JAX, and prints a line for each size and direction:
-milliseconds as written and fused, their ratio, the ratio that ``explain`` tells of the forward
+milliseconds as written and fused, their ratio, the ratio that ``explain`` gives for the forward
 pass, the peak memory that XLA plans for both, seconds for compilation, and the rules that applied.
 Rows are appended to ``real_code.jsonl``; they also have the seconds for tracing and rewriting.
 

@@ -41,6 +41,7 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     WaitForCopies,
 )
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
+from pallas_kernels.in_place import call_in_place
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
 
@@ -87,12 +88,12 @@ def backward(
     summed = [layers.receivers.shape, layers.senders.shape]
     if layers.features is not None and not needs.plan.own_features:
         summed.append(layers.features.shape)
-    ends = [jax.new_ref(jnp.zeros(shape, jnp.float32)) for shape in summed]
+    ends = [jnp.zeros(shape, jnp.float32) for shape in summed]
     ones = [jnp.ones((MARKS, ROWS), stack.dtype)] if needs.marked else []
-    made = call(given, ones, dy, tables, ends)
+    made, ends = call_in_place(call, (given, ones, dy, tables), ends)
     by_edge, sums = list(made[: len(results)]), made[len(results) :]
     dweights = by_edge.pop(0) if layers.weights is not None else None
-    dreceivers, dsenders, *shared = (jax.freeze(end) for end in ends)
+    dreceivers, dsenders, *shared = ends
     nodes = dreceivers.astype(stack.dtype), dsenders.astype(stack.dtype)
     dfeatures = next(iter([*by_edge, *shared]), None)
     return EdgeLayers(*nodes, dweights, *_parameter_gradients(needs, sums), dfeatures)

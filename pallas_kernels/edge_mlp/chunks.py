@@ -41,6 +41,7 @@ from pallas_kernels.edge_mlp.gather_scatter import (
 )
 from pallas_kernels.edge_mlp.kernel_ring import KernelRing, KernelSlices
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
+from pallas_kernels.in_place import call_in_place
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
 # Size of the staging buffer, as a part of the second-level cache.
@@ -181,10 +182,8 @@ def backward(
     def add(i, sums):
         ends, dkernels, dbiases = sums
         units = _units(places, tables, i * tile.tiles, tile.tiles, total)
-        references = jax.tree.map(jax.new_ref, ends)
-        made = call(units, slices, operands, references)
-        dkernels, dbiases = _add_parameter_gradients(needs, made, dkernels, dbiases)
-        return jax.tree.map(jax.freeze, references), dkernels, dbiases
+        made, ends = call_in_place(call, (units, slices, operands), ends)
+        return ends, *_add_parameter_gradients(needs, made, dkernels, dbiases)
 
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
     sums = _ends(needs, layers), [zeros(k.shape) for k in layers.kernels]

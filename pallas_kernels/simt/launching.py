@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.in_place import call_in_place
 from pallas_kernels.simt.module_names import name_module
 from pallas_kernels.simt.mosaic_warp import (
     WARPS_PER_WARPGROUP,
@@ -102,9 +103,10 @@ def launch(
     # Pallas drops a kernel without outputs: such a kernel gets one output that is not passed to it.
     results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
     call = _pallas_kernel(record, results, len(specs), scratch.words, name, grid)
-    references = [jax.new_ref(array) for array in updated]
-    made = call(*leaves, *references)
-    return (*made[: len(outputs)], *(jax.freeze(reference) for reference in references))
+    if not updated:
+        return tuple(call(*leaves)[: len(outputs)])
+    made, changed = call_in_place(lambda *given: call(*given[:-1], *given[-1]), leaves, updated)
+    return (*made[: len(outputs)], *changed)
 
 
 def _pallas_kernel(record, results, count, words, name, grid):
