@@ -1,0 +1,332 @@
+"""Neighbour sampling under ``jit``: the batches of ``_reference.py``, with static shapes.
+
+Each hop draws edges of all nodes found so far, closes the gaps between rows, and numbers the new
+nodes. All arrays have slots for a capacity; a batch that needs more says so (``overflow``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Int32
+
+from jaxgnn._errors import bad_input
+from jaxgnn.sampling import _checks, _random
+from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._dense_ranks import Relabelling, dense_ranks, new_marks
+from jaxgnn.sampling._device_random import Words, hop_key
+from jaxgnn.sampling._device_rows import (
+    MAX_FANOUT,
+    Drawn,
+    Rows,
+    draw_all,
+    draw_labor,
+    draw_uniform,
+)
+
+_WHERE = "sampling on the device"
+_WORD = np.uint64(0xFFFFFFFF)
+
+
+class DeviceSample(NamedTuple):
+    """Sample of a batch of seeds in the slots of a capacity; a pytree.
+
+    Attributes:
+      n_id: nodes as in ``Hops.n_id``, [nodes[-1]]; -1 for padding.
+      seed_ids: local id of each seed, [seeds]; -1 where the seed is padding.
+      indptr: for each hop the first edge of each row, [nodes[h] + 1]; the rows of padding are empty.
+      senders: for each hop the local id of the sender of each edge, [edges[h]]; 0 for padding.
+      e_id: for each hop the position of each edge in the graph, [edges[h]]; -1 for padding.
+      num_nodes: number of nodes before the first hop and after each, [hops + 1].
+      num_edges: number of edges of each hop, [hops].
+      num_candidates: number of edges that "labor" chose from in each hop, [hops]; else zeros.
+      overflow: whether some number exceeds its capacity. Numbers are right up to and with the first
+        that does; everything after it is not to be used.
+    """
+
+    n_id: Int32[Array, " nodes"]
+    seed_ids: Int32[Array, " seeds"]
+    indptr: tuple[Int32[Array, " rows+1"], ...]
+    senders: tuple[Int32[Array, " edges"], ...]
+    e_id: tuple[Int32[Array, " edges"], ...]
+    num_nodes: Int32[Array, " hops+1"]
+    num_edges: Int32[Array, " hops"]
+    num_candidates: Int32[Array, " hops"]
+    overflow: Bool[Array, ""]
+
+
+def sample_hops_on_device(
+    indptr: Int32[Array, " nodes+1"],
+    indices: Int32[Array, " edges"],
+    seeds: Int[Array, " seeds"],
+    fanouts: Sequence[int],
+    *,
+    nodes: Sequence[int],
+    edges: Sequence[int],
+    candidates: Sequence[int] | None = None,
+    seed: int,
+    epoch: int | Array,
+    step: int | Array,
+    replace: bool = False,
+    weights: Any = None,
+    method: Method = "neighbour",
+    batch_dependency: int = 1,
+    relabelling: Relabelling = "sort",
+) -> DeviceSample:
+    """Draws neighbours of seeds, neighbours of these, and so on, on the device of the graph.
+
+    The batches equal those of the host bit for bit. Only with ``batch_dependency`` above one they
+    have the same distribution instead, because the host computes normal deviates in float64. The
+    function compiles once for each capacity, not for each batch. It may be called inside of a
+    jitted step, and under ``vmap`` over ``seeds`` and ``step``, which samples several batches at
+    the same time.
+
+    Args:
+      indptr: row offsets of a valid graph of fewer than 2^31 edges.
+      indices: sender of each edge.
+      seeds: node ids; repeated ones count once, and negative ones are padding.
+      fanouts: neighbours that each hop draws of a row: 1 to 64, or -1 for all.
+      nodes: slots for the seeds, which must be as many as ``seeds`` has, and for all nodes up to
+        and with each hop, [hops + 1].
+      edges: slots for the edges of each hop, [hops].
+      candidates: for ``method="labor"``, slots for all edges of the rows of each hop, [hops]. They
+        are sorted three times by 32 bits, so they determine the time.
+      seed: seed of the random numbers, of 64 bits.
+      epoch: number of the epoch.
+      step: number of the step in the epoch.
+      replace: whether a row may draw an edge again.
+      weights: must be None. The host's sampler draws by weights.
+      method: random numbers for each row ("neighbour"), or for each sender ("labor").
+      batch_dependency: for "labor", number of steps in which the numbers of senders change.
+      relabelling: "sort", or "marks", which takes a byte for each node of the graph and each batch.
+
+    Returns:
+      The sample.
+
+    Raises:
+      ValueError: if an argument is not as above.
+
+    Example:
+      >>> indptr, indices = jnp.array([0, 2, 3, 3]), jnp.array([1, 2, 2])
+      >>> sample = sample_hops_on_device(
+      ...     indptr, indices, jnp.array([0]), (5,), nodes=(1, 4), edges=(5,), seed=0, epoch=0, step=0
+      ... )
+      >>> sample.n_id.tolist(), sample.senders[0].tolist(), bool(sample.overflow)
+      ([0, 1, 2, -1], [1, 2, 0, 0, 0], False)
+    """
+    fanouts, nodes, edges = tuple(fanouts), tuple(nodes), tuple(edges)
+    _checks.options(_WHERE, fanouts, replace, method, batch_dependency)
+    _check_arrays(indptr, indices, seeds, weights)
+    _check_capacity(seeds, fanouts, nodes, edges, method, candidates)
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**64:
+        raise bad_input(_WHERE, "seed", "an integer from 0 to 2^64 - 1", seed)
+    slots = (0,) * len(fanouts) if method == "neighbour" else tuple(candidates or ())
+    return _sample(
+        indptr,
+        indices,
+        seeds,
+        (np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)),
+        jnp.asarray(epoch, jnp.uint32),
+        jnp.asarray(step, jnp.uint32),
+        fanouts=fanouts,
+        nodes=nodes,
+        edges=edges,
+        candidates=slots,
+        replace=replace,
+        method=method,
+        batch_dependency=int(batch_dependency),
+        relabelling=relabelling,
+    )
+
+
+@partial(
+    jax.jit,
+    static_argnames=(
+        "fanouts",
+        "nodes",
+        "edges",
+        "candidates",
+        "replace",
+        "method",
+        "batch_dependency",
+        "relabelling",
+    ),
+)
+def _sample(
+    indptr,
+    indices,
+    seeds,
+    seed,
+    epoch,
+    step,
+    *,
+    fanouts,
+    nodes,
+    edges,
+    candidates,
+    replace,
+    method,
+    batch_dependency,
+    relabelling,
+):
+    num_nodes = indptr.shape[0] - 1
+    if indices.shape[0] == 0:
+        indices = jnp.zeros((1,), jnp.int32)  # nothing reads it, but gathers need an entry
+    found, seed_ids = _distinct_seeds(seeds, num_nodes, new_marks(relabelling, num_nodes))
+    nodes_of, hops = [found.count], []
+    for hop, fanout in enumerate(fanouts):
+        rows = _rows(indptr, found.n_id)
+        if fanout < 0:
+            drawn = draw_all(rows, edges[hop])
+        elif method == "neighbour":
+            key = hop_key(seed, epoch, step, hop, _random.NEIGHBOURS)
+            drawn = draw_uniform(key, rows, fanout, edges[hop], replace=replace)
+        else:
+            labor = _labor_keys(seed, epoch, step, hop, batch_dependency)
+            drawn = draw_labor(*labor, rows, indices, fanout, edges[hop], candidates[hop])
+        found, senders = _extended(found, drawn.e_id, indices, num_nodes, nodes[hop + 1])
+        nodes_of.append(found.count)
+        hops.append((drawn, senders))
+    return _collected(found.n_id, seed_ids, hops, nodes_of, nodes, edges, candidates)
+
+
+class _Found(NamedTuple):
+    """Nodes found so far: their ids with -1 for padding, their number, and their marks."""
+
+    n_id: Array
+    count: Array
+    marks: Array | None
+
+
+def _rows(indptr: Array, n_id: Array) -> Rows:
+    node = jnp.maximum(n_id, 0)
+    first = indptr.at[node].get(mode="clip")
+    degree = indptr.at[node + 1].get(mode="clip") - first
+    return Rows(node, first, jnp.where(n_id >= 0, degree, 0))
+
+
+def _labor_keys(
+    seed: Words, epoch: Array, step: Array, hop: int, batch_dependency: int
+) -> tuple[Words, Words | None, Array]:
+    """Keys of the numbers of senders now and of the next period, and the angle between them."""
+    period, part = step // np.uint32(batch_dependency), step % np.uint32(batch_dependency)
+    now = hop_key(seed, epoch, period, hop, _random.LABOR)
+    angle = part.astype(jnp.float32) * np.float32(math.pi / 2 / batch_dependency)
+    if batch_dependency == 1:
+        return now, None, angle
+    return now, hop_key(seed, epoch, period + np.uint32(1), hop, _random.LABOR), angle
+
+
+def _distinct_seeds(seeds: Array, num_nodes: int, marks: Array | None) -> tuple[_Found, Array]:
+    """Distinct seeds in order of their first place, and the number of each seed among them."""
+    slots = seeds.shape[0]
+    is_seed = (seeds >= 0) & (seeds < num_nodes)
+    ids = jnp.where(is_seed, seeds, num_nodes).astype(jnp.int32)
+    ranks = dense_ranks(ids, num_nodes, marks)
+    place, rank = jnp.arange(slots, dtype=jnp.int32), jnp.where(is_seed, ranks.rank, slots)
+    first = jnp.full((slots,), slots, jnp.int32).at[rank].min(place, mode="drop")
+    first = first.at[rank].get(mode="clip")
+    is_first = is_seed & (first == place)
+    number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
+    n_id = jnp.full((slots,), -1, jnp.int32)
+    n_id = n_id.at[jnp.where(is_first, number, slots)].set(ids, mode="drop")
+    seed_ids = jnp.where(is_seed, number.at[first].get(mode="clip"), -1)
+    return _Found(n_id, ranks.count, ranks.marks), seed_ids
+
+
+def _extended(
+    found: _Found, e_id: Array, indices: Array, num_nodes: int, slots: int
+) -> tuple[_Found, Array]:
+    """Adds the senders of edges to the nodes found, and returns their local ids too.
+
+    All ids are ranked. By rank, a node that was found before keeps its local id, and the others get
+    the next ones in ascending order.
+    """
+    is_edge, num_rows = e_id >= 0, found.n_id.shape[0]
+    senders = indices.at[jnp.maximum(e_id, 0)].get(mode="clip")
+    senders = jnp.where(is_edge, senders, num_nodes)
+    ids = jnp.concatenate([jnp.where(found.n_id < 0, num_nodes, found.n_id), senders])
+    ranks = dense_ranks(ids, num_nodes, found.marks)
+    rank = jnp.where(ids < num_nodes, ranks.rank, slots)
+    empty = jnp.full((slots,), -1, jnp.int32)
+    id_of = empty.at[rank].set(ids, mode="drop")
+    local_of = empty.at[rank[:num_rows]].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
+    is_new = (local_of < 0) & (id_of >= 0)
+    new_local = jnp.minimum(found.count, num_rows) + jnp.cumsum(is_new, dtype=jnp.int32) - 1
+    local_of = jnp.where(is_new, new_local, local_of)
+    n_id = empty.at[:num_rows].set(found.n_id)
+    n_id = n_id.at[jnp.where(is_new, local_of, slots)].set(id_of, mode="drop")
+    local = jnp.where(is_edge, local_of.at[rank[num_rows:]].get(mode="clip"), 0)
+    return _Found(n_id, ranks.count, ranks.marks), local
+
+
+def _collected(
+    n_id: Array,
+    seed_ids: Array,
+    hops: list[tuple[Drawn, Array]],
+    nodes_of: list[Array],
+    nodes: tuple[int, ...],
+    edges: tuple[int, ...],
+    candidates: tuple[int, ...],
+) -> DeviceSample:
+    counts = [
+        jnp.stack(nodes_of),
+        *(jnp.stack(each) for each in ([d.indptr[-1] for d, _ in hops], [d.candidates for d, _ in hops])),
+    ]
+    slots = (nodes, edges, candidates)
+    overflow = jnp.stack(
+        [jnp.any(count > np.array(most)) for count, most in zip(counts, slots, strict=True)]
+    ).any()
+    return DeviceSample(
+        n_id=n_id,
+        seed_ids=seed_ids,
+        indptr=tuple(drawn.indptr for drawn, _ in hops),
+        senders=tuple(senders for _, senders in hops),
+        e_id=tuple(drawn.e_id for drawn, _ in hops),
+        num_nodes=counts[0],
+        num_edges=counts[1],
+        num_candidates=counts[2],
+        overflow=overflow,
+    )
+
+
+def _check_arrays(indptr: Any, indices: Any, seeds: Any, weights: Any) -> None:
+    for name, array in (("indptr", indptr), ("indices", indices)):
+        if array.ndim != 1 or array.dtype != jnp.int32:
+            expected = "a list of int32, as for fewer than 2^31 edges; use the host for more"
+            raise bad_input(_WHERE, name, expected, f"{array.dtype} of shape {array.shape}")
+    if indptr.shape[0] == 0:
+        raise bad_input(_WHERE, "indptr", "one longer than the number of nodes", "an empty array")
+    if weights is not None:
+        expected = "None; the sampler of the host draws by weights"
+        raise bad_input(_WHERE, "weights", expected, type(weights).__name__)
+    if seeds.ndim != 1 or not jnp.issubdtype(seeds.dtype, jnp.integer) or seeds.shape[0] == 0:
+        got = f"{seeds.dtype} of shape {seeds.shape}"
+        raise bad_input(_WHERE, "seeds", "a list of one or more integers", got)
+
+
+def _check_capacity(
+    seeds: Any,
+    fanouts: tuple[int, ...],
+    nodes: tuple[int, ...],
+    edges: tuple[int, ...],
+    method: Method,
+    candidates: Sequence[int] | None,
+) -> None:
+    for fanout in fanouts:
+        if fanout > MAX_FANOUT:
+            expected = f"at most {MAX_FANOUT}, or -1, on the device; the host takes more"
+            raise bad_input(_WHERE, "fanouts", expected, fanout)
+    expected = f"{len(fanouts) + 1} numbers that never fall, from {seeds.shape[0]} on"
+    if len(nodes) != len(fanouts) + 1 or nodes[0] != seeds.shape[0] or list(nodes) != sorted(nodes):
+        raise bad_input(_WHERE, "nodes", expected, nodes)
+    lists = {"edges": edges} | ({"candidates": candidates} if method == "labor" else {})
+    for name, slots in lists.items():
+        if slots is None or len(slots) != len(fanouts) or not all(0 < n < 2**31 for n in slots):
+            raise bad_input(_WHERE, name, f"{len(fanouts)} positive numbers", slots)
