@@ -1,7 +1,7 @@
 """Ranks of ids among the distinct ids of an array, under ``jit``: two implementations.
 
-The ids of a batch are relabelled by them. Both give the same ranks. Sorting costs time in proportion
-to the ids, marks besides that time and memory in proportion to the nodes of the graph.
+The ids of a batch are relabelled by them. Both give the same ranks. Sorting takes time in
+proportion to the ids. Marks take time and memory in proportion to the nodes of the graph too.
 """
 
 from __future__ import annotations

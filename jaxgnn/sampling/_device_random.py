@@ -50,7 +50,7 @@ def below(words: Words, bounds: Array) -> Array:
     bounds = bounds.astype(jnp.uint32)
     across = high * bounds
     carried = across + _upper_product(low, bounds) < across
-    return (_upper_product(high, bounds) + carried).astype(jnp.int32)
+    return (_upper_product(high, bounds) + carried.astype(jnp.uint32)).astype(jnp.int32)
 
 
 def moving_normal(now: Words, then: Words, angle: Array) -> Float[Array, "*shape"]:
@@ -73,7 +73,9 @@ def _normal(words: Words) -> jax.Array:
     """Deviates by Box and Muller's method."""
     high, low = (word.astype(jnp.float32) for word in words)
     unit = np.float32(2.0**-32)
-    radius = jnp.sqrt(-2 * jnp.log(jnp.minimum((high + 1) * unit, 1)))
+    radius = jnp.sqrt(
+        np.float32(-2) * jnp.log(jnp.minimum((high + np.float32(1)) * unit, np.float32(1)))
+    )
     return radius * jnp.cos(low * (unit * np.float32(2 * np.pi)))
 
 

@@ -115,7 +115,7 @@ def _distinct_offsets(words: Words, degree: Array) -> Array:
     slot = jnp.arange(fanout, dtype=jnp.int32)[:, None]
     last = degree - fanout + slot
     drawn = lax.optimization_barrier(below(words, jnp.maximum(last + 1, 1)))
-    is_before = (slot.T < slot)[:, :, None]
+    is_before = (slot > slot.T)[:, :, None]
     is_repeated = ((drawn[:, None] == drawn[None, :]) & is_before).any(axis=1)
     owner = drawn - (degree - fanout)  # the slot whose `last` was drawn, if there is one
     took_last = [jnp.zeros((num_rows,), jnp.uint32) for _ in range(0, fanout, 32)]
@@ -133,7 +133,7 @@ def _ascending(offsets: Array) -> Array:
     """Sorts each column of [fanout, rows], by counting the smaller entries of each."""
     slot = jnp.arange(offsets.shape[0], dtype=jnp.int32)[:, None]
     is_less = offsets[None, :] < offsets[:, None]
-    is_less |= (offsets[None, :] == offsets[:, None]) & (slot.T < slot)[:, :, None]
+    is_less |= (offsets[None, :] == offsets[:, None]) & (slot > slot.T)[:, :, None]
     rank = lax.optimization_barrier(jnp.sum(is_less, axis=1, dtype=jnp.int32))
     is_at = rank[None, :] == slot[:, :, None]
     return jnp.sum(jnp.where(is_at, offsets[None, :], 0), axis=1, dtype=jnp.int32)

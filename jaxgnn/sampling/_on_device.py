@@ -40,7 +40,8 @@ class DeviceSample(NamedTuple):
     Attributes:
       n_id: nodes as in ``Hops.n_id``, [nodes[-1]]; -1 for padding.
       seed_ids: local id of each seed, [seeds]; -1 where the seed is padding.
-      indptr: for each hop the first edge of each row, [nodes[h] + 1]; the rows of padding are empty.
+      indptr: for each hop the first edge of each row, [nodes[h] + 1]; rows of padding are
+        empty.
       senders: for each hop the local id of the sender of each edge, [edges[h]]; 0 for padding.
       e_id: for each hop the position of each edge in the graph, [edges[h]]; -1 for padding.
       num_nodes: number of nodes before the first hop and after each, [hops + 1].
@@ -115,7 +116,15 @@ def sample_hops_on_device(
     Example:
       >>> indptr, indices = jnp.array([0, 2, 3, 3]), jnp.array([1, 2, 2])
       >>> sample = sample_hops_on_device(
-      ...     indptr, indices, jnp.array([0]), (5,), nodes=(1, 4), edges=(5,), seed=0, epoch=0, step=0
+      ...     indptr,
+      ...     indices,
+      ...     jnp.array([0]),
+      ...     fanouts=(5,),
+      ...     nodes=(1, 4),
+      ...     edges=(5,),
+      ...     seed=0,
+      ...     epoch=0,
+      ...     step=0,
       ... )
       >>> sample.n_id.tolist(), sample.senders[0].tolist(), bool(sample.overflow)
       ([0, 1, 2, -1], [1, 2, 0, 0, 0], False)
@@ -277,7 +286,10 @@ def _collected(
 ) -> DeviceSample:
     counts = [
         jnp.stack(nodes_of),
-        *(jnp.stack(each) for each in ([d.indptr[-1] for d, _ in hops], [d.candidates for d, _ in hops])),
+        *(
+            jnp.stack(each)
+            for each in ([d.indptr[-1] for d, _ in hops], [d.candidates for d, _ in hops])
+        ),
     ]
     slots = (nodes, edges, candidates)
     overflow = jnp.stack(

@@ -1,0 +1,252 @@
+"""Sampling under jit equals the NumPy reference bit for bit, and compiles once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn.sampling import _dense_ranks, _device_random, _on_device, _random, _reference
+from jaxgnn.sampling._on_device import sample_hops_on_device
+
+NODES, SLOTS = 200, 8000
+SEED = 2**40 + 3
+
+
+def _graph(degrees):
+    """Offsets and senders; all graphs have as many slots for senders, so they share programs."""
+    rng = np.random.default_rng(1)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int32)
+    return indptr, rng.integers(0, NODES, SLOTS, dtype=np.int32)
+
+
+def _degrees():
+    rng = np.random.default_rng(0)
+    skewed = np.minimum(rng.pareto(1.0, NODES) * 4, 120).astype(np.int64)
+    skewed[rng.random(NODES) < 0.2] = 0
+    one_row = np.zeros(NODES, np.int64)
+    one_row[3] = 150
+    return {"skewed": skewed, "no edges": 0 * skewed, "one row": one_row}
+
+
+GRAPHS = {name: _graph(degrees) for name, degrees in _degrees().items()}
+# Repeated seeds, and the node of most edges; some are isolated.
+SEEDS = np.array([3, 17, 3, 199, 0, 42, 42, 8, 9, 10, 11, 12], np.int64)
+CASES = {
+    "uniform": ((3, 2), {}),
+    "a word of 32 slots and more": ((40,), {}),
+    "with replacement": ((3, 2), {"replace": True}),
+    "all neighbours": ((-1, 2), {}),
+    "labor": ((3, 2), {"method": "labor"}),
+    "marks": ((3, 2), {"relabelling": "marks"}),
+}
+
+
+def _capacity(fanouts):
+    return {
+        "nodes": (len(SEEDS), *(NODES for _ in fanouts)),
+        "edges": tuple(2500 for _ in fanouts),
+        "candidates": tuple(4000 for _ in fanouts),
+    }
+
+
+def _on_the_device(graph, seeds, fanouts, **options):
+    arrays = map(jnp.asarray, (*graph, np.asarray(seeds, np.int32)))
+    return sample_hops_on_device(*arrays, fanouts, **{"seed": SEED, "epoch": 2} | options)
+
+
+def _reference_of(graph, seeds, fanouts, *, step, **options):
+    options.pop("relabelling", None)
+    return _reference.sample_hops(*graph, seeds, fanouts, seed=SEED, epoch=2, step=step, **options)
+
+
+def _assert_same(sample, expected):
+    num_nodes = len(expected.n_id)
+    assert not sample.overflow
+    np.testing.assert_array_equal(sample.num_nodes, expected.num_nodes)
+    np.testing.assert_array_equal(sample.n_id[:num_nodes], expected.n_id)
+    assert (sample.n_id[num_nodes:] == -1).all()
+    np.testing.assert_array_equal(sample.seed_ids[: len(expected.seed_ids)], expected.seed_ids)
+    for h, hop in enumerate(expected.hops):
+        num_rows, num_edges = len(hop.indptr), len(hop.e_id)
+        assert sample.num_edges[h] == num_edges
+        np.testing.assert_array_equal(sample.indptr[h][:num_rows], hop.indptr)
+        assert (sample.indptr[h][num_rows:] == num_edges).all()
+        for name, padding in (("senders", 0), ("e_id", -1)):
+            made = getattr(sample, name)[h]
+            np.testing.assert_array_equal(made[:num_edges], getattr(hop, name))
+            assert (made[num_edges:] == padding).all()
+
+
+def test_random_words_and_numbers_below_bounds_equal_the_reference():
+    rng = np.random.default_rng(0)
+    nodes = rng.integers(0, 2**31, 500, dtype=np.int32)
+    slots = rng.integers(0, 2**20, 500, dtype=np.int32)
+    bounds = np.concatenate([rng.integers(0, 2**31, 400), np.arange(100)]).astype(np.int32)
+    expected_key = _random.hop_key(_random.batch_key(SEED, 5, 9), 1, 2)
+    expected = _random.draw(expected_key, nodes, slots)
+
+    @jax.jit
+    def drawn(nodes, slots, bounds):
+        seed = np.uint32(SEED & 0xFFFFFFFF), np.uint32(SEED >> 32)
+        key = _device_random.hop_key(seed, jnp.uint32(5), jnp.uint32(9), 1, 2)
+        words = _device_random.draw(key, nodes, slots)
+        return words, _device_random.below(words, bounds)
+
+    (high, low), numbers = jax.tree.map(np.asarray, drawn(nodes, slots, bounds))
+    np.testing.assert_array_equal(high, (expected >> np.uint64(32)).astype(np.uint32))
+    np.testing.assert_array_equal(low, expected.astype(np.uint32))
+    np.testing.assert_array_equal(numbers, _random.below(expected, bounds))
+
+
+def test_order_of_float32_is_that_of_its_integers():
+    values = np.array([-np.inf, -2.5, -1e-30, -0.0, 0.0, 1e-30, 1.0, np.inf], np.float32)
+    bits = np.asarray(_device_random.ascending_bits(jnp.asarray(values))).astype(np.int64)
+    assert (np.sign(np.diff(bits)) == np.sign(np.diff(values))).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_equal_the_reference_and_compile_once(case):
+    fanouts, options = CASES[case]
+    before = _on_device._sample._cache_size()
+    for step, name in enumerate(GRAPHS):
+        expected = _reference_of(GRAPHS[name], SEEDS, fanouts, step=step, **options)
+        made = _on_the_device(
+            GRAPHS[name], SEEDS, fanouts, step=step, **options, **_capacity(fanouts)
+        )
+        _assert_same(made, expected)
+    assert _on_device._sample._cache_size() <= before + 1
+
+
+def test_padding_of_seeds_draws_nothing():
+    seeds = np.array([42, 8, 42, 17])
+    padded = np.full(len(SEEDS), -1)
+    padded[: len(seeds)] = seeds
+    made = _on_the_device(GRAPHS["skewed"], padded, (3, 2), step=1, **_capacity((3, 2)))
+    _assert_same(made, _reference_of(GRAPHS["skewed"], seeds, (3, 2), step=1))
+    assert (made.seed_ids[len(seeds) :] == -1).all()
+    nothing = _on_the_device(
+        GRAPHS["skewed"], np.full(len(SEEDS), -1), (3, 2), step=1, **_capacity((3, 2))
+    )
+    assert not nothing.num_nodes.any() and not nothing.num_edges.any() and not nothing.overflow
+
+
+@pytest.mark.parametrize("case", ["uniform", "marks"])
+def test_several_batches_at_a_time_equal_single_ones_in_a_jitted_step(case):
+    fanouts, options = CASES[case]
+    graph = GRAPHS["skewed"]
+    seeds, steps = np.stack([SEEDS, SEEDS[::-1], SEEDS + 1 - SEEDS % 2]), np.array([4, 5, 6])
+
+    def sample(seeds, step):
+        return _on_the_device(graph, seeds, fanouts, step=step, **options, **_capacity(fanouts))
+
+    arrays = map(jnp.asarray, (*graph, seeds.astype(np.int32), steps))
+
+    @jax.jit
+    def together(indptr, indices, seeds, steps):
+        return jax.vmap(
+            lambda seeds, step: sample_hops_on_device(
+                indptr,
+                indices,
+                seeds,
+                fanouts,
+                seed=SEED,
+                epoch=2,
+                step=step,
+                **options,
+                **_capacity(fanouts),
+            )
+        )(seeds, steps)
+
+    made = together(*arrays)
+    for i, step in enumerate(steps):
+        expected = _reference_of(graph, seeds[i], fanouts, step=int(step), **options)
+        _assert_same(jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), made), expected)
+
+
+@pytest.mark.parametrize("bound", [50, 2**31], ids=["in one sort", "each by itself"])
+def test_rows_sort_by_themselves_under_vmap(bound):
+    keys = np.random.default_rng(0).integers(0, 50, (3, 40)).astype(np.uint32)
+    made, places = jax.vmap(lambda row: _dense_ranks.sort_rows(row, bound))(jnp.asarray(keys))
+    np.testing.assert_array_equal(places, np.argsort(keys, axis=1, kind="stable"))
+    np.testing.assert_array_equal(made, np.sort(keys, axis=1))
+
+
+@pytest.mark.parametrize("short", ["nodes", "edges", "candidates"])
+def test_a_batch_without_room_says_so_and_how_much_it_needs(short):
+    fanouts, options = CASES["labor"]
+    expected = _reference_of(GRAPHS["skewed"], SEEDS, fanouts, step=0, **options)
+    capacity = _capacity(fanouts)
+    capacity[short] = {"nodes": (12, 15, 200), "edges": (9, 2500), "candidates": (30, 4000)}[short]
+    made = _on_the_device(GRAPHS["skewed"], SEEDS, fanouts, step=0, **options, **capacity)
+    assert made.overflow
+    indptr = GRAPHS["skewed"][0]
+    needed = {
+        "nodes": (made.num_nodes[1], expected.num_nodes[1]),
+        "edges": (made.num_edges[0], len(expected.hops[0].e_id)),
+        "candidates": (
+            made.num_candidates[0],
+            np.diff(indptr)[expected.n_id[: expected.num_nodes[0]]].sum(),
+        ),
+    }
+    assert needed[short][0] == needed[short][1]
+
+
+def test_numbers_of_senders_move_with_the_step_as_on_the_host():
+    """Deviates of float32 and float64 order almost all senders in the same way."""
+    fanouts, graph = (3, 2), GRAPHS["skewed"]
+    options = {"method": "labor", "batch_dependency": 4}
+    chosen = []
+    for step in (4, 5, 7, 8):
+        expected = _reference_of(graph, SEEDS, fanouts, step=step, **options)
+        made = _on_the_device(graph, SEEDS, fanouts, step=step, **options, **_capacity(fanouts))
+        first = expected.hops[0].e_id
+        assert np.isin(made.e_id[0], first).sum() >= 0.95 * len(first)
+        chosen.append(set(first))
+    kept = [len(chosen[0] & later) / len(chosen[0]) for later in chosen[1:]]
+    assert kept[0] > kept[2], "a step shares more with the next than with that of the next period"
+
+
+def test_programs_of_large_graphs_lower_to_cuda():
+    sizes = {"indptr": 2_450_001, "indices": 123_000_000, "seeds": 1024}
+    shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in sizes.values()]
+    traced = jax.jit(
+        lambda *arrays: sample_hops_on_device(
+            *arrays,
+            (15, 10),
+            nodes=(1024, 16_384, 180_224),
+            edges=(15_360, 163_840),
+            seed=0,
+            epoch=0,
+            step=0,
+        )
+    ).trace(*shapes)
+    assert "xi64>" not in _without_constants(traced.lower(lowering_platforms=("cuda",)).as_text())
+
+
+def _without_constants(text):
+    """The program without its attributes, which are always of 64 bits."""
+    return "\n".join(line.split("{")[0] for line in text.splitlines() if "dense<" not in line)
+
+
+def test_bad_arguments_are_named():
+    good = {"fanouts": (3, 2), "step": 0} | _capacity((3, 2))
+    wrong = {
+        "fanouts": [(0, 2), (65, 2)],
+        "nodes": [(12, 20), (11, 20, 30), (12, 30, 20)],
+        "edges": [(5,), (0, 5)],
+        "weights": [np.ones(SLOTS)],
+        "method": ["walks"],
+        "seed": [-1, 2**64, 0.5],
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=name):
+                _on_the_device(GRAPHS["skewed"], SEEDS, **good | {name: value})
+    with pytest.raises(ValueError, match="candidates"):
+        _on_the_device(GRAPHS["skewed"], SEEDS, **good | {"method": "labor", "candidates": None})
+    indptr, indices = GRAPHS["skewed"]
+    for at in range(3):
+        arrays = [indptr, indices, SEEDS.astype(np.int32)]
+        arrays[at] = arrays[at].astype(np.float32)
+        with pytest.raises(ValueError, match=("indptr", "indices", "seeds")[at]):
+            sample_hops_on_device(*arrays, seed=0, epoch=0, **good)
