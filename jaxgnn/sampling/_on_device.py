@@ -190,16 +190,18 @@ def _sample(
     found, seed_ids = _distinct_seeds(seeds, num_nodes, new_marks(relabelling, num_nodes))
     nodes_of, hops = [found.count], []
     for hop, fanout in enumerate(fanouts):
-        rows = _rows(indptr, found.n_id)
-        if fanout < 0:
-            drawn = draw_all(rows, edges[hop])
-        elif method == "neighbour":
-            key = hop_key(seed, epoch, step, hop, _random.NEIGHBOURS)
-            drawn = draw_uniform(key, rows, fanout, edges[hop], replace=replace)
-        else:
-            labor = _labor_keys(seed, epoch, step, hop, batch_dependency)
-            drawn = draw_labor(*labor, rows, indices, fanout, edges[hop], candidates[hop])
-        found, senders = _extended(found, drawn.e_id, indices, num_nodes, nodes[hop + 1])
+        with jax.named_scope(f"draw_{hop}"):
+            rows = _rows(indptr, found.n_id)
+            if fanout < 0:
+                drawn = draw_all(rows, edges[hop])
+            elif method == "neighbour":
+                key = hop_key(seed, epoch, step, hop, _random.NEIGHBOURS)
+                drawn = draw_uniform(key, rows, fanout, edges[hop], replace=replace)
+            else:
+                labor = _labor_keys(seed, epoch, step, hop, batch_dependency)
+                drawn = draw_labor(*labor, rows, indices, fanout, edges[hop], candidates[hop])
+        with jax.named_scope(f"relabel_{hop}"):
+            found, senders = _extended(found, drawn.e_id, indices, num_nodes, nodes[hop + 1])
         nodes_of.append(found.count)
         hops.append((drawn, senders))
     return _collected(found.n_id, seed_ids, hops, nodes_of, nodes, edges, candidates)
