@@ -71,7 +71,7 @@ def _senders(num_nodes: int, num_edges: int, stride: int) -> jax.Array:
 
     def fill(i, senders):
         begin = jnp.minimum(i * chunk, num_edges - chunk)
-        bits = _hash(place + begin.astype(jnp.uint32) + np.uint32(0x9E3779B9))
+        bits = _hash(place + begin.astype(jnp.uint32))
         # Float32 has 24 bits, so the ranks of large graphs get their last bits apart.
         rank = _unit(bits) ** np.float32(1 / (1 - _SKEW)) * np.float32(num_nodes)
         rank = jnp.minimum(rank.astype(jnp.uint32) + (_hash(bits) & 15), np.uint32(num_nodes - 1))
@@ -89,6 +89,7 @@ def _unit(bits: jax.Array) -> jax.Array:
 
 def _hash(words: jax.Array) -> jax.Array:
     """Mixes the bits of uint32 (the finalizer of MurmurHash3)."""
+    words = words + np.uint32(0x9E3779B9)  # zero is not mixed
     words = (words ^ (words >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     words = (words ^ (words >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return words ^ (words >> np.uint32(16))

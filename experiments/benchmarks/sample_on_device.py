@@ -47,7 +47,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Options(Output):
-    """What is sampled.
+    """Settings of a run.
 
     Attributes:
       graph: "products", "papers", or "small".

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Int32
 
 Relabelling = Literal["sort", "marks"]
-"""How ids are ranked: by a radix sort, or by a mark for each node of the graph."""
+"""Implementation of ranks: a radix sort, or a mark for each node of the graph."""
 
 _WORD = 32  # nodes of a word of marks
 
@@ -73,10 +73,14 @@ def _by_marks(ids: Array, num_nodes: int, marks: Array) -> Ranks:
 
 
 def sort_rows(keys: Array, bound: int) -> tuple[Array, Array]:
-    """Sorts integers below ``bound``, and returns them with their places before, int32; stable.
+    """Sorts integers from 0 to ``bound`` - 1, stably.
 
-    Under ``vmap`` the arrays of all batches are sorted in one radix sort where 32 bits hold the
-    number of a batch too. XLA sorts each of several arrays by a single multiprocessor.
+    XLA has a radix sort for unsigned keys of 32 bits with one more operand. Under ``vmap`` the
+    arrays of all batches are sorted at once where 32 bits hold the number of a batch too, since XLA
+    sorts each of several arrays by a single multiprocessor.
+
+    Returns:
+      The sorted keys, uint32, and their places before, int32.
     """
 
     @jax.custom_batching.custom_vmap
@@ -93,11 +97,10 @@ def sort_rows(keys: Array, bound: int) -> tuple[Array, Array]:
             places = lax.broadcasted_iota(jnp.int32, keys.shape, 1)
             sorted_each = lax.sort((keys, places), dimension=1, num_keys=1, is_stable=True)
             return tuple(sorted_each), (True, True)
-        first = (jnp.arange(size, dtype=jnp.uint32) * np.uint32(bound))[:, None]
-        joined, places = sort((keys.astype(jnp.uint32) + first).reshape(-1))
+        first = (jnp.arange(size, dtype=jnp.uint32) * np.uint32(bound % 2**32))[:, None]
+        joined, places = sort((keys + first).reshape(-1))
         joined, places = joined.reshape(keys.shape), places.reshape(keys.shape)
         begin = (jnp.arange(size, dtype=jnp.int32) * length)[:, None]
-        return ((joined - first).astype(keys.dtype), places - begin), (True, True)
+        return (joined - first, places - begin), (True, True)
 
-    keys, places = sort(keys)
-    return keys, places
+    return sort(keys.astype(jnp.uint32))

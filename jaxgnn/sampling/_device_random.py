@@ -36,7 +36,7 @@ def threefry(key: Words, counter: Words) -> Words:
 def hop_key(seed: Words, epoch: Array, step: Array, hop: int, stream: int) -> Words:
     """The key of one stream of random numbers of one hop of a batch."""
     batch_key = threefry(seed, (epoch, step))
-    return threefry(batch_key, (np.uint32(hop), np.uint32(stream)))
+    return threefry(batch_key, (jnp.uint32(hop), jnp.uint32(stream)))
 
 
 def draw(key: Words, nodes: Array, slots: Array) -> Words:

@@ -33,10 +33,10 @@ GRAPHS = {name: _graph(degrees) for name, degrees in _degrees().items()}
 SEEDS = np.array([3, 17, 3, 199, 0, 42, 42, 8, 9, 10, 11, 12], np.int64)
 CASES = {
     "uniform": ((3, 2), {}),
-    "a word of 32 slots and more": ((40,), {}),
-    "with replacement": ((3, 2), {"replace": True}),
-    "all neighbours": ((-1, 2), {}),
-    "labor": ((3, 2), {"method": "labor"}),
+    "a word of 32 slots and more": ((34,), {}),
+    "with replacement": ((3,), {"replace": True}),
+    "all neighbours": ((-1,), {}),
+    "labor": ((3,), {"method": "labor"}),
     "marks": ((3, 2), {"relabelling": "marks"}),
 }
 
@@ -104,6 +104,7 @@ def test_order_of_float32_is_that_of_its_integers():
     assert (np.sign(np.diff(bits)) == np.sign(np.diff(values))).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", CASES)
 def test_batches_equal_the_reference_and_compile_once(case):
     fanouts, options = CASES[case]
@@ -132,7 +133,7 @@ def test_padding_of_seeds_draws_nothing():
 
 @pytest.mark.parametrize("case", ["uniform", "marks"])
 def test_several_batches_at_a_time_equal_single_ones_in_a_jitted_step(case):
-    fanouts, options = CASES[case]
+    fanouts, options = (3,), CASES[case][1]
     graph = GRAPHS["skewed"]
     seeds, steps = np.stack([SEEDS, SEEDS[::-1], SEEDS + 1 - SEEDS % 2]), np.array([4, 5, 6])
 
@@ -176,7 +177,7 @@ def test_a_batch_without_room_says_so_and_how_much_it_needs(short):
     fanouts, options = CASES["labor"]
     expected = _reference_of(GRAPHS["skewed"], SEEDS, fanouts, step=0, **options)
     capacity = _capacity(fanouts)
-    capacity[short] = {"nodes": (12, 15, 200), "edges": (9, 2500), "candidates": (30, 4000)}[short]
+    capacity[short] = {"nodes": (12, 15), "edges": (9,), "candidates": (30,)}[short]
     made = _on_the_device(GRAPHS["skewed"], SEEDS, fanouts, step=0, **options, **capacity)
     assert made.overflow
     indptr = GRAPHS["skewed"][0]
@@ -193,7 +194,7 @@ def test_a_batch_without_room_says_so_and_how_much_it_needs(short):
 
 def test_numbers_of_senders_move_with_the_step_as_on_the_host():
     """Deviates of float32 and float64 order almost all senders in the same way."""
-    fanouts, graph = (3, 2), GRAPHS["skewed"]
+    fanouts, graph = (3,), GRAPHS["skewed"]
     options = {"method": "labor", "batch_dependency": 4}
     chosen = []
     for step in (4, 5, 7, 8):
