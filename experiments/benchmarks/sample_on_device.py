@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +22,10 @@ from experiments.benchmarks._command import command
 from experiments.benchmarks._random_graph import SIZES, DeviceGraph, random_graph
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
-from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._dense_ranks import Relabelling
-from jaxgnn.sampling._on_device import DeviceSample, sample_hops_on_device
+from jaxgnn.sampling import DeviceSample, Relabelling, sample_on_device
 from jaxgnn.testing.timing import device_description, measure
+
+Method = Literal["neighbour", "labor"]
 
 SEED = 5
 _MEASURED_BATCHES = 8
@@ -92,7 +92,7 @@ class Workload:
       graph: the graph.
       fanouts: neighbours that each hop draws.
       method: "neighbour" or "labor".
-      nodes: slots for nodes, see ``sample_hops_on_device``.
+      nodes: slots for nodes, see ``sample_on_device``.
       edges: slots for the edges of each hop.
       candidates: slots for the edges that "labor" chooses from in each hop.
       edges_per_batch: mean number of sampled edges.
@@ -149,7 +149,7 @@ class Workload:
 
         def sample(indptr, indices, seeds, steps):
             def one(seeds, step):
-                return sample_hops_on_device(
+                return sample_on_device(
                     indptr,
                     indices,
                     seeds,

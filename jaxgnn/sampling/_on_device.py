@@ -17,42 +17,44 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Int32
 
 from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks, _random
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._dense_ranks import Relabelling, dense_ranks, new_marks
 from jaxgnn.sampling._device_random import Words, hop_key
 from jaxgnn.sampling._device_rows import (
     MAX_FANOUT,
-    Drawn,
     Rows,
     draw_all,
     draw_labor,
     draw_uniform,
 )
 
-_WHERE = "sampling on the device"
-_WORD = np.uint64(0xFFFFFFFF)
+_WHERE = "sampling.sample_on_device"
 
 
 class DeviceSample(NamedTuple):
     """Sample of a batch of seeds in the slots of a capacity; a pytree.
 
     Attributes:
-      n_id: nodes as in ``Hops.n_id``, [nodes[-1]]; -1 for padding.
-      seed_ids: local id of each seed, [seeds]; -1 where the seed is padding.
-      indptr: for each hop the first edge of each row, [nodes[h] + 1]; rows of padding are
-        empty.
+      n_id: nodes: the distinct seeds in the order given, then the new nodes of each hop, ascending
+        within the hop; -1 for padding. A local id is a place in it.
+      seed_ids: local id of each seed; 0 for padding.
+      seed_mask: False for padding seeds.
+      indptr: for each hop the first edge of each row, [nodes[h] + 1]. Row i is the node
+        ``n_id[i]``; rows of padding are empty.
       senders: for each hop the local id of the sender of each edge, [edges[h]]; 0 for padding.
       e_id: for each hop the position of each edge in the graph, [edges[h]]; -1 for padding.
       num_nodes: number of nodes before the first hop and after each, [hops + 1].
       num_edges: number of edges of each hop, [hops].
       num_candidates: number of edges that "labor" chose from in each hop, [hops]; else zeros.
       overflow: whether some number exceeds its capacity. Numbers are right up to and with the first
-        that does; everything after it is not to be used.
+        that does, and edges are missing from then on. All local ids stay in range.
     """
 
     n_id: Int32[Array, " nodes"]
     seed_ids: Int32[Array, " seeds"]
+    seed_mask: Bool[Array, " seeds"]
     indptr: tuple[Int32[Array, " rows+1"], ...]
     senders: tuple[Int32[Array, " edges"], ...]
     e_id: tuple[Int32[Array, " edges"], ...]
@@ -61,8 +63,23 @@ class DeviceSample(NamedTuple):
     num_candidates: Int32[Array, " hops"]
     overflow: Bool[Array, ""]
 
+    def blocks(self) -> tuple[CSRGraph, ...]:
+        """A bipartite graph for each layer, in the order in which layers are applied.
 
-def sample_hops_on_device(
+        The columns of the first are the nodes of ``n_id``. The rows of each are the first of its
+        columns, and the columns of the next. So a layer is called as
+        ``h = layer(block, (h[: block.num_rows], h))``.
+        """
+        columns = [offsets.shape[0] - 1 for offsets in self.indptr[1:]] + [self.n_id.shape[0]]
+        hops = zip(self.indptr, self.senders, columns, strict=True)
+        blocks = [
+            CSRGraph(offsets, senders, num_cols=num_cols, in_range=True)
+            for offsets, senders, num_cols in hops
+        ]
+        return tuple(reversed(blocks))
+
+
+def sample_on_device(
     indptr: Int32[Array, " nodes+1"],
     indices: Int32[Array, " edges"],
     seeds: Int[Array, " seeds"],
@@ -115,7 +132,7 @@ def sample_hops_on_device(
 
     Example:
       >>> indptr, indices = jnp.array([0, 2, 3, 3]), jnp.array([1, 2, 2])
-      >>> sample = sample_hops_on_device(
+      >>> sample = sample_on_device(
       ...     indptr,
       ...     indices,
       ...     jnp.array([0]),
@@ -187,7 +204,7 @@ def _sample(
     num_nodes = indptr.shape[0] - 1
     if indices.shape[0] == 0:
         indices = jnp.zeros((1,), jnp.int32)  # nothing reads it, but gathers need an entry
-    found, seed_ids = _distinct_seeds(seeds, num_nodes, new_marks(relabelling, num_nodes))
+    found, *of_seeds = _distinct_seeds(seeds, num_nodes, new_marks(relabelling, num_nodes))
     nodes_of, hops = [found.count], []
     for hop, fanout in enumerate(fanouts):
         with jax.named_scope(f"draw_{hop}"):
@@ -204,7 +221,23 @@ def _sample(
             found, senders = _extended(found, drawn.e_id, indices, num_nodes, nodes[hop + 1])
         nodes_of.append(found.count)
         hops.append((drawn, senders))
-    return _collected(found.n_id, seed_ids, hops, nodes_of, nodes, edges, candidates)
+    counts = (
+        jnp.stack(nodes_of),
+        jnp.stack([drawn.indptr[-1] for drawn, _ in hops]),
+        jnp.stack([drawn.candidates for drawn, _ in hops]),
+    )
+    slots = (nodes, edges, candidates)
+    exceeded = [jnp.any(n > np.array(most)) for n, most in zip(counts, slots, strict=True)]
+    return DeviceSample(
+        found.n_id,
+        *of_seeds,
+        # A batch without room must not lead out of its arrays either.
+        tuple(jnp.minimum(hop.indptr, most) for (hop, _), most in zip(hops, edges, strict=True)),
+        tuple(senders for _, senders in hops),
+        tuple(drawn.e_id for drawn, _ in hops),
+        *counts,
+        jnp.stack(exceeded).any(),
+    )
 
 
 class _Found(NamedTuple):
@@ -234,8 +267,10 @@ def _labor_keys(
     return now, hop_key(seed, epoch, period + np.uint32(1), hop, _random.LABOR), angle
 
 
-def _distinct_seeds(seeds: Array, num_nodes: int, marks: Array | None) -> tuple[_Found, Array]:
-    """Distinct seeds in order of their first place, and the number of each seed among them."""
+def _distinct_seeds(
+    seeds: Array, num_nodes: int, marks: Array | None
+) -> tuple[_Found, Array, Array]:
+    """Distinct seeds in order of their first place, the number of each among them, and a mask."""
     slots = seeds.shape[0]
     is_seed = (seeds >= 0) & (seeds < num_nodes)
     ids = jnp.where(is_seed, seeds, num_nodes).astype(jnp.int32)
@@ -247,8 +282,8 @@ def _distinct_seeds(seeds: Array, num_nodes: int, marks: Array | None) -> tuple[
     number = jnp.cumsum(is_first, dtype=jnp.int32) - 1
     n_id = jnp.full((slots,), -1, jnp.int32)
     n_id = n_id.at[jnp.where(is_first, number, slots)].set(ids, mode="drop")
-    seed_ids = jnp.where(is_seed, number.at[first].get(mode="clip"), -1)
-    return _Found(n_id, ranks.count, ranks.marks), seed_ids
+    seed_ids = jnp.where(is_seed, number.at[first].get(mode="clip"), 0)
+    return _Found(n_id, ranks.count, ranks.marks), seed_ids, is_seed
 
 
 def _extended(
@@ -274,40 +309,8 @@ def _extended(
     n_id = empty.at[:num_rows].set(found.n_id)
     n_id = n_id.at[jnp.where(is_new, local_of, slots)].set(id_of, mode="drop")
     local = jnp.where(is_edge, local_of.at[rank[num_rows:]].get(mode="clip"), 0)
+    local = jnp.clip(local, 0, slots - 1)
     return _Found(n_id, ranks.count, ranks.marks), local
-
-
-def _collected(
-    n_id: Array,
-    seed_ids: Array,
-    hops: list[tuple[Drawn, Array]],
-    nodes_of: list[Array],
-    nodes: tuple[int, ...],
-    edges: tuple[int, ...],
-    candidates: tuple[int, ...],
-) -> DeviceSample:
-    counts = [
-        jnp.stack(nodes_of),
-        *(
-            jnp.stack(each)
-            for each in ([d.indptr[-1] for d, _ in hops], [d.candidates for d, _ in hops])
-        ),
-    ]
-    slots = (nodes, edges, candidates)
-    overflow = jnp.stack(
-        [jnp.any(count > np.array(most)) for count, most in zip(counts, slots, strict=True)]
-    ).any()
-    return DeviceSample(
-        n_id=n_id,
-        seed_ids=seed_ids,
-        indptr=tuple(drawn.indptr for drawn, _ in hops),
-        senders=tuple(senders for _, senders in hops),
-        e_id=tuple(drawn.e_id for drawn, _ in hops),
-        num_nodes=counts[0],
-        num_edges=counts[1],
-        num_candidates=counts[2],
-        overflow=overflow,
-    )
 
 
 def _check_arrays(indptr: Any, indices: Any, seeds: Any, weights: Any) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.sampling import _dense_ranks, _device_random, _on_device, _random, _reference
-from jaxgnn.sampling._on_device import sample_hops_on_device
+from jaxgnn.sampling._on_device import sample_on_device
 
 NODES, SLOTS = 200, 8000
 SEED = 2**40 + 3
@@ -32,12 +32,11 @@ GRAPHS = {name: _graph(degrees) for name, degrees in _degrees().items()}
 # Repeated seeds, and the node of most edges; some are isolated.
 SEEDS = np.array([3, 17, 3, 199, 0, 42, 42, 8, 9, 10, 11, 12], np.int64)
 CASES = {
-    "uniform": ((3, 2), {}),
+    "uniform, then all neighbours": ((3, -1), {}),
     "a word of 32 slots and more": ((34,), {}),
     "with replacement": ((3,), {"replace": True}),
-    "all neighbours": ((-1,), {}),
     "labor": ((3,), {"method": "labor"}),
-    "marks": ((3, 2), {"relabelling": "marks"}),
+    "marks": ((3,), {"relabelling": "marks"}),
 }
 
 
@@ -51,7 +50,7 @@ def _capacity(fanouts):
 
 def _on_the_device(graph, seeds, fanouts, **options):
     arrays = map(jnp.asarray, (*graph, np.asarray(seeds, np.int32)))
-    return sample_hops_on_device(*arrays, fanouts, **{"seed": SEED, "epoch": 2} | options)
+    return sample_on_device(*arrays, fanouts, **{"seed": SEED, "epoch": 2} | options)
 
 
 def _reference_of(graph, seeds, fanouts, *, step, **options):
@@ -122,18 +121,19 @@ def test_padding_of_seeds_draws_nothing():
     seeds = np.array([42, 8, 42, 17])
     padded = np.full(len(SEEDS), -1)
     padded[: len(seeds)] = seeds
-    made = _on_the_device(GRAPHS["skewed"], padded, (3, 2), step=1, **_capacity((3, 2)))
-    _assert_same(made, _reference_of(GRAPHS["skewed"], seeds, (3, 2), step=1))
-    assert (made.seed_ids[len(seeds) :] == -1).all()
+    made = _on_the_device(GRAPHS["skewed"], padded, (3, -1), step=1, **_capacity((3, -1)))
+    _assert_same(made, _reference_of(GRAPHS["skewed"], seeds, (3, -1), step=1))
+    assert made.seed_mask.tolist() == [i < len(seeds) for i in range(len(SEEDS))]
+    assert not made.seed_ids[len(seeds) :].any()
     nothing = _on_the_device(
-        GRAPHS["skewed"], np.full(len(SEEDS), -1), (3, 2), step=1, **_capacity((3, 2))
+        GRAPHS["skewed"], np.full(len(SEEDS), -1), (3, -1), step=1, **_capacity((3, -1))
     )
     assert not nothing.num_nodes.any() and not nothing.num_edges.any() and not nothing.overflow
 
 
-@pytest.mark.parametrize("case", ["uniform", "marks"])
+@pytest.mark.parametrize("case", ["with replacement", "marks"])
 def test_several_batches_at_a_time_equal_single_ones_in_a_jitted_step(case):
-    fanouts, options = (3,), CASES[case][1]
+    fanouts, options = CASES[case]
     graph = GRAPHS["skewed"]
     seeds, steps = np.stack([SEEDS, SEEDS[::-1], SEEDS + 1 - SEEDS % 2]), np.array([4, 5, 6])
 
@@ -145,7 +145,7 @@ def test_several_batches_at_a_time_equal_single_ones_in_a_jitted_step(case):
     @jax.jit
     def together(indptr, indices, seeds, steps):
         return jax.vmap(
-            lambda seeds, step: sample_hops_on_device(
+            lambda seeds, step: sample_on_device(
                 indptr,
                 indices,
                 seeds,
@@ -190,6 +190,23 @@ def test_a_batch_without_room_says_so_and_how_much_it_needs(short):
         ),
     }
     assert needed[short][0] == needed[short][1]
+    assert made.indptr[0][-1] <= capacity["edges"][0]
+    assert (made.senders[0] >= 0).all() and (made.senders[0] < capacity["nodes"][1]).all()
+
+
+def test_blocks_are_graphs_of_the_sampled_edges():
+    graph, capacity = GRAPHS["skewed"], _capacity((3, -1))
+    made = _on_the_device(graph, SEEDS, (3, -1), step=0, **capacity)
+    blocks = made.blocks()
+    nodes = capacity["nodes"]
+    assert [block.shape for block in blocks] == [(nodes[1], nodes[2]), (nodes[0], nodes[1])]
+    for block, e_id in zip(blocks, reversed(made.e_id), strict=True):
+        receivers, senders = block.to_scipy().nonzero()
+        e_id = e_id[e_id >= 0]
+        rows = np.searchsorted(graph[0], e_id, side="right") - 1
+        expected = np.unique(np.stack([rows, graph[1][e_id]]), axis=1)
+        found = np.unique(np.asarray(made.n_id)[np.stack([receivers, senders])], axis=1)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_numbers_of_senders_move_with_the_step_as_on_the_host():
@@ -211,7 +228,7 @@ def test_programs_of_large_graphs_lower_to_cuda():
     sizes = {"indptr": 2_450_001, "indices": 123_000_000, "seeds": 1024}
     shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in sizes.values()]
     traced = jax.jit(
-        lambda *arrays: sample_hops_on_device(
+        lambda *arrays: sample_on_device(
             *arrays,
             (15, 10),
             nodes=(1024, 16_384, 180_224),
@@ -250,4 +267,4 @@ def test_bad_arguments_are_named():
         arrays = [indptr, indices, SEEDS.astype(np.int32)]
         arrays[at] = arrays[at].astype(np.float32)
         with pytest.raises(ValueError, match=("indptr", "indices", "seeds")[at]):
-            sample_hops_on_device(*arrays, seed=0, epoch=0, **good)
+            sample_on_device(*arrays, seed=0, epoch=0, **good)
