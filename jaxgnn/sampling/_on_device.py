@@ -204,7 +204,9 @@ def _sample(
     num_nodes = indptr.shape[0] - 1
     if indices.shape[0] == 0:
         indices = jnp.zeros((1,), jnp.int32)  # nothing reads it, but gathers need an entry
-    found, *of_seeds = _distinct_seeds(seeds, num_nodes, new_marks(relabelling, num_nodes))
+    found, seed_ids, seed_mask = _distinct_seeds(
+        seeds, num_nodes, new_marks(relabelling, num_nodes)
+    )
     nodes_of, hops = [found.count], []
     for hop, fanout in enumerate(fanouts):
         with jax.named_scope(f"draw_{hop}"):
@@ -221,16 +223,14 @@ def _sample(
             found, senders = _extended(found, drawn.e_id, indices, num_nodes, nodes[hop + 1])
         nodes_of.append(found.count)
         hops.append((drawn, senders))
-    counts = (
-        jnp.stack(nodes_of),
-        jnp.stack([drawn.indptr[-1] for drawn, _ in hops]),
-        jnp.stack([drawn.candidates for drawn, _ in hops]),
-    )
+    num_edges = jnp.stack([drawn.indptr[-1] for drawn, _ in hops])
+    counts = (jnp.stack(nodes_of), num_edges, jnp.stack([drawn.candidates for drawn, _ in hops]))
     slots = (nodes, edges, candidates)
     exceeded = [jnp.any(n > np.array(most)) for n, most in zip(counts, slots, strict=True)]
     return DeviceSample(
         found.n_id,
-        *of_seeds,
+        seed_ids,
+        seed_mask,
         # A batch without room must not lead out of its arrays either.
         tuple(jnp.minimum(hop.indptr, most) for (hop, _), most in zip(hops, edges, strict=True)),
         tuple(senders for _, senders in hops),
