@@ -107,7 +107,7 @@ def sample_hops(
     _checks.counters(where, seed, epoch, step)
     seeds = _checks.seeds(where, seeds, len(indptr) - 1)
 
-    n_id, seed_ids = _distinct(seeds)
+    n_id, seed_ids = distinct(seeds)
     num_nodes, hops = [len(n_id)], []
     for hop, fanout in enumerate(fanouts):
         keys = randomness(seed, epoch, step, hop, batch_dependency)
@@ -252,7 +252,7 @@ def _ends(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
-def _distinct(seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct(seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Distinct seeds in order of their first place, and the number of each seed among them."""
     _, first, inverse = np.unique(seeds, return_index=True, return_inverse=True)
     order = np.argsort(first)
