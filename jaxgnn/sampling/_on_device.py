@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from jaxgnn.sampling._dense_ranks import Relabelling, dense_ranks, new_marks
 from jaxgnn.sampling._device_random import Words, hop_key
 from jaxgnn.sampling._device_rows import (
     MAX_FANOUT,
+    Drawn,
     Rows,
     draw_all,
     draw_labor,
@@ -152,92 +154,94 @@ def sample_on_device(
     _check_capacity(seeds, fanouts, nodes, edges, method, candidates)
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**64:
         raise bad_input(_WHERE, "seed", "an integer from 0 to 2^64 - 1", seed)
-    slots = (0,) * len(fanouts) if method == "neighbour" else tuple(candidates or ())
-    return _sample(
-        indptr,
-        indices,
-        seeds,
-        (np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)),
-        jnp.asarray(epoch, jnp.uint32),
-        jnp.asarray(step, jnp.uint32),
-        fanouts=fanouts,
-        nodes=nodes,
-        edges=edges,
-        candidates=slots,
-        replace=replace,
-        method=method,
-        batch_dependency=int(batch_dependency),
-        relabelling=relabelling,
+    plan = _Plan(
+        fanouts,
+        nodes,
+        edges,
+        tuple(candidates or ()) if method == "labor" else (0,) * len(fanouts),
+        replace,
+        method,
+        int(batch_dependency),
+        relabelling,
     )
+    words = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
+    counters = (jnp.asarray(counter, jnp.uint32) for counter in (epoch, step))
+    return _sample(plan, indptr, indices, seeds, words, *counters)
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "fanouts",
-        "nodes",
-        "edges",
-        "candidates",
-        "replace",
-        "method",
-        "batch_dependency",
-        "relabelling",
-    ),
-)
+@dataclass(frozen=True)
+class _Plan:
+    """Options of ``sample_on_device`` that determine its program."""
+
+    fanouts: tuple[int, ...]
+    nodes: tuple[int, ...]
+    edges: tuple[int, ...]
+    candidates: tuple[int, ...]
+    replace: bool
+    method: Method
+    batch_dependency: int
+    relabelling: Relabelling
+
+
+@partial(jax.jit, static_argnums=0)
 def _sample(
-    indptr,
-    indices,
-    seeds,
-    seed,
-    epoch,
-    step,
-    *,
-    fanouts,
-    nodes,
-    edges,
-    candidates,
-    replace,
-    method,
-    batch_dependency,
-    relabelling,
-):
+    plan: _Plan,
+    indptr: Array,
+    indices: Array,
+    seeds: Array,
+    seed: Words,
+    epoch: Array,
+    step: Array,
+) -> DeviceSample:
     num_nodes = indptr.shape[0] - 1
     if indices.shape[0] == 0:
         indices = jnp.zeros((1,), jnp.int32)  # nothing reads it, but gathers need an entry
     found, seed_ids, seed_mask = _distinct_seeds(
-        seeds, num_nodes, new_marks(relabelling, num_nodes)
+        seeds, num_nodes, new_marks(plan.relabelling, num_nodes)
     )
-    nodes_of, hops = [found.count], []
-    for hop, fanout in enumerate(fanouts):
+    nodes_of, hops, local_ids = [found.count], [], []
+    for hop in range(len(plan.fanouts)):
         with jax.named_scope(f"draw_{hop}"):
             rows = _rows(indptr, found.n_id)
-            if fanout < 0:
-                drawn = draw_all(rows, edges[hop])
-            elif method == "neighbour":
-                key = hop_key(seed, epoch, step, hop, _random.NEIGHBOURS)
-                drawn = draw_uniform(key, rows, fanout, edges[hop], replace=replace)
-            else:
-                labor = _labor_keys(seed, epoch, step, hop, batch_dependency)
-                drawn = draw_labor(*labor, rows, indices, fanout, edges[hop], candidates[hop])
+            drawn = _draw(plan, hop, rows, indices, (seed, epoch, step))
         with jax.named_scope(f"relabel_{hop}"):
-            found, senders = _extended(found, drawn.e_id, indices, num_nodes, nodes[hop + 1])
+            slots = plan.nodes[hop + 1]
+            found, senders = _extended(found, drawn.e_id, indices, num_nodes, slots)
         nodes_of.append(found.count)
-        hops.append((drawn, senders))
-    num_edges = jnp.stack([drawn.indptr[-1] for drawn, _ in hops])
-    counts = (jnp.stack(nodes_of), num_edges, jnp.stack([drawn.candidates for drawn, _ in hops]))
-    slots = (nodes, edges, candidates)
-    exceeded = [jnp.any(n > np.array(most)) for n, most in zip(counts, slots, strict=True)]
+        hops.append(drawn)
+        local_ids.append(senders)
+    counts = [nodes_of, [hop.indptr[-1] for hop in hops], [hop.candidates for hop in hops]]
+    num_nodes, num_edges, num_candidates = map(jnp.stack, counts)
+    pairs = ((num_nodes, plan.nodes), (num_edges, plan.edges), (num_candidates, plan.candidates))
+    exceeded = [jnp.any(number > np.array(slots)) for number, slots in pairs]
+    # A batch without room must not lead out of its arrays either.
+    ends = [jnp.minimum(hop.indptr, slots) for hop, slots in zip(hops, plan.edges, strict=True)]
     return DeviceSample(
-        found.n_id,
-        seed_ids,
-        seed_mask,
-        # A batch without room must not lead out of its arrays either.
-        tuple(jnp.minimum(hop.indptr, most) for (hop, _), most in zip(hops, edges, strict=True)),
-        tuple(senders for _, senders in hops),
-        tuple(drawn.e_id for drawn, _ in hops),
-        *counts,
-        jnp.stack(exceeded).any(),
+        n_id=found.n_id,
+        seed_ids=seed_ids,
+        seed_mask=seed_mask,
+        indptr=tuple(ends),
+        senders=tuple(local_ids),
+        e_id=tuple(hop.e_id for hop in hops),
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        num_candidates=num_candidates,
+        overflow=jnp.stack(exceeded).any(),
     )
+
+
+def _draw(
+    plan: _Plan, hop: int, rows: Rows, indices: Array, of_batch: tuple[Words, Array, Array]
+) -> Drawn:
+    """Draws the edges of one hop; ``of_batch`` are the seed, the epoch and the step."""
+    fanout, slots = plan.fanouts[hop], plan.edges[hop]
+    if fanout < 0:
+        return draw_all(rows, slots)
+    if plan.method == "neighbour":
+        key = hop_key(*of_batch, hop, _random.NEIGHBOURS)
+        return draw_uniform(key, rows, fanout, slots, replace=plan.replace)
+    keys = _labor_keys(*of_batch, hop, plan.batch_dependency)
+    return draw_labor(*keys, rows, indices, fanout, slots, plan.candidates[hop])
 
 
 class _Found(NamedTuple):
