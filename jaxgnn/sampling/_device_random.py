@@ -5,11 +5,9 @@ A random word of 64 bits is a pair of uint32 arrays, the upper half first.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array
 
 Words = tuple[Array, Array]
 """Two arrays of uint32: a key, a counter, or the halves of random words of 64 bits."""
@@ -53,30 +51,13 @@ def below(words: Words, bounds: Array) -> Array:
     return (_upper_product(high, bounds) + carried.astype(jnp.uint32)).astype(jnp.int32)
 
 
-def moving_normal(now: Words, then: Words, angle: Array) -> Float[Array, "*shape"]:
-    """Standard normal deviates that move from one draw to another, as ``_reference`` moves them.
-
-    The reference computes them in float64, this in float32, so they agree to a relative error of
-    about 1e-6 and may order two senders of nearly equal deviates differently.
-    """
-    return _normal(now) * jnp.cos(angle) + _normal(then) * jnp.sin(angle)
-
-
-def ascending_bits(values: Float[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """Integers in the order of finite float32 values."""
-    bits = lax.bitcast_convert_type(values + np.float32(0), jnp.uint32)  # -0 becomes 0
-    sign = np.uint32(1 << 31)
-    return jnp.where(bits & sign, ~bits, bits | sign)
-
-
-def _normal(words: Words) -> jax.Array:
-    """Deviates by Box and Muller's method."""
-    high, low = (word.astype(jnp.float32) for word in words)
-    unit = np.float32(2.0**-32)
-    radius = jnp.sqrt(
-        np.float32(-2) * jnp.log(jnp.minimum((high + np.float32(1)) * unit, np.float32(1)))
-    )
-    return radius * jnp.cos(low * (unit * np.float32(2 * np.pi)))
+def mixed(words: Words, next_words: Words, factors: tuple[Array, Array]) -> Words:
+    """Sums of the upper halves of two words times factors of at most 2^31."""
+    now, then = (words[0], factors[0]), (next_words[0], factors[1])
+    low = now[0] * now[1]
+    total = low + then[0] * then[1]
+    carried = (total < low).astype(jnp.uint32)
+    return _upper_product(*now) + _upper_product(*then) + carried, total
 
 
 def _upper_product(a: Array, b: Array) -> Array:

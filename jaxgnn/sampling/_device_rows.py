@@ -11,7 +11,7 @@ from jaxtyping import Array, Int32
 
 from jaxgnn.graph.plan.sorting import row_ids
 from jaxgnn.sampling._dense_ranks import sort_rows
-from jaxgnn.sampling._device_random import Words, ascending_bits, below, draw, moving_normal
+from jaxgnn.sampling._device_random import Words, below, draw, mixed
 
 MAX_FANOUT = 64
 """Largest fan-out of draws on the device, but for that of all neighbours."""
@@ -70,9 +70,9 @@ def draw_uniform(key: Words, rows: Rows, fanout: int, slots: int, *, replace: bo
 
 
 def draw_labor(
-    now: Words,
-    then: Words | None,
-    angle: Array,
+    key: Words,
+    next_key: Words | None,
+    factors: tuple[Array, Array],
     rows: Rows,
     indices: Array,
     fanout: int,
@@ -81,18 +81,16 @@ def draw_labor(
 ) -> Drawn:
     """Keeps the edges of each row whose senders drew the least numbers.
 
-    All edges of the rows are candidates. They are sorted by row and number, in stable sorts of 32
-    bits each from the lowest word on.
+    With a next key, the numbers are those of both, mixed. All edges of the rows are candidates. They
+    are sorted by row and number, in stable sorts of 32 bits each from the lowest word on.
     """
     starts = _offsets(rows.degree)
     e_id, row = _all_edges(rows, starts, candidate_slots)
     senders = jnp.maximum(indices.at[jnp.maximum(e_id, 0)].get(mode="clip"), 0)
-    words = draw(now, senders, jnp.int32(0))
-    if then is None:
-        order = _then_by(_then_by(None, words[1], 1 << 32), words[0], 1 << 32)
-    else:
-        deviates = moving_normal(words, draw(then, senders, jnp.int32(0)), angle)
-        order = _then_by(None, ascending_bits(deviates), 1 << 32)
+    words = draw(key, senders, jnp.int32(0))
+    if next_key is not None:
+        words = mixed(words, draw(next_key, senders, jnp.int32(0)), factors)
+    order = _then_by(_then_by(None, words[1], 1 << 32), words[0], 1 << 32)
     order = _then_by(order, row, rows.node.shape[0] + 1)
     # Rows keep their places in the sort by rows, so the start of a row tells the rank in it.
     place = jnp.arange(candidate_slots, dtype=jnp.int32)

@@ -6,7 +6,6 @@ nodes. All arrays have slots for a capacity; a batch that needs more says so (``
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -101,11 +100,9 @@ def sample_on_device(
 ) -> DeviceSample:
     """Draws neighbours of seeds, neighbours of these, and so on, on the device of the graph.
 
-    The batches equal those of the host bit for bit. Only with ``batch_dependency`` above one they
-    have the same distribution instead, because the host computes normal deviates in float64. The
-    function compiles once for each capacity, not for each batch. It may be called inside of a
-    jitted step, and under ``vmap`` over ``seeds`` and ``step``, which samples several batches at
-    the same time.
+    The batches equal those of the host bit for bit. The function compiles once for each capacity,
+    not for each batch. It may be called inside of a jitted step, and under ``vmap`` over ``seeds``
+    and ``step``, which samples several batches at the same time.
 
     Args:
       indptr: row offsets of a valid graph of fewer than 2^31 edges.
@@ -261,14 +258,19 @@ def _rows(indptr: Array, n_id: Array) -> Rows:
 
 def _labor_keys(
     seed: Words, epoch: Array, step: Array, hop: int, batch_dependency: int
-) -> tuple[Words, Words | None, Array]:
-    """Keys of the numbers of senders now and of the next period, and the angle between them."""
-    period, part = step // np.uint32(batch_dependency), step % np.uint32(batch_dependency)
-    now = hop_key(seed, epoch, period, hop, _random.LABOR)
-    angle = part.astype(jnp.float32) * np.float32(math.pi / 2 / batch_dependency)
+) -> tuple[Words, Words | None, tuple[Array, Array]]:
+    """Keys of the numbers of senders in this period and the next, and the factors of both."""
+    steps = np.uint32(batch_dependency)
+    period, part = step // steps, step % steps
+    key = hop_key(seed, epoch, period, hop, _random.LABOR)
+    turns = [_random.turn(i, batch_dependency) for i in range(batch_dependency)]
+    cosines, sines = (
+        jnp.asarray(factors, jnp.uint32)[part] for factors in zip(*turns, strict=True)
+    )
     if batch_dependency == 1:
-        return now, None, angle
-    return now, hop_key(seed, epoch, period + np.uint32(1), hop, _random.LABOR), angle
+        return key, None, (cosines, sines)
+    next_key = hop_key(seed, epoch, period + np.uint32(1), hop, _random.LABOR)
+    return key, next_key, (cosines, sines)
 
 
 def _distinct_seeds(

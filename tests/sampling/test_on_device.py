@@ -36,6 +36,7 @@ CASES = {
     "a word of 32 slots and more": ((34,), {}),
     "with replacement": ((3,), {"replace": True}),
     "labor": ((3,), {"method": "labor"}),
+    "labor, moving": ((3,), {"method": "labor", "batch_dependency": 3}),
     "marks": ((3,), {"relabelling": "marks"}),
 }
 
@@ -97,18 +98,12 @@ def test_random_words_and_numbers_below_bounds_equal_the_reference():
     np.testing.assert_array_equal(numbers, _random.below(expected, bounds))
 
 
-def test_order_of_float32_is_that_of_its_integers():
-    values = np.array([-np.inf, -2.5, -1e-30, -0.0, 0.0, 1e-30, 1.0, np.inf], np.float32)
-    bits = np.asarray(_device_random.ascending_bits(jnp.asarray(values))).astype(np.int64)
-    assert (np.sign(np.diff(bits)) == np.sign(np.diff(values))).all()
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("case", CASES)
 def test_batches_equal_the_reference_and_compile_once(case):
     fanouts, options = CASES[case]
     before = _on_device._sample._cache_size()
-    for step, name in enumerate(GRAPHS):
+    for step, name in enumerate(GRAPHS, start=4):
         expected = _reference_of(GRAPHS[name], SEEDS, fanouts, step=step, **options)
         made = _on_the_device(
             GRAPHS[name], SEEDS, fanouts, step=step, **options, **_capacity(fanouts)
@@ -207,21 +202,6 @@ def test_blocks_are_graphs_of_the_sampled_edges():
         expected = np.unique(np.stack([rows, graph[1][e_id]]), axis=1)
         found = np.unique(np.asarray(made.n_id)[np.stack([receivers, senders])], axis=1)
         np.testing.assert_array_equal(found, expected)
-
-
-def test_numbers_of_senders_move_with_the_step_as_on_the_host():
-    """Deviates of float32 and float64 order almost all senders in the same way."""
-    fanouts, graph = (3,), GRAPHS["skewed"]
-    options = {"method": "labor", "batch_dependency": 4}
-    chosen = []
-    for step in (4, 5, 7, 8):
-        expected = _reference_of(graph, SEEDS, fanouts, step=step, **options)
-        made = _on_the_device(graph, SEEDS, fanouts, step=step, **options, **_capacity(fanouts))
-        first = expected.hops[0].e_id
-        assert np.isin(made.e_id[0], first).sum() >= 0.95 * len(first)
-        chosen.append(set(first))
-    kept = [len(chosen[0] & later) / len(chosen[0]) for later in chosen[1:]]
-    assert kept[0] > kept[2], "a step shares more with the next than with that of the next period"
 
 
 def test_programs_of_large_graphs_lower_to_cuda():
