@@ -81,8 +81,8 @@ def draw_labor(
 ) -> Drawn:
     """Keeps the edges of each row whose senders drew the least numbers.
 
-    With a next key, the numbers are those of both, mixed. All edges of the rows are candidates. They
-    are sorted by row and number, in stable sorts of 32 bits each from the lowest word on.
+    With a next key, the numbers are those of both, mixed. All edges of the rows are candidates.
+    They are sorted by row and number, in stable sorts of 32 bits each from the lowest word on.
     """
     starts = _offsets(rows.degree)
     e_id, row = _all_edges(rows, starts, candidate_slots)
