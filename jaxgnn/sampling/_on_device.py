@@ -210,7 +210,7 @@ def _sample(
     counts = [nodes_of, [hop.indptr[-1] for hop in hops], [hop.candidates for hop in hops]]
     num_nodes, num_edges, num_candidates = map(jnp.stack, counts)
     pairs = ((num_nodes, plan.nodes), (num_edges, plan.edges), (num_candidates, plan.candidates))
-    exceeded = [jnp.any(number > np.array(slots)) for number, slots in pairs]
+    exceeded = [jnp.any(number > np.array(slots, np.int32)) for number, slots in pairs]
     # A batch without room must not lead out of its arrays either.
     ends = [jnp.minimum(hop.indptr, slots) for hop, slots in zip(hops, plan.edges, strict=True)]
     return DeviceSample(
