@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxgnn.sampling import _host
+from jaxgnn.sampling import _host, _reference
 from tests.sampling._graphs import (
     IMPLEMENTATIONS,
+    assert_equal,
     assert_same,
     draw_sets,
     equal_rows,
@@ -57,6 +58,24 @@ def test_the_host_draws_the_bits_of_the_reference_on_any_number_of_threads(metho
         for threads in (1, 2, 5):
             drawn = sample("c++", *graph, seeds, fanouts, **options, num_threads=threads)
             assert_same(drawn, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_have_the_bits_of_the_reference_whatever_their_senders(method):
+    indptr, indices, weights = power_law()
+    options = dict(METHODS[method])
+    if "weights" in options:
+        options["weights"] = weights.astype(options["weights"])
+    senders = indices + 1000  # of another type
+    rows = np.random.default_rng(4).integers(0, len(indptr) - 1, 150)
+    dependency = {"batch_dependency": options.pop("batch_dependency", 1)}
+    keys = _reference.randomness(**COUNTERS, hop=7, **dependency)
+    expected = _reference.sample_rows(indptr, senders, rows, 6, keys, **options)
+    drawn = _host.sample_rows(
+        indptr, senders, rows, 6, **COUNTERS, hop=7, **options, **dependency, num_threads=2
+    )
+    for one, other in zip(drawn, expected, strict=True):
+        assert_equal(one, other)
 
 
 def test_a_step_that_begins_a_period_of_dependent_batches_agrees_too():
@@ -230,6 +249,14 @@ def test_seed_epoch_step_and_hop_give_other_draws():
     drawn += offsets(seed=3)  # the lower half of the other seed
     assert len(set(drawn)) == 10
     assert offsets() == drawn[:2]
+
+
+def test_the_last_seed_epoch_and_step_agree_too():
+    indptr, indices, _ = power_law()
+    last = {"seed": 2**64 - 1, "epoch": 2**32 - 1, "step": 2**32 - 1}
+    for options in ({}, {"method": "labor"}, {"method": "labor", "batch_dependency": 2}):
+        expected = sample("numpy", indptr, indices, [30, 60], (9, 9), **last, **options)
+        assert_same(sample("c++", indptr, indices, [30, 60], (9, 9), **last, **options), expected)
 
 
 def test_threads_of_one_process_sample_at_once():
