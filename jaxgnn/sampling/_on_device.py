@@ -163,7 +163,7 @@ def sample_on_device(
     )
     words = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
     counters = (jnp.asarray(counter, jnp.uint32) for counter in (epoch, step))
-    return _sample(plan, indptr, indices, seeds, words, *counters)
+    return _sample_hops(plan, indptr, indices, seeds, words, *counters)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class _Plan:
 
 
 @partial(jax.jit, static_argnums=0)
-def _sample(
+def _sample_hops(
     plan: _Plan,
     indptr: Array,
     indices: Array,
