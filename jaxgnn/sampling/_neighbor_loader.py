@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -168,13 +168,14 @@ class NeighborLoader:
         """Iterates over the batches of an epoch, from a step on."""
         return self._ahead((epoch, step) for step in range(start, len(self)))
 
-    def steps(self, start: int = 1) -> Callable[[int], SampledBatch]:
+    def steps(self, start: int = 1) -> StepBatches:
         """Returns a function from a step of a training, counted from 1, to its batch.
 
-        It is what ``training.fit`` takes, which passes the step to start from. Step ``len(loader)``
-        is the last of the first epoch. Batches of the following steps are made ahead.
+        ``training.fit`` takes the loader itself, and calls this with the step to start from. Step
+        ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
+        ahead.
         """
-        return _StepBatches(self, start)
+        return StepBatches(self, start)
 
     def batch(self, epoch: int, step: int) -> SampledBatch:
         """Makes one batch, on the default device.
@@ -285,7 +286,7 @@ class NeighborLoader:
         return capacity
 
 
-class _StepBatches:
+class StepBatches:
     """Batches of the steps of a training, counted from 1, of which the next are made ahead."""
 
     def __init__(self, loader: NeighborLoader, start: int):
@@ -293,10 +294,15 @@ class _StepBatches:
         self._begin(start)
 
     def __call__(self, step: int) -> SampledBatch:
+        """Returns the batch of a step; another than the next one is made without preparation."""
         if step != self._next:
             self._begin(step)
         self._next += 1
         return next(self._batches)
+
+    def close(self) -> None:
+        """Ends the threads that make batches."""
+        self._batches.close()
 
     def _begin(self, step: int) -> None:
         if step < 1:
