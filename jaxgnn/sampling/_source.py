@@ -12,7 +12,8 @@ from jaxgnn.graph import is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._reference import Hops, sample_hops
+from jaxgnn.sampling._host import sample_hops
+from jaxgnn.sampling._reference import Hops
 
 
 class RawSample(NamedTuple):
