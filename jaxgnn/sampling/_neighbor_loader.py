@@ -19,9 +19,10 @@ from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._blocks import EdgeValues, SampledBatch, blocks_of
 from jaxgnn.sampling._capacity import Capacity, bound_of, measured
 from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
-from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source, filled
+from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source
 from jaxgnn.sampling.features import FeatureStore
 
 _WHERE = "sampling.NeighborLoader"

@@ -13,6 +13,7 @@ from jaxgnn.graph.csr.require_graph import require_graph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._host import sample_hops
+from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._reference import Hops
 
 
@@ -193,14 +194,6 @@ def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
         num_edges=np.asarray([hop.senders.shape[0] for hop in hops.hops], np.int32),
         seed_ids=hops.seed_ids.astype(np.int32),
     )
-
-
-def filled(values: np.ndarray, length: int, padding: Any, dtype: Any = None) -> np.ndarray:
-    """A copy of values, with padding after them up to a length."""
-    made = np.empty((length, *values.shape[1:]), values.dtype if dtype is None else dtype)
-    made[: values.shape[0]] = values
-    made[values.shape[0] :] = padding
-    return made
 
 
 def _id_dtype(count: int) -> type[np.signedinteger]:

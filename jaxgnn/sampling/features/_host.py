@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.sampling._memory import aligned_empty
 
 
 class HostFeatures:
@@ -53,7 +54,7 @@ class HostFeatures:
         if self._file is not None:
             self._file.check()
         if out is None:
-            out = np.empty((len(ids), *self.shape[1:]), self.dtype)
+            out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
         # Any other mode goes through a copy of the result.
         np.take(self._array, ids, axis=0, out=out, mode="clip")
         out[np.asarray(ids) < 0] = 0
