@@ -100,10 +100,9 @@ class HostGraph:
         if direction == "out":
             plan = graph.made_plan("transpose", "permutation")
             arrays = plan.transposed_indptr, plan.transposed_indices, plan.permutation
-        indptr, indices = (np.asarray(array) for array in arrays[:2])
+        indptr, indices, edge_ids = map(on_host, arrays)
         num_edges = int(indptr[-1])
-        edge_ids = None if arrays[2] is None else np.asarray(arrays[2])[:num_edges]
-        return cls(indptr, indices[:num_edges], edge_ids)
+        return cls(indptr, indices[:num_edges], None if edge_ids is None else edge_ids[:num_edges])
 
     def degrees(self) -> np.ndarray:
         """Number of edges of each row."""
@@ -194,6 +193,11 @@ def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
         num_edges=np.asarray([hop.senders.shape[0] for hop in hops.hops], np.int32),
         seed_ids=hops.seed_ids.astype(np.int32),
     )
+
+
+def on_host(array: Any) -> Any:
+    """The NumPy array of an array or None; one that is mapped from a file still knows its file."""
+    return array if array is None or isinstance(array, np.ndarray) else np.asarray(array)
 
 
 def _id_dtype(count: int) -> type[np.signedinteger]:

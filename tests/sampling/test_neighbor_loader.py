@@ -96,6 +96,13 @@ def test_a_graph_without_edges_gives_batches_without_edges():
     np.testing.assert_array_equal(batch.x[:2], X[[2, 1], :1])
 
 
+def test_a_mapped_graph_is_the_same_as_one_in_memory(tmp_path):
+    for name, array in (("indptr", INDPTR.astype(np.int64)), ("indices", INDICES)):
+        np.save(tmp_path / name, array)
+    files = (np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices"))
+    _assert_equal(_loader(graph=CSRGraph(*files)).epoch(0), _loader().epoch(0))
+
+
 def test_direction_out_follows_edges_and_names_them_in_the_graph():
     weighted = GRAPH.with_weights(np.arange(EDGES, dtype=np.float32))
     receivers_of = np.repeat(np.arange(NODES), np.diff(INDPTR))

@@ -62,7 +62,7 @@ class FileFeatures:
         """Returns rows as a NumPy array, zeros for -1.
 
         Raises:
-          OSError: if a file has become shorter.
+          ValueError: if a file has become shorter; the message names it.
         """
         if len(self._shards) == 1:
             return self._shards[0].gather(ids, out)
