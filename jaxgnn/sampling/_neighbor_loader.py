@@ -40,8 +40,8 @@ class NeighborLoader:
     have one shape, so that a jitted step compiles once. Batches are made ahead by threads, and are
     on the default device.
 
-    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. Neither
-    the number of threads nor a restart changes it.
+    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. It
+    does not depend on the number of threads or on restarts.
 
     Args:
       graph: a concrete square graph: row i receives from ``indices[indptr[i]:indptr[i + 1]]``. Its
@@ -196,18 +196,19 @@ class NeighborLoader:
         raw = self._draw(seeds, epoch, step)
         count, size = len(seeds), self._batch_size
         with_plans = jax.default_backend() == "cpu"
-        made = SampledBatch(
-            blocks=blocks_of(raw, self._values, with_plans=with_plans),
-            n_id=raw.n_id,
-            e_id=raw.e_id[::-1] if self._with_edge_ids else None,
-            seed_ids=filled(raw.seed_ids, size, 0),
-            seed_mask=np.arange(size) < count,
-            num_nodes=raw.num_nodes[::-1],
-            num_edges=raw.num_edges[::-1],
-            x=None if self.features is None else self.features.gather(raw.n_id),
-            y=None if self._labels is None else filled(self._labels[seeds], size, 0),
-        )
-        return jax.device_put(made, self._device)
+        x = None if self.features is None else self.features.gather(raw.n_id)
+        on_host: dict[str, Any] = {
+            "blocks": blocks_of(raw, self._values, with_plans=with_plans),
+            "n_id": raw.n_id,
+            "e_id": raw.e_id[::-1] if self._with_edge_ids else None,
+            "seed_ids": filled(raw.seed_ids, size, 0),
+            "seed_mask": np.arange(size) < count,
+            "num_nodes": raw.num_nodes[::-1],
+            "num_edges": raw.num_edges[::-1],
+            "x": x,
+            "y": None if self._labels is None else filled(self._labels[seeds], size, 0),
+        }
+        return SampledBatch(**jax.device_put(on_host, self._device))
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
         """Counts how often the first batches of an epoch contain each node, int64 [nodes].

@@ -140,7 +140,9 @@ def test_a_file_that_has_become_shorter_is_named(name, tmp_path):
     assert loader.batch(0, 0).x.shape[1] == 6
     with open(path, "r+b") as file:
         file.truncate(5000)
-    with pytest.raises(ValueError, match=r"in a file of at least \d+ bytes, got 5000 bytes in .*x\."):
+    with pytest.raises(
+        ValueError, match=r"in a file of at least \d+ bytes, got 5000 bytes in .*x\."
+    ):
         next(iter(loader))
 
 
@@ -152,7 +154,10 @@ BAD = [
     (lambda p: features.CachedFeatures(X, [ROWS]), r"rows must be in \[0, 300\), got 300 to 300"),
     (lambda p: features.CachedFeatures.hottest(X, X[:, 0], share=2), r"share must be in \[0, 1\]"),
     (lambda p: features.Int8Features(X, X[:, 0]), "values must be of dtype int8, got float32"),
-    (lambda p: features.Int8Features(X.astype(np.int8), [1.0]), r"scales must be of shape \(300,\)"),
+    (
+        lambda p: features.Int8Features(X.astype(np.int8), [1.0]),
+        r"scales must be of shape \(300,\)",
+    ),
     (lambda p: features.Int8Features.of(np.full((2, 1), np.inf)), r"array\[0\] must be finite"),
 ]
 
