@@ -1,4 +1,4 @@
-"""Typed call of the neighbour sampler, plain C functions that run without JAX and without the GIL."""
+"""Typed call of the neighbour sampler: plain C functions that need neither JAX nor the GIL."""
 
 from __future__ import annotations
 

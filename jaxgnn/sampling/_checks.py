@@ -17,7 +17,8 @@ _WEIGHTS = "finite and not negative, with a positive one in each row that has ed
 
 
 def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarray | None) -> None:
-    """Checks dtypes and lengths of the arrays of a graph, in constant time."""
+    """Checks dtypes, lengths and files of the arrays of a graph, in constant time."""
+    _check_files(where, indptr=indptr, indices=indices, weights=weights)
     for name, array in (("indptr", indptr), ("indices", indices)):
         if not _is_list_of(array, (np.int32, np.int64)):
             raise bad_input(where, name, "a contiguous list of int32 or int64", _kind(array))
@@ -33,21 +34,6 @@ def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarr
     if len(weights) != len(indices):
         expected = f"one value for each of {len(indices)} edges"
         raise bad_input(where, "weights", expected, f"{len(weights)} values")
-
-
-def files(where: str, **arrays: np.ndarray | None) -> None:
-    """Checks that the files of memory-mapped arrays are as long as they were.
-
-    To read a mapped file beyond its end kills the process, without an exception.
-    """
-    for name, array in arrays.items():
-        mapped = _memmap_of(array)
-        if mapped is None or mapped.filename is None:
-            continue
-        needed, size = mapped.offset + mapped.nbytes, os.path.getsize(mapped.filename)
-        if size < needed:
-            expected = f"in a file of at least {needed} bytes"
-            raise bad_input(where, name, expected, f"{size} bytes in {mapped.filename}")
 
 
 def options(
@@ -140,6 +126,21 @@ def _is_integer(value: object) -> bool:
 def _is_list_of(array: object, dtypes: tuple[type, ...]) -> bool:
     is_list = isinstance(array, np.ndarray) and array.ndim == 1 and array.flags.c_contiguous
     return is_list and array.dtype in dtypes
+
+
+def _check_files(where: str, **arrays: np.ndarray | None) -> None:
+    """Checks that the files of memory-mapped arrays are as long as they were.
+
+    To read a mapped file beyond its end kills the process, without an exception.
+    """
+    for name, array in arrays.items():
+        mapped = _memmap_of(array)
+        if mapped is None or mapped.filename is None:
+            continue
+        needed, size = mapped.offset + mapped.nbytes, os.path.getsize(mapped.filename)
+        if size < needed:
+            expected = f"in a file of at least {needed} bytes"
+            raise bad_input(where, name, expected, f"{size} bytes in {mapped.filename}")
 
 
 def _memmap_of(array: object) -> np.memmap | None:

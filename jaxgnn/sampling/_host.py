@@ -53,8 +53,8 @@ def sample_hops(
         Otherwise it has all of its edges if these are fewer.
       weights: weights of the edges, float32 or float64 [edges], or None. An edge is drawn in
         proportion to its weight, and never if that is zero.
-      method: ``"neighbour"`` draws for each receiver by itself. ``"labor"`` has one random number for
-        each sender, so that the nodes of a batch share senders and the batch has fewer nodes
+      method: ``"neighbour"`` draws for each receiver by itself. ``"labor"`` has one random number
+        for each sender, so that the nodes of a batch share senders and the batch has fewer nodes
         (Balin and Catalyurek, NeurIPS 2023, https://arxiv.org/abs/2210.13339).
       batch_dependency: number of steps within which the random numbers of ``"labor"`` change to
         others, slowly, so that batches share nodes with the ones before.
@@ -80,7 +80,6 @@ def sample_hops(
     _checks.counters(where, seed, epoch, step)
     threads = _threads(where, num_threads)
     seeds = _checks.seeds(where, seeds, len(indptr) - 1)
-    _checks.files(where, indptr=indptr, indices=indices, weights=weights)
     if not _is_compiled():
         options = {"replace": replace, "weights": weights, "method": method}
         counters = {"seed": seed, "epoch": epoch, "step": step}
