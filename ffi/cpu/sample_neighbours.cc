@@ -121,7 +121,7 @@ class HopSampler {
     hop.indptr[0] = 0;
     chunks_.resize((num_rows + kChunkRows - 1) / kChunkRows);
     team_.For(chunks_.size(),
-              [&](int thread, int64_t chunk) { DrawChunk(sample, numbers, level, thread, chunk); });
+              [&](int thread, int64_t chunk) { DrawChunk(sample, numbers, thread, chunk); });
     int64_t num_edges = 0;
     for (Chunk& chunk : chunks_) {
       if (chunk.problem.kind != Problem::kNone) {
@@ -150,7 +150,7 @@ class HopSampler {
 
   static constexpr int64_t kChunkRows = 64;
 
-  void DrawChunk(Sample& sample, NodeNumbers& numbers, int64_t level, int thread, int64_t number) {
+  void DrawChunk(Sample& sample, NodeNumbers& numbers, int thread, int64_t number) {
     Drawn<Id>& drawn = drawn_[thread];
     Chunk& chunk = chunks_[number];
     const int64_t first = number * kChunkRows, begin = drawn.positions.size();
@@ -169,7 +169,7 @@ class HopSampler {
         return;
       }
       senders[i] = sender;
-      numbers.Find(level, sender);
+      numbers.Find(thread, sender);
     }
     drawn.senders.Add(chunk.count);
   }
@@ -208,7 +208,7 @@ void SampleHops(const Request& request, Sample& sample) {
                         request.num_edges};
   Team team(request.threads);
   std::unique_ptr<NodeNumbers> numbers = SharedPool().Take(request.num_nodes);
-  numbers->Begin(request.seeds, request.num_seeds, request.num_hops);
+  numbers->Begin(request.seeds, request.num_seeds, request.num_hops, team.threads());
   sample.nodes.Resize(request.num_seeds);
   std::copy_n(request.seeds, request.num_seeds, sample.nodes.data());
   sample.ends.push_back(request.num_seeds);
@@ -218,7 +218,7 @@ void SampleHops(const Request& request, Sample& sample) {
     if (!hop.Run(sample, *numbers, i + 1)) return;  // the numbers are not clean any more
     sample.ends.push_back(sample.nodes.size());
   }
-  numbers->Clear(sample.nodes, sample.ends);
+  numbers->Clear(team, sample.nodes, sample.ends);
   SharedPool().GiveBack(std::move(numbers));
 }
 
