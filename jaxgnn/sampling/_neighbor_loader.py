@@ -23,6 +23,7 @@ from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
 from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source
+from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling.features import FeatureStore
 
 _WHERE = "sampling.NeighborLoader"
@@ -145,7 +146,10 @@ class NeighborLoader:
         self.capacity = self._measured() if capacity is None else self._checked(capacity)
         self._epochs = itertools.count()
         # ``with jax.default_device(...)`` is not seen by other threads.
-        self._device = jax.config.jax_default_device
+        device = jax.config.jax_default_device
+        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        store = self.features
+        self._rows = None if store is None else StagedRows(store, self._device)
 
     def __repr__(self) -> str:
         """Shows sizes."""
@@ -196,7 +200,7 @@ class NeighborLoader:
         raw = self._draw(seeds, epoch, step)
         count, size = len(seeds), self._batch_size
         with_plans = jax.default_backend() == "cpu"
-        x = None if self.features is None else self.features.gather(raw.n_id)
+        rows = self._rows
         on_host: dict[str, Any] = {
             "blocks": blocks_of(raw, self._values, with_plans=with_plans),
             "n_id": raw.n_id,
@@ -205,7 +209,7 @@ class NeighborLoader:
             "seed_mask": np.arange(size) < count,
             "num_nodes": raw.num_nodes[::-1],
             "num_edges": raw.num_edges[::-1],
-            "x": x,
+            "x": None if rows is None else rows.gather(raw.n_id),
             "y": None if self._labels is None else filled(self._labels[seeds], size, 0),
         }
         return SampledBatch(**jax.device_put(on_host, self._device))
