@@ -5,7 +5,9 @@ with its power law of degrees, and is the same for all; it needs 1 GB. A batch h
 seeds, and 15, 10 and 5 neighbours are drawn for each node of the hops. Times include the numbering
 of nodes and the ids of edges. All candidates sample the same seeds, in turns:
 
-- ``neighbour``, ``replace``, ``weighted`` and ``labor``: ``sampling.sample_hops``;
+- ``neighbour``, ``replace``, ``weighted`` and ``labor``: ``sampling.sample_hops``, on all threads;
+- ``at once``: ``neighbour`` for as many batches as there are threads, one thread for each; its
+  times, edges and nodes are those of all these batches;
 - ``dgl``: its ``NeighborSampler``; ``graphbolt``: DGL's newer sampler, here without ids of edges;
 - ``torch-sparse``: the sampler of torch-geometric, on one thread. It draws only for the new nodes
   of each hop, so its batches are smaller.
@@ -20,6 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +48,7 @@ _COLUMNS = (
     Column("a core", "edges_per_us_core", 6, ".2f"),
     Column("of ours", "of_ours", 7, ".2f"),
 )
-_OURS = ("neighbour", "replace", "weighted", "labor")
+_OURS = ("neighbour", "at once", "replace", "weighted", "labor")
 
 # Rank r has a degree in proportion to the slope of r^(1 / _POWER), as in ogbn-products: then one of
 # 2.45 million nodes with 50.5 neighbours on average has at most some 12,000.
@@ -199,24 +202,27 @@ def _ours(
     how: dict[str, Any] = {"replace": {"replace": True}, "labor": {"method": "labor"}}.get(name, {})
     if name == "weighted":
         how = {"weights": np.random.default_rng(2).random(len(indices), np.float32) + 1e-3}
+    how |= {"seed": 0, "epoch": 0, "num_threads": 1 if name == "at once" else threads}
+
+    def counted(seeds, step):
+        hops = sample_hops(indptr, indices, seeds, options.fanouts, step=step, **how)
+        return sum(len(hop.e_id) for hop in hops.hops), len(hops.n_id)
 
     def sample(seeds, step):
         start = time.perf_counter()
-        hops = sample_hops(
-            indptr,
-            indices,
-            seeds,
-            options.fanouts,
-            seed=0,
-            epoch=0,
-            step=step,
-            num_threads=threads,
-            **how,
-        )
-        seconds = time.perf_counter() - start
-        return seconds, sum(len(hop.e_id) for hop in hops.hops), len(hops.n_id)
+        edges, nodes = counted(seeds, step)
+        return time.perf_counter() - start, edges, nodes
 
-    return sample
+    def sample_at_once(seeds, step):
+        with ThreadPoolExecutor(threads) as pool:
+            steps = range(step * threads, (step + 1) * threads)
+            start = time.perf_counter()
+            counts = list(pool.map(counted, threads * [seeds], steps))
+            seconds = time.perf_counter() - start
+        edges, nodes = zip(*counts, strict=True)
+        return seconds, sum(edges), sum(nodes)
+
+    return sample_at_once if name == "at once" else sample
 
 
 def _theirs(peer: Peer) -> Sample:

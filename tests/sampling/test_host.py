@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxgnn.sampling import _host
+from jaxgnn.sampling import _host, _reference
 from tests.sampling._graphs import (
     IMPLEMENTATIONS,
+    assert_equal,
     assert_same,
     draw_sets,
     equal_rows,
@@ -57,6 +58,24 @@ def test_the_host_draws_the_bits_of_the_reference_on_any_number_of_threads(metho
         for threads in (1, 2, 5):
             drawn = sample("c++", *graph, seeds, fanouts, **options, num_threads=threads)
             assert_same(drawn, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_have_the_bits_of_the_reference_whatever_their_senders(method):
+    indptr, indices, weights = power_law()
+    options = dict(METHODS[method])
+    if "weights" in options:
+        options["weights"] = weights.astype(options["weights"])
+    senders = indices + 1000  # of another type
+    rows = np.random.default_rng(4).integers(0, len(indptr) - 1, 150)
+    dependency = {"batch_dependency": options.pop("batch_dependency", 1)}
+    keys = _reference.randomness(**COUNTERS, hop=7, **dependency)
+    expected = _reference.sample_rows(indptr, senders, rows, 6, keys, **options)
+    drawn = _host.sample_rows(
+        indptr, senders, rows, 6, **COUNTERS, hop=7, **options, **dependency, num_threads=2
+    )
+    for one, other in zip(drawn, expected, strict=True):
+        assert_equal(one, other)
 
 
 def test_a_step_that_begins_a_period_of_dependent_batches_agrees_too():
