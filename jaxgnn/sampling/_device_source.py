@@ -65,10 +65,11 @@ class DeviceSource:
     ) -> RawSample | Capacity:
         """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
         drawing = self.host.drawing
+        in_slots: Any = filled(seeds, capacity.nodes[0], -1, np.int32)
         sample = sample_on_device(
             self.indptr,
             self.indices,
-            filled(seeds, capacity.nodes[0], -1, np.int32),
+            in_slots,
             drawing.fanouts,
             nodes=capacity.nodes,
             edges=capacity.edges,
