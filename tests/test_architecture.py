@@ -229,7 +229,13 @@ ALLOWED = {
         "jaxgnn.graph",
     },
     "jaxgnn.draw": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.draw", "jaxgnn.graph"},
-    "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.graph", "jaxgnn.sampling"},
+    "jaxgnn.sampling": {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn._ffi",
+        "jaxgnn.graph",
+        "jaxgnn.sampling",
+    },
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
         "jaxgnn._sudoku",

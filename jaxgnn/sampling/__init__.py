@@ -1,11 +1,15 @@
-"""Random samples of a graph for training, drawn on the device."""
+"""Random samples of a graph for training: batches of neighbourhoods, and pairs without an edge."""
 
 from jaxgnn._suggestions import suggest_names as _suggest_names
+from jaxgnn.sampling import features as features
+from jaxgnn.sampling._blocks import SampledBatch as SampledBatch
+from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._dense_ranks import Relabelling as Relabelling
 from jaxgnn.sampling._host import sample_hops as sample_hops
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
 from jaxgnn.sampling._negative_edges import negative_edges as negative_edges
+from jaxgnn.sampling._neighbor_loader import NeighborLoader as NeighborLoader
 from jaxgnn.sampling._on_device import DeviceSample as DeviceSample
 from jaxgnn.sampling._on_device import sample_on_device as sample_on_device
 from jaxgnn.sampling._reference import Hop as Hop

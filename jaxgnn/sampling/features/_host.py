@@ -1,0 +1,59 @@
+"""Features in the memory of the host, or in one mapped file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.sampling._mapped import check_files
+from jaxgnn.sampling._memory import aligned_empty
+
+
+class HostFeatures:
+    """Rows of a NumPy array, or of an array that is mapped from a file, such as ``np.memmap``.
+
+    Args:
+      array: [rows, ...]. It is not copied, so it must not change.
+
+    Example:
+      >>> store = HostFeatures(np.eye(3, dtype=np.float32))
+      >>> store.gather(np.array([2, -1])).tolist()
+      [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+
+    def __init__(self, array: np.ndarray):
+        if not isinstance(array, np.ndarray) or array.ndim == 0:
+            got = getattr(array, "shape", type(array).__name__)
+            raise bad_input("HostFeatures", "array", "a NumPy array [rows, ...]", got)
+        self._array = array
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._array.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of all features."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the features."""
+        return self._array.dtype
+
+    def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Returns rows as a NumPy array, zeros for -1.
+
+        Raises:
+          ValueError: if the features are mapped from a file that has become shorter.
+        """
+        check_files("HostFeatures", array=self._array)
+        if out is None:
+            out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
+        # Any other mode goes through a copy of the result.
+        np.take(self._array, ids, axis=0, out=out, mode="clip")
+        out[np.asarray(ids) < 0] = 0
+        return out
