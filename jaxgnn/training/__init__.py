@@ -16,7 +16,7 @@ from ._loop import LoopConfig as LoopConfig
 from ._loop import fit as fit
 from ._many import ManyResult as ManyResult
 from ._many import fit_many as fit_many
-from ._progress import phase as phase
+from .progress import phase as phase
 from ._step import jit_apply as jit_apply
 from ._table import Confusion as Confusion
 from ._table import Table as Table

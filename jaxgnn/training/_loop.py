@@ -13,7 +13,7 @@ from flax import nnx
 
 from ._checkpoints import Checkpoints
 from ._device_errors import LaunchWatch, launching, wait_for_devices
-from ._progress import Progress, say
+from .progress import Progress, say
 from ._step import (
     DataParallel,
     LossFn,

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 from ._loop import Best, LoopConfig, is_better
-from ._progress import Progress
+from .progress import Progress
 from ._step import (
     LossFn,
     ModelState,

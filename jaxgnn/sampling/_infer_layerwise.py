@@ -1,0 +1,293 @@
+"""Inference of one layer after the other for all nodes of a graph that no device holds."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxgnn._arrays.arrays import own
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling._subgraph_loader import (
+    checked_features,
+    checked_size,
+    gathered,
+    read_graph,
+)
+from jaxgnn.sampling._subgraphs import HostGraph, filled
+
+Layer = Callable[[CSRGraph, tuple[Any, Any]], Any]
+"""A layer of a pair ``(x_dst, x_src)``, or a function of the same arguments."""
+
+# A batch of rows has at most as many edges as its share of all edges, by this.
+_MARGIN = 1.25
+_MULTIPLE = 128
+# Batches that a device computes while the host prepares the next one.
+_AHEAD = 2
+
+
+def infer_layerwise(
+    layers: Sequence[Layer],
+    graph: CSRGraph,
+    features: Any,
+    *,
+    batch_size: int = 4096,
+    out: np.ndarray | str | os.PathLike[str] | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> np.ndarray:
+    """Applies a network to all nodes of a graph, layer by layer, with all neighbours of each node.
+
+    The device has one batch of rows at a time, with the features of their senders. So a layer
+    computes each node once, whereas batches of sampled or whole neighbourhoods of several hops
+    compute most nodes many times (GraphSAGE, https://arxiv.org/abs/1706.02216, and all samplers
+    since). The results are those of the layers on the whole graph, up to rounding.
+
+    Layers see a graph of some rows, whose columns are these rows and then their other senders, and
+    a pair ``(x_dst, x_src)``, as bipartite layers do. Put norms, activations and linear layers
+    between convolutions into functions. A layer that needs the degrees of senders, such as
+    ``GCNConv``, needs a graph that is normalised: ``graph.with_self_loops().normalized("gcn")``.
+    Each layer is compiled once. Its arrays are arguments if it is a pytree of arrays, as Flax
+    modules are, and otherwise constants.
+
+    Args:
+      layers: ``layer(block, (x_dst, x_src)) -> [rows, ...]``, in their order; in evaluation mode.
+      graph: a square graph, normalised or not, without or with one weight for each edge.
+      features: of the nodes, [nodes, ...]: an array, ``np.memmap`` or an object with
+        ``gather(ids)``.
+      batch_size: most rows of a batch. A batch also has at most 1.25 times its share of all edges,
+        or as many as the largest row.
+      out: array that the results are written to, such as a ``np.memmap``; or the path of a
+        ``.npy`` file, which is created and mapped; None for a new array.
+      scratch: folder for the results of the layers before the last, in files that are deleted at
+        the end; None keeps them in memory.
+      progress: whether to show on stderr the layer, and the nodes that are done.
+
+    Returns:
+      Results of the last layer, [nodes, ...]: ``out``, a mapped file, or a new array.
+
+    Raises:
+      ValueError: if there are no layers; the graph is traced, not square, without nodes, or has
+        weights that are not finite; features have another length; ``batch_size`` is below 1; or
+        ``out`` has another shape or dtype than the result, or a layer does not return a row for
+        each row of its block.
+
+    Example:
+      >>> ring = CSRGraph.from_edges(range(8), np.roll(range(8), -1), 8).normalized("mean")
+      >>> from jaxgnn import ops
+      >>> layer = lambda block, x: x[0] + ops.spmm(block, x[1])
+      >>> made = infer_layerwise([layer, layer], ring, np.eye(8), batch_size=3, progress=False)
+      >>> made[2].tolist()
+      [1.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    where = "infer_layerwise"
+    layers = list(layers) if isinstance(layers, Sequence) else layers
+    if not isinstance(layers, list) or not layers or not all(map(callable, layers)):
+        expected = "a list of layers or functions, at least one"
+        raise bad_input(where, "layers", expected, repr(layers)[:80])
+    graph = read_graph(where, graph, allow_normalized=True)
+    if features is None:
+        raise bad_input(where, "features", "an array, or an object with gather(ids)", None)
+    checked_features(where, features, graph.num_rows)
+    blocks = _Blocks.of(graph, checked_size(where, "batch_size", batch_size))
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        for number, layer in enumerate(layers):
+            is_last = number == len(layers) - 1
+            path = None if scratch is None else os.path.join(folder, f"{number}.npy")
+            results = _Results(out if is_last else path, graph.num_rows, is_last)
+            name = f"layer {number + 1} of {len(layers)}"
+            _apply(layer, blocks, features, results, name if progress else None)
+            features = results.array
+    return features
+
+
+def _apply(layer: Layer, blocks: _Blocks, x: Any, results: _Results, shown: str | None) -> None:
+    """Applies a layer to all rows; reading the device lags, so that it computes meanwhile."""
+    from jaxgnn.training.progress import Progress
+
+    apply = _compiled(layer)
+    pending: deque[tuple[slice, Any]] = deque()
+    total = len(blocks)
+    with Progress(0, total, blocks.rows, "nodes", enabled=shown is not None) as bar:
+        bar.begin(shown or "")
+        started = time.monotonic()
+        for number, block in enumerate(blocks, 1):
+            x_src = gathered(x, block.n_id, block.mask)
+            pending.append((block.place, apply(block.graph, x_src)))
+            if len(pending) > _AHEAD or number == total:
+                while pending and (len(pending) > _AHEAD or number == total):
+                    results.write(*pending.popleft())
+            bar.update(number, {}, 1e3 * (time.monotonic() - started) / number)
+
+
+def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
+    """The layer as a compiled function of a block and the features of its columns."""
+
+    def apply(layer: Layer, block: CSRGraph, x: Any) -> Any:
+        made = layer(block, (x[: block.num_rows], x))
+        if not hasattr(made, "shape") or made.shape[:1] != (block.num_rows,):
+            got = f"shape {made.shape}" if hasattr(made, "shape") else type(made).__name__
+            expected = f"to return an array of {block.num_rows} rows, as the block has"
+            raise bad_input("infer_layerwise", "layers", expected, got)
+        return made
+
+    if all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(layer)):
+        compiled = jax.jit(apply)
+        return lambda block, x: compiled(layer, block, x)
+    return jax.jit(lambda block, x: apply(layer, block, x))
+
+
+class _Results:
+    """Where the rows of a layer are written to: an array, a new file or new memory."""
+
+    def __init__(self, target: Any, num_nodes: int, is_given: bool):
+        self._target, self._num_nodes, self._is_given = target, num_nodes, is_given
+        self._array: np.ndarray | None = None
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array of all rows."""
+        assert self._array is not None
+        return self._array
+
+    def write(self, place: slice, rows: Any) -> None:
+        """Writes the first rows of a batch."""
+        values = np.asarray(rows)[: place.stop - place.start]
+        if self._array is None:
+            self._array = self._made((self._num_nodes, *values.shape[1:]), values.dtype)
+        self._array[place] = values
+
+    def _made(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        target = self._target
+        if target is None:
+            return np.empty(shape, dtype)
+        if isinstance(target, str | os.PathLike):
+            path = os.fspath(target)
+            return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        if not isinstance(target, np.ndarray) or (target.shape, target.dtype) != (shape, dtype):
+            expected = f"an array of {dtype} and shape {shape}, as the results, or a path"
+            kind = type(target).__name__
+            got = f"{target.dtype} of shape {target.shape}" if hasattr(target, "shape") else kind
+            raise bad_input("infer_layerwise", "out", expected, got)
+        return target
+
+
+class _Block(NamedTuple):
+    """Some rows of a graph with all their edges, padded.
+
+    Attributes:
+      graph: the rows, and as columns these rows followed by the other senders.
+      n_id: node of each column, 0 for padding.
+      mask: False for padding columns.
+      place: the rows.
+    """
+
+    graph: CSRGraph
+    n_id: np.ndarray
+    mask: np.ndarray
+    place: slice
+
+
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    """The rows of a graph, cut into blocks of one shape.
+
+    Attributes:
+      graph: the graph with its scales.
+      host: its arrays.
+      starts: first row of each block, and the number of rows.
+      rows: row slots of a block.
+      others: column slots of a block after those of its rows.
+      edges: edge slots of a block.
+    """
+
+    graph: CSRGraph
+    host: HostGraph
+    starts: np.ndarray
+    rows: int
+    others: int
+    edges: int
+
+    @classmethod
+    def of(cls, graph: CSRGraph, batch_size: int) -> _Blocks:
+        """Cuts the rows, then counts the columns of each block."""
+        host = HostGraph.of(graph)
+        rows = min(batch_size, host.num_nodes)
+        share = _MARGIN * host.num_edges * rows / host.num_nodes
+        edges = _slots(max(share, host.degrees().max()), host.num_edges)
+        starts = _cut(host.indptr, rows, edges)
+        pairs = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+        others = max(len(_other_senders(host, *pair)) for pair in pairs)
+        return cls(graph, host, starts, rows, _slots(others, host.num_nodes), edges)
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.starts) - 1
+
+    def __iter__(self) -> Iterator[_Block]:
+        """The blocks in the order of the rows."""
+        for begin, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+            yield self._block(begin, end)
+
+    def _block(self, begin: int, end: int) -> _Block:
+        host, indptr = self.host, self.host.indptr
+        others = _other_senders(host, begin, end)
+        nodes = np.concatenate([
+            filled(np.arange(begin, end), self.rows, -1, np.int64),
+            filled(others, self.others, -1, np.int64),
+        ])  # fmt: skip
+        n_id = own(np.maximum(nodes, 0))
+        edges = slice(int(indptr[begin]), int(indptr[end]))
+        senders = host.indices[edges]
+        is_own = (senders >= begin) & (senders < end)
+        columns = self.rows + np.searchsorted(others, senders)
+        columns = np.where(is_own, senders - begin, columns)
+        count = edges.stop - edges.start
+        offsets = filled(indptr[begin : end + 1] - indptr[begin], self.rows + 1, count, np.int32)
+        weights = None
+        if host.weights is not None:
+            weights = filled(host.weights[edges], self.edges, 0, host.weights.dtype)
+        block = CSRGraph(
+            offsets,
+            filled(columns, self.edges, 0, np.int32),
+            weights,
+            len(nodes),
+            row_scale=_scale(self.graph.row_scale, n_id[: self.rows]),
+            col_scale=_scale(self.graph.col_scale, n_id),
+            normalization=self.graph.normalization,
+            in_range=True,
+        )
+        return _Block(block, n_id, own(nodes >= 0), slice(begin, end))
+
+
+def _other_senders(host: HostGraph, begin: int, end: int) -> np.ndarray:
+    """Distinct senders of some rows that are not among the rows, ascending."""
+    senders = np.unique(host.indices[host.indptr[begin] : host.indptr[end]])
+    return senders[(senders < begin) | (senders >= end)]
+
+
+def _scale(scale: Any, nodes: np.ndarray) -> np.ndarray | None:
+    return None if scale is None else own(np.asarray(scale)[nodes])
+
+
+def _cut(indptr: np.ndarray, rows: int, edges: int) -> np.ndarray:
+    """Starts of blocks of at most so many rows and edges; no row has more edges than that."""
+    starts = [0]
+    while starts[-1] < len(indptr) - 1:
+        begin = starts[-1]
+        by_edges = int(np.searchsorted(indptr, indptr[begin] + edges, side="right")) - 1
+        starts.append(min(by_edges, begin + rows, len(indptr) - 1))
+    return np.array(starts, np.int64)
+
+
+def _slots(size: float, most: int) -> int:
+    """The next multiple of 128, at most ``most``."""
+    return min(-(-int(np.ceil(size)) // _MULTIPLE) * _MULTIPLE, most)
