@@ -228,7 +228,7 @@ ALLOWED = {
         "jaxgnn.graph",
     },
     "jaxgnn.draw": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.draw", "jaxgnn.graph"},
-    "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
+    "jaxgnn.sampling": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
         "jaxgnn._sudoku",

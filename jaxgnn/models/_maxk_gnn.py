@@ -157,7 +157,7 @@ class MaxKGNN(DocumentedModule):
 
     def __call__(
         self,
-        graph: CSRGraph,
+        graph: CSRGraph | Sequence[CSRGraph],
         x: Float[Array, "*batch nodes in"] | CSRGraph,
         *,
         rngs: nnx.Rngs | None = None,
@@ -166,25 +166,43 @@ class MaxKGNN(DocumentedModule):
         """Returns the class scores of each node.
 
         Args:
-          graph: graph without normalisation, or with the normalisation that the layers use.
+          graph: graph without normalisation, or with the normalisation that the layers use; or a
+            block for each layer, ``blocks`` of a ``sampling.SampledBatch``, for the scores of the
+            rows of the last. Scanned layers and hyper-connections take no blocks.
           x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
             ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
           k: kept entries per row instead of the layers' ``k``, one number or one for each
             layer, for schedules.
         """
-        if not graph.is_normalized:
-            graph = graph.normalized(_NORMALIZATIONS[self.kind])
+        graphs = self._normalized(graph)
         h = apply_linear(self.lin_in, x, self.implementation)
         ks = layer_ks(k, self.num_layers)
         if self.body is not None:
             _check_scan(self.scan_layers, ks)
-            h = self.body(graph, h, rngs=rngs, ks=ks)
+            h = self.body(graphs[0], h, rngs=rngs, ks=ks)
             return apply_linear(self.lin_out, h, self.implementation)
         for i, (convolution, layer_k) in enumerate(zip(self.convolutions, ks, strict=True)):
-            h = convolution(graph, h, rngs=rngs, k=layer_k)
+            of_ends: Any = h
+            if isinstance(graph, tuple | list) and self.kind != "gcn":
+                of_ends = h[..., : graphs[i].num_rows, :], h
+            h = convolution(graphs[i], of_ends, rngs=rngs, k=layer_k)
             if self.norms:
                 h = self.norms[i](h)
         return apply_linear(self.lin_out, h, self.implementation)
+
+    def _normalized(self, graph: CSRGraph | Sequence[CSRGraph]) -> list[CSRGraph]:
+        """The normalised graph of each layer: one for all, or a block for each."""
+        graphs = [graph]
+        if isinstance(graph, tuple | list):
+            graphs = list(graph)
+            if self.body is not None or len(graphs) != self.num_layers:
+                expected = "one graph"
+                if self.body is None:
+                    expected += f", or {self.num_layers} blocks, one for each layer"
+                raise bad_input("MaxKGNN", "graph", expected, f"{len(graphs)} blocks")
+        kind = _NORMALIZATIONS[self.kind]
+        made = [g if g.is_normalized else g.normalized(kind) for g in graphs]
+        return made if isinstance(graph, tuple | list) else made * self.num_layers
 
 
 class _Layer(nnx.Module):

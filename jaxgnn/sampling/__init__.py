@@ -1,6 +1,9 @@
 """Random samples of a graph for training, and inference on graphs that no device holds."""
 
 from jaxgnn._suggestions import suggest_names as _suggest_names
+from jaxgnn.sampling import features as features
+from jaxgnn.sampling._blocks import SampledBatch as SampledBatch
+from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
 from jaxgnn.sampling._negative_edges import negative_edges as negative_edges
@@ -12,5 +15,6 @@ from jaxgnn.sampling._saint_loader import SaintLoader as SaintLoader
 from jaxgnn.sampling._saint_loader import SaintMethod as SaintMethod
 from jaxgnn.sampling._shadow_loader import ShadowLoader as ShadowLoader
 from jaxgnn.sampling._subgraphs import SubgraphBatch as SubgraphBatch
+from jaxgnn.sampling._neighbor_loader import NeighborLoader as NeighborLoader
 
 _suggest_names(__name__)

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import ExitStack
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, Literal, Protocol, cast
 
 import jax
 import optax
@@ -32,6 +32,26 @@ from ._step import (
 from .files import Row, RowLog
 from .processes import Watch, as_first, writes_files
 from .run import RunFolder
+
+
+class Steps(Protocol):
+    """Batches of successive steps, made ahead."""
+
+    def __call__(self, step: int) -> PyTree:
+        """Returns the batch of a step, counted from 1."""
+        ...
+
+    def close(self) -> None:
+        """Ends what makes batches ahead."""
+        ...
+
+
+class Loader(Protocol):
+    """A source of batches that ``fit`` takes, such as ``sampling.NeighborLoader``."""
+
+    def steps(self, start: int) -> Steps:
+        """Returns the batches of a training that begins with step ``start``."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +174,7 @@ def fit[M: nnx.Module](
     model: M,
     optimizer: optax.GradientTransformation,
     loss_fn: LossFn,
-    batches: Callable[[int], PyTree],
+    batches: Callable[[int], PyTree] | Loader,
     *,
     config: LoopConfig,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
@@ -182,7 +202,8 @@ def fit[M: nnx.Module](
         because captured arrays are compiled in as constants.
       batches: Returns the batch of a step, a pytree of arrays. NumPy arrays are copied, so that
         they may be refilled for the next step. If the batch is always the same, return the same
-        arrays on the device, which are not copied. New shapes are compiled again.
+        arrays on the device, which are not copied. New shapes are compiled again. A loader of
+        ``jaxgnn.sampling``, or another object with ``steps(start)``, makes batches ahead.
       config: Lengths and intervals.
       evaluate: ``evaluate(model) -> {name: value}``; the model is in evaluation mode
         (``model.eval()``), and its arrays are deleted after the next step. Use ``jit_apply`` to
@@ -244,7 +265,6 @@ def fit[M: nnx.Module](
             update=make_step(
                 graphdef, optimizer, loss_fn, config.seed, config.ema_decay or 0.0, parallel
             ),
-            batches=batches,
             parallel=parallel,
             watch=watch,
             launches=stack.enter_context(LaunchWatch(arrays, config.longest_wait_s)),
@@ -257,17 +277,30 @@ def fit[M: nnx.Module](
             timing=RowLog(run.timing_path if run is not None and speaks else None),
         )
         done = session.restore(resume)
+        batch_of = stack.enter_context(_batches_from(done + 1, batches))
         if done:
             what = "resuming from" if done < config.steps else "complete at"
             say(f"{what} step {done}", progress=progress)
         examples = config.examples_per_step, config.examples
         bar = stack.enter_context(Progress(done, config.steps, *examples, enabled=progress))
         for step in range(done + 1, config.steps + 1):
-            session.advance(step, bar)
+            session.advance(step, batch_of, bar)
             if session.stopped:
                 break
         session.summarize()
     return session.result()
+
+
+@contextmanager
+def _batches_from(
+    start: int, batches: Callable[[int], PyTree] | Loader
+) -> Iterator[Callable[[int], PyTree]]:
+    """The batches from a step on; a loader stops making some at the end."""
+    if not hasattr(batches, "steps"):
+        yield cast(Callable[[int], PyTree], batches)
+        return
+    with closing(batches.steps(start)) as steps:
+        yield steps
 
 
 @dataclasses.dataclass
@@ -278,7 +311,6 @@ class _Session:
     graphdef: nnx.GraphDef
     state: TrainState
     update: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
-    batches: Callable[[int], PyTree]
     parallel: DataParallel | None
     watch: Watch
     launches: LaunchWatch
@@ -330,7 +362,7 @@ class _Session:
             )
         return done
 
-    def advance(self, step: int, bar: Progress) -> None:
+    def advance(self, step: int, batch_of: Callable[[int], PyTree], bar: Progress) -> None:
         """Does one step, and the actions that are due after it."""
         static = () if self.static is None else (self.static(step),)
         compiling = static not in self.compiled
@@ -341,7 +373,7 @@ class _Session:
         if not self.pending:
             self.started = time.perf_counter()
         self.watch.at(f"the batch of step {step}")
-        batch = owned(self.batches(step))
+        batch = owned(batch_of(step))
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
         name = f"step {step}"

@@ -1,0 +1,124 @@
+"""Checks of the arguments of loaders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling import _checks
+from jaxgnn.sampling._source import HostGraph
+from jaxgnn.sampling.features import FeatureStore, as_store
+
+
+
+def checked_fanouts(where: str, fanouts: Any) -> tuple[int, ...]:
+    """Fan-outs as a tuple; ``_checks.options`` checks the numbers."""
+    if not isinstance(fanouts, Sequence) or isinstance(fanouts, str) or not len(fanouts):
+        raise bad_input(where, "fanouts", "a number for each layer", repr(fanouts))
+    return tuple(fanouts)
+
+
+def checked_seeds(where: str, seeds: Any, num_nodes: int) -> np.ndarray:
+    """Ids of the seeds."""
+    if seeds is None:
+        return np.arange(num_nodes)
+    ids = np.asarray(seeds)
+    if ids.dtype == bool:
+        if ids.shape != (num_nodes,):
+            expected = f"a mask of shape ({num_nodes},), or ids"
+            raise bad_input(where, "seeds", expected, f"shape {ids.shape}")
+        ids = np.flatnonzero(ids)
+    if not ids.size:
+        raise bad_input(where, "seeds", "at least one node", "none")
+    return _checks.seeds(where, ids, num_nodes)
+
+
+def checked_weights(where: str, weights: Any, graph: CSRGraph, host: HostGraph) -> np.ndarray | None:
+    """Weights of the draws, for the edges of the graph that is drawn from."""
+    if weights is None:
+        return None
+    values = np.asarray(weights)
+    if values.shape != (graph.num_edges,):
+        expected = f"of shape ({graph.num_edges},), one for each edge slot"
+        raise bad_input(where, "weights", expected, f"shape {values.shape}")
+    if graph.is_normalized:
+        expected = "None for a normalised graph, whose neighbours count equally"
+        raise bad_input(where, "weights", expected, f"{values.dtype} of shape {values.shape}")
+    if values.dtype != np.float64:
+        values = values.astype(np.float32)
+    values = values[: host.num_edges] if host.edge_ids is None else values[host.edge_ids]
+    _check_draws(where, values, host.indptr)
+    return values
+
+
+def checked_features(where: str, features: Any, num_nodes: int) -> FeatureStore | None:
+    """The store of features with a row for each node, or None."""
+    if features is None:
+        return None
+    store = as_store(where, features)
+    if store.num_rows != num_nodes:
+        expected = f"of {num_nodes} rows, one for each node"
+        raise bad_input(where, "features", expected, f"{store.num_rows} rows")
+    return store
+
+
+def checked_labels(where: str, labels: Any, num_nodes: int) -> np.ndarray | None:
+    """Labels with an entry for each node, or None."""
+    if labels is None:
+        return None
+    values = np.asarray(labels)
+    if values.ndim == 0 or values.shape[0] != num_nodes:
+        expected = f"of shape ({num_nodes}, ...), one for each node"
+        raise bad_input(where, "labels", expected, f"shape {values.shape}")
+    return values
+
+
+def checked_processes(where: str, processes: tuple[int, int] | None) -> tuple[int, int]:
+    """Index and number of processes, by default those of JAX."""
+    if processes is None:
+        return jax.process_index(), jax.process_count()
+    index, count = processes
+    if not 0 <= index < count:
+        raise bad_input(where, "processes", "(index, count) with 0 <= index < count", processes)
+    return index, count
+
+
+def checked_edge_ids(where: str, edge_ids: bool, num_edges: int) -> bool:
+    """Whether batches have ids of edges, which must fit JAX's integers."""
+    if edge_ids and num_edges > np.iinfo(np.int32).max and not jax.config.jax_enable_x64:
+        expected = "False for a graph of more than 2^31 - 1 edges, or jax_enable_x64 set"
+        raise bad_input(where, "edge_ids", expected, edge_ids)
+    return edge_ids
+
+
+def checked_threads(where: str, num_threads: int | None) -> int:
+    """Number of threads, by default one for each core that this process may use."""
+    if num_threads is None:
+        allowed = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+        return len(allowed(0)) if allowed else os.cpu_count() or 1
+    require_positive(where, "num_threads", num_threads)
+    return num_threads
+
+
+def require_positive(where: str, argument: str, value: Any) -> None:
+    """Raises ValueError unless a value is a positive int."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+        raise bad_input(where, argument, "an int of at least 1", repr(value))
+
+
+def _check_draws(where: str, weights: np.ndarray, indptr: np.ndarray) -> None:
+    """Raises ValueError unless weights can be drawn by; names the first edge or row that can not."""
+    wrong = ~(weights >= 0) | np.isinf(weights)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise _checks.bad_weight(where, weights[at], at)
+    positive = np.concatenate([np.zeros(1, np.int64), np.cumsum(weights > 0)])[indptr]
+    zero = (np.diff(positive) == 0) & (np.diff(indptr) > 0)
+    if zero.any():
+        raise _checks.zero_weights(where, int(zero.argmax()))

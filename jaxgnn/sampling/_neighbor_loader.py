@@ -1,0 +1,321 @@
+"""NeighborLoader: batches of seeds with sampled neighbours, made ahead by threads."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling import _checks
+from jaxgnn.sampling import _loader_checks as checks
+from jaxgnn.sampling._blocks import EdgeValues, SampledBatch, blocks_of
+from jaxgnn.sampling._capacity import Capacity, bound_of, measured
+from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._prefetch import Prefetched
+from jaxgnn.sampling._seed_order import SeedOrder
+from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source, filled
+from jaxgnn.sampling.features import FeatureStore
+
+_WHERE = "sampling.NeighborLoader"
+
+# Batches whose sizes are measured for a capacity.
+_MEASURED_BATCHES = 8
+# Batches that are made at the same time; each has an equal part of the threads.
+_CONCURRENT_BATCHES = 4
+
+
+class NeighborLoader:
+    """Draws batches of seeds with sampled neighbours, for training on graphs of any size.
+
+    For each batch, hop after hop, some neighbours are drawn of all nodes found so far. All batches
+    have one shape, so that a jitted step compiles once. Batches are made ahead by threads, and are
+    on the default device.
+
+    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. Neither
+    the number of threads nor a restart changes it.
+
+    Args:
+      graph: a concrete square graph: row i receives from ``indices[indptr[i]:indptr[i + 1]]``. Its
+        arrays may be memory-mapped. Blocks have its weights. If it is normalised, so are they:
+        their sums are unbiased estimates of those over all neighbours.
+      seeds: nodes to draw batches of: ids, a mask [nodes], or None for all.
+      fanouts: neighbours that are drawn of each node, from the seeds outwards, -1 for all; one for
+        each layer.
+      batch_size: number of seeds of a batch.
+      features: features of all nodes, [nodes, ...]: an array of NumPy or JAX, a path of .npy files,
+        or a store of ``sampling.features``; None for none.
+      labels: labels of all nodes, [nodes, ...]; None for none.
+      replace: whether the same neighbour may be drawn again.
+      weights: for each edge slot of the graph the weight of its draws; None for equal ones. A
+        neighbour of weight zero is never drawn.
+      direction: whether neighbours are the senders of the edges that enter a node, ``"in"``, as
+        layers need it, or the receivers of those that leave it, ``"out"``.
+      method: ``"neighbour"`` draws for each node independently. With ``"labor"``
+        (https://arxiv.org/abs/2210.13339) nodes draw the same neighbours where they can, so that
+        batches have fewer nodes.
+      batch_dependency: for ``"labor"``, number of steps over which the draws change gradually, so
+        that successive batches have nodes in common.
+      shuffle: whether each epoch has another order of the seeds.
+      drop_last: whether to leave out the last batch of an epoch if it has fewer seeds.
+      seed: of all random numbers, from 0 to 2^64 - 1.
+      num_threads: number of threads; None for one for each core.
+      capacity: numbers of slots of a batch; None measures eight batches.
+      edge_ids: whether batches have ``e_id``.
+      processes: ``(index, count)`` of this process: each draws its own part of the seeds of each
+        step. None for those of JAX.
+
+    Attributes:
+      capacity: numbers of slots of a batch. If a batch does not fit, they grow, with a warning.
+      features: the store of the features, or None.
+
+    Raises:
+      ValueError: if an argument has another form than described above; the message names it.
+
+    Example:
+      >>> graph = CSRGraph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+      >>> x = np.eye(4, dtype=np.float32)
+      >>> loader = NeighborLoader(graph, [2, 0], fanouts=(2, 2), batch_size=2, features=x)
+      >>> for batch in loader:
+      ...     print(sorted(batch.n_id.tolist()), batch.blocks[-1].shape, batch.x.shape)
+      [0, 1, 2, 3] (2, 4) (4, 4)
+    """
+
+    def __init__(
+        self,
+        graph: CSRGraph,
+        seeds: npt.ArrayLike | None = None,
+        fanouts: Sequence[int] = (15, 10, 5),
+        batch_size: int = 1024,
+        features: FeatureStore | Any = None,
+        labels: npt.ArrayLike | None = None,
+        *,
+        replace: bool = False,
+        weights: npt.ArrayLike | None = None,
+        direction: Literal["in", "out"] = "in",
+        method: Method = "neighbour",
+        batch_dependency: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        num_threads: int | None = None,
+        capacity: Capacity | None = None,
+        edge_ids: bool = True,
+        processes: tuple[int, int] | None = None,
+    ):
+        fanouts = checks.checked_fanouts(_WHERE, fanouts)
+        _checks.options(_WHERE, fanouts, replace, method, batch_dependency)
+        _checks.counters(_WHERE, seed, 0, 0)
+        checks.require_positive(_WHERE, "batch_size", batch_size)
+        num_threads = checks.checked_threads(_WHERE, num_threads)
+        host = HostGraph.of(_WHERE, graph, direction)
+        self._seeds = checks.checked_seeds(_WHERE, seeds, host.num_nodes)
+        self._process, num_processes = checks.checked_processes(_WHERE, processes)
+        self._batch_size = min(batch_size, -(-len(self._seeds) // num_processes))
+        self._order = SeedOrder(
+            len(self._seeds),
+            self._batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            num_processes=num_processes,
+        )
+        self._with_edge_ids = checks.checked_edge_ids(_WHERE, edge_ids, host.num_edges)
+        self.features = checks.checked_features(_WHERE, features, host.num_nodes)
+        self._labels = checks.checked_labels(_WHERE, labels, host.num_nodes)
+        self._values = EdgeValues.of(graph, host.degrees(), direction)
+        self._workers = min(num_threads, _CONCURRENT_BATCHES)
+        self._source: Source = HostSource(
+            host,
+            checks.checked_weights(_WHERE, weights, graph, host),
+            Drawing(fanouts, seed, replace, method, batch_dependency),
+            max(num_threads // self._workers, 1),
+        )
+        self._num_nodes = host.num_nodes
+        self._bound = _bound(host, self._batch_size, fanouts, replace)
+        self._growing = threading.Lock()
+        self.capacity = self._measured() if capacity is None else self._checked(capacity)
+        self._epochs = itertools.count()
+
+    def __repr__(self) -> str:
+        """Shows sizes."""
+        return (
+            f"NeighborLoader({len(self._seeds)} seeds, {len(self)} steps of {self._batch_size}, "
+            f"{self.capacity})"
+        )
+
+    def __len__(self) -> int:
+        """Number of steps of an epoch."""
+        return self._order.num_steps
+
+    @property
+    def batch_size(self) -> int:
+        """Number of seeds of a batch, at most that of all seeds."""
+        return self._batch_size
+
+    def __iter__(self) -> Iterator[SampledBatch]:
+        """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""
+        return self.epoch(next(self._epochs))
+
+    def epoch(self, epoch: int, start: int = 0) -> Prefetched[SampledBatch]:
+        """Iterates over the batches of an epoch, from a step on."""
+        return self._ahead((epoch, step) for step in range(start, len(self)))
+
+    def steps(self, start: int = 1) -> StepBatches:
+        """Returns a function from a step of a training, counted from 1, to its batch.
+
+        ``training.fit`` takes the loader itself, and calls this with the step to start from. Step
+        ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
+        ahead.
+        """
+        return StepBatches(self, start)
+
+    def batch(self, epoch: int, step: int) -> SampledBatch:
+        """Makes one batch, on the default device.
+
+        Raises:
+          ValueError: if there is no such epoch or step.
+
+        Warns:
+          UserWarning: if the batch does not fit into the capacity, which grows.
+        """
+        _checks.counters(_WHERE, 0, epoch, 0)
+        if not 0 <= step < len(self):
+            raise bad_input(_WHERE, "step", f"in [0, {len(self)})", step)
+        seeds = self._seeds_of(epoch, step, self._process)
+        raw = self._draw(seeds, epoch, step)
+        count, size = len(seeds), self._batch_size
+        with_plans = jax.default_backend() == "cpu"
+        made = SampledBatch(
+            blocks=blocks_of(raw, self._values, with_plans=with_plans),
+            n_id=raw.n_id,
+            e_id=raw.e_id[::-1] if self._with_edge_ids else None,
+            seed_ids=filled(raw.seed_ids, size, 0),
+            seed_mask=np.arange(size) < count,
+            num_nodes=raw.num_nodes[::-1],
+            num_edges=raw.num_edges[::-1],
+            x=None if self.features is None else self.features.gather(raw.n_id),
+            y=None if self._labels is None else filled(self._labels[seeds], size, 0),
+        )
+        return jax.device_put(made)
+
+    def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
+        """Counts how often the first batches of an epoch contain each node, int64 [nodes].
+
+        ``features.CachedFeatures.hottest`` keeps the nodes of the largest counts on the device.
+        """
+        steps = range(min(num_batches, len(self)))
+        made = Prefetched(
+            lambda step: self._nodes_of(epoch, step), steps, threads=self._workers, depth=8
+        )
+        counts = np.zeros(self._num_nodes, np.int64)
+        for ids in made:
+            counts[ids] += 1
+        return counts
+
+    # -- parts of a batch --------------------------------------------------------------------
+
+    def _ahead(self, places: Iterator[tuple[int, int]]) -> Prefetched[SampledBatch]:
+        workers = self._workers
+        return Prefetched(
+            lambda place: self.batch(*place), places, threads=workers, depth=workers + 2
+        )
+
+    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
+        return self._seeds[self._order.of_step(epoch, step, process)]
+
+    def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
+        n_id = self._draw(self._seeds_of(epoch, step, self._process), epoch, step).n_id
+        return n_id[n_id >= 0]
+
+    def _draw(self, seeds: np.ndarray, epoch: int, step: int) -> RawSample:
+        while True:
+            made = self._source.draw(seeds, epoch, step, self.capacity)
+            if isinstance(made, RawSample):
+                return made
+            self._grow(made, epoch, step)
+
+    def _grow(self, sizes: Capacity, epoch: int, step: int) -> None:
+        """Makes the capacity large enough, unless another thread has done so."""
+        with self._growing:
+            before = self.capacity
+            if before.holds(sizes):
+                return
+            self.capacity = before.grown(sizes, self._bound)
+        warnings.warn(
+            f"{_WHERE}: the batch of epoch {epoch} and step {step} has {sizes}, more than "
+            f"{before}; from now on it is {self.capacity}, for which a jitted step compiles again",
+            stacklevel=2,
+        )
+
+    def _measured(self) -> Capacity:
+        """The capacity for the first batches, of the first process, so that all have the same."""
+        if not len(self):
+            expected = f"at most the number of seeds, {len(self._seeds)}, with drop_last"
+            raise bad_input(_WHERE, "batch_size", expected, self._batch_size)
+        places = (divmod(i, len(self)) for i in range(_MEASURED_BATCHES))
+        sizes = Prefetched(
+            lambda place: self._source.sizes(self._seeds_of(*place, 0), *place),
+            places,
+            threads=self._workers,
+            depth=_MEASURED_BATCHES,
+        )
+        return measured(sizes, self._bound)
+
+    def _checked(self, capacity: Capacity) -> Capacity:
+        """A user's capacity, after a check that it holds some batch."""
+        if not isinstance(capacity, Capacity):
+            raise bad_input(_WHERE, "capacity", "a Capacity or None", type(capacity).__name__)
+        hops = len(self._bound.edges)
+        if len(capacity.edges) != hops or len(capacity.nodes) != hops + 1:
+            expected = f"numbers for {hops} fanouts: {hops + 1} of nodes and {hops} of edges"
+            raise bad_input(_WHERE, "capacity", expected, capacity)
+        least = self._source.sizes(self._seeds[:1], 0, 0)
+        least = Capacity((self._bound.nodes[0], *least.nodes[1:]), least.edges)
+        ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
+        if not capacity.holds(least) or not ascending:
+            expected = f"ascending, and at least that of one seed, {least}"
+            raise bad_input(_WHERE, "capacity", expected, capacity)
+        return capacity
+
+
+class StepBatches:
+    """Batches of the steps of a training, counted from 1, of which the next are made ahead."""
+
+    def __init__(self, loader: NeighborLoader, start: int):
+        self._loader = loader
+        self._begin(start)
+
+    def __call__(self, step: int) -> SampledBatch:
+        """Returns the batch of a step; another than the next one is made without preparation."""
+        if step != self._next:
+            self._begin(step)
+        self._next += 1
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Ends the threads that make batches."""
+        self._batches.close()
+
+    def _begin(self, step: int) -> None:
+        if step < 1:
+            raise bad_input(_WHERE, "step", "at least 1", step)
+        steps, self._next = len(self._loader), step
+        self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
+
+
+def _bound(host: HostGraph, batch_size: int, fanouts: Sequence[int], replace: bool) -> Capacity:
+    """The sizes that no batch exceeds."""
+    max_degree = int(host.degrees().max(initial=0))
+    num_edges = host.num_edges
+    if replace:
+        max_degree = max(max_degree, *fanouts)
+        num_edges = max(num_edges, host.num_nodes * max_degree)
+    return bound_of(batch_size, fanouts, host.num_nodes, num_edges, max_degree)

@@ -1,0 +1,269 @@
+"""Neighbour sampling in NumPy: the definition of what samplers draw.
+
+``_host.py`` computes the same bits in C++, and ``_on_device.py`` under ``jit``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxgnn.sampling import _checks, _random
+from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._random import Key
+
+
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """Edges that one hop draws, as rows of local ids.
+
+    Attributes:
+      indptr: first edge of each row, int64 [rows + 1]. Row i is the node ``n_id[i]``.
+      senders: local ids of senders, int32 [edges]: places in ``n_id``.
+      e_id: positions of the edges in the arrays of the graph, int64 [edges].
+    """
+
+    indptr: np.ndarray
+    senders: np.ndarray
+    e_id: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Hops:
+    """Sample of a batch of seeds.
+
+    Attributes:
+      n_id: nodes, int64 [n]: the distinct seeds in the order given, then the new nodes of each hop,
+        ascending within the hop.
+      num_nodes: number of nodes before the first hop and after each, int64 [hops + 1]. Hop h has
+        ``num_nodes[h]`` rows, and its local ids are below ``num_nodes[h + 1]``.
+      hops: drawn edges; hop 0 is next to the seeds.
+      seed_ids: local id of each seed, int64 [seeds].
+    """
+
+    n_id: np.ndarray
+    num_nodes: np.ndarray
+    hops: tuple[Hop, ...]
+    seed_ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Keys of the random numbers of one hop.
+
+    Attributes:
+      neighbours: key of the draws of a row without weights.
+      weighted: key of the draws of a row with weights.
+      labor: key of the draws of senders.
+      next_labor: key of the draws towards which those of ``labor`` move, or None.
+      angle: how far they have moved, from 0 to a right angle.
+    """
+
+    neighbours: Key
+    weighted: Key
+    labor: Key
+    next_labor: Key | None = None
+    angle: float = 0.0
+
+
+def randomness(seed: int, epoch: int, step: int, hop: int, batch_dependency: int = 1) -> Randomness:
+    """The keys of one hop; draws of senders change within ``batch_dependency`` steps."""
+    key = _random.batch_key(seed, epoch, step)
+    neighbours = _random.hop_key(key, hop, _random.NEIGHBOURS)
+    weighted = _random.hop_key(key, hop, _random.WEIGHTED)
+    period, part = divmod(step, batch_dependency)
+    labor, next_labor = (
+        _random.hop_key(_random.batch_key(seed, epoch, i), hop, _random.LABOR)
+        for i in (period, period + 1)
+    )
+    if batch_dependency == 1:
+        return Randomness(neighbours, weighted, labor)
+    angle = part / batch_dependency * (math.pi / 2)
+    return Randomness(neighbours, weighted, labor, next_labor, angle)
+
+
+def sample_hops(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    seeds: np.ndarray,
+    fanouts: Sequence[int],
+    *,
+    seed: int,
+    epoch: int,
+    step: int,
+    replace: bool = False,
+    weights: np.ndarray | None = None,
+    method: Method = "neighbour",
+    batch_dependency: int = 1,
+    num_threads: int | None = None,
+) -> Hops:
+    """Draws neighbours of seeds, neighbours of these, and so on; see ``_host.sample_hops``."""
+    del num_threads
+    where = "sampling.sample_hops"
+    _checks.graph(where, indptr, indices, weights)
+    _checks.options(where, fanouts, replace, method, batch_dependency)
+    _checks.counters(where, seed, epoch, step)
+    seeds = _checks.seeds(where, seeds, len(indptr) - 1)
+
+    n_id, seed_ids = _distinct(seeds)
+    num_nodes, hops = [len(n_id)], []
+    for hop, fanout in enumerate(fanouts):
+        keys = randomness(seed, epoch, step, hop, batch_dependency)
+        row_ends, e_id = sample_rows(
+            indptr, indices, n_id, fanout, keys, replace=replace, weights=weights, method=method
+        )
+        found = np.asarray(indices[e_id], np.int64)
+        _checks.senders(where, found, e_id, len(indptr) - 1)
+        n_id = np.concatenate([n_id, np.setdiff1d(found, n_id)])
+        num_nodes.append(len(n_id))
+        hops.append(Hop(row_ends, _places(n_id, found), e_id))
+    return Hops(n_id, np.array(num_nodes, np.int64), tuple(hops), seed_ids)
+
+
+def sample_rows(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    rows: np.ndarray,
+    fanout: int,
+    keys: Randomness,
+    *,
+    replace: bool = False,
+    weights: np.ndarray | None = None,
+    method: Method = "neighbour",
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws edges of each of some rows.
+
+    Returns:
+      The first drawn edge of each row, int64 [rows + 1], and the positions of the edges in the
+      arrays of the graph, int64 [edges], ascending within a row.
+    """
+    where = "sampling.sample_hops"
+    first = np.asarray(indptr[rows], np.int64)
+    degrees = np.asarray(indptr[rows + 1], np.int64) - first
+    _checks.rows(where, rows, first, degrees, len(indices))
+    if replace and fanout >= 0 and weights is None:
+        row, offset = _with_replacement(rows, degrees, fanout, keys)
+    elif replace and fanout >= 0:
+        row, offset = _weighted_with_replacement(rows, first, degrees, fanout, keys, weights)
+    elif weights is None and method == "neighbour":
+        row, offset = _without_replacement(rows, degrees, fanout, keys)
+    else:
+        row, offset = _least_keys(indices, rows, first, degrees, fanout, keys, weights, method)
+    order = np.lexsort((offset, row))
+    row, offset = row[order], offset[order]
+    return _ends(np.bincount(row, minlength=len(rows))), first[row] + offset
+
+
+# Each of the functions below returns pairs of a row (its place in `rows`) and an edge's offset in it.
+
+
+def _without_replacement(rows, degrees, fanout, keys):
+    """Draws distinct edges, uniformly among all sets of them, by Floyd's method.
+
+    Bentley and Floyd, "A sample of brilliance", 1987, https://doi.org/10.1145/30401.315746.
+    """
+    small = degrees <= fanout if fanout >= 0 else np.ones(len(rows), bool)
+    all_rows, all_offsets = _all_edges(np.where(small, degrees, 0))
+    large = np.flatnonzero(~small)
+    chosen = np.empty((len(large), max(fanout, 0)), np.int64)
+    for slot in range(chosen.shape[1]):
+        last = degrees[large] - fanout + slot
+        drawn = _random.below(_random.draw(keys.neighbours, rows[large], slot), last + 1)
+        is_taken = (chosen[:, :slot] == drawn[:, None]).any(axis=1)
+        chosen[:, slot] = np.where(is_taken, last, drawn)
+    row = np.concatenate([all_rows, np.repeat(large, chosen.shape[1])])
+    return row, np.concatenate([all_offsets, chosen.ravel()])
+
+
+def _with_replacement(rows, degrees, fanout, keys):
+    """Draws ``fanout`` edges of each row that has any; the same edge may be drawn again."""
+    filled = np.flatnonzero(degrees)
+    words = _random.draw(keys.neighbours, rows[filled, None], np.arange(fanout))
+    offsets = _random.below(words, degrees[filled, None])
+    return np.repeat(filled, fanout), offsets.ravel()
+
+
+def _weighted_with_replacement(rows, first, degrees, fanout, keys, weights):
+    """Draws ``fanout`` edges of each row with probabilities in proportion to their weights."""
+    filled = np.flatnonzero(degrees)
+    offsets = np.empty((len(filled), fanout), np.int64)
+    for i, row in enumerate(filled):
+        ends = np.cumsum(_row_weights(rows, first, degrees, weights, row))
+        drawn = _random.uniform(_random.draw(keys.weighted, rows[row], np.arange(fanout)))
+        # Only the rounding of very small numbers can reach the end.
+        points = np.minimum(drawn * ends[-1], np.nextafter(ends[-1], 0.0))
+        offsets[i] = np.searchsorted(ends, points, side="right")
+    return np.repeat(filled, fanout), offsets.ravel()
+
+
+def _least_keys(indices, rows, first, degrees, fanout, keys, weights, method):
+    """Chooses the edges of least key in each row; equal keys in the order of the graph.
+
+    With a uniform key for each edge that draws without replacement. With an exponential key, divided
+    by the weight, it draws as if one after the other, each in proportion to the weights of those
+    that are left (Efraimidis and Spirakis, 2006, https://doi.org/10.1016/j.ipl.2005.11.003). With
+    keys that belong to senders, rows choose the same senders where they can (LABOR, Balin and
+    Catalyurek, NeurIPS 2023, https://arxiv.org/abs/2210.13339).
+    """
+    row, offset = _all_edges(degrees)
+    positions = first[row] + offset
+    if method == "labor":
+        key = _labor_keys(keys, np.asarray(indices[positions], np.int64), weights is not None)
+    else:
+        key = _random.exponential(_random.draw(keys.weighted, rows[row], offset))
+    if weights is not None:
+        for filled in np.flatnonzero(degrees):
+            _row_weights(rows, first, degrees, weights, filled)
+        edge_weights = np.asarray(weights[positions], np.float64)
+        allowed = edge_weights > 0
+        row, offset = row[allowed], offset[allowed]
+        key = key[allowed] / edge_weights[allowed]
+    order = np.lexsort((offset, key, row))
+    row, offset = row[order], offset[order]
+    ends = _ends(np.bincount(row, minlength=len(rows)))
+    rank = np.arange(len(row)) - ends[row]
+    kept = rank < fanout if fanout >= 0 else np.ones(len(row), bool)
+    return row[kept], offset[kept]
+
+
+def _labor_keys(keys: Randomness, senders: np.ndarray, weighted: bool) -> np.ndarray:
+    words = _random.draw(keys.labor, senders, 0)
+    if keys.next_labor is None:
+        return _random.exponential(words) if weighted else words
+    next_words = _random.draw(keys.next_labor, senders, 0)
+    # As a sum of independent normal deviates whose squared factors sum to one, it is normal too.
+    deviates = _random.normal(words) * math.cos(keys.angle)
+    deviates = deviates + _random.normal(next_words) * math.sin(keys.angle)
+    return _random.exponential_of_normal(deviates) if weighted else deviates
+
+
+def _row_weights(rows, first, degrees, weights, row) -> np.ndarray:
+    values = np.asarray(weights[first[row] : first[row] + degrees[row]], np.float64)
+    _checks.row_weights("sampling.sample_hops", values, first[row], rows[row])
+    return values
+
+
+def _all_edges(degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    row = np.repeat(np.arange(len(degrees)), degrees)
+    return row, np.arange(len(row)) - _ends(degrees)[row]
+
+
+def _ends(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+def _distinct(seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct seeds in order of their first place, and the number of each seed among them."""
+    _, first, inverse = np.unique(seeds, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return seeds[first[order]], number[inverse.ravel()].astype(np.int64)
+
+
+def _places(nodes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    order = np.argsort(nodes)
+    return order[np.searchsorted(nodes, values, sorter=order)].astype(np.int32)

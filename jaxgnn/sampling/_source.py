@@ -1,0 +1,206 @@
+"""Sources of samples: the host's sampler, with its results padded to a capacity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import is_concrete
+from jaxgnn.graph.csr.require_graph import require_graph
+from jaxgnn.sampling._capacity import Capacity
+from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._reference import Hops, sample_hops
+
+
+class RawSample(NamedTuple):
+    """The structure of one batch, hop by hop from the seeds outwards, padded to a capacity.
+
+    Attributes:
+      n_id: node of the graph for each node slot, -1 for padding.
+      indptr: for each hop the row offsets; rows without a node have no edges.
+      indices: for each hop the place in ``n_id`` of the sender of each edge slot, 0 for padding.
+      e_id: for each hop the position in the graph of each edge slot, -1 for padding.
+      num_nodes: number of seeds, then of nodes up to and with each hop, [hops + 1].
+      num_edges: number of edges of each hop, [hops].
+      seed_ids: place in ``n_id`` of each seed that was given, without padding.
+    """
+
+    n_id: Any
+    indptr: tuple[Any, ...]
+    indices: tuple[Any, ...]
+    e_id: tuple[Any, ...]
+    num_nodes: Any
+    num_edges: Any
+    seed_ids: Any
+
+    def num_cols(self, hop: int) -> int:
+        """Number of columns of a hop, which are the rows of the next one."""
+        if hop + 1 < len(self.indptr):
+            return self.indptr[hop + 1].shape[0] - 1
+        return self.n_id.shape[0]
+
+
+class Source(Protocol):
+    """What a loader draws from: a function of seeds, epoch and step."""
+
+    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
+        """Sizes of a sample."""
+        ...
+
+    def draw(
+        self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
+    ) -> RawSample | Capacity:
+        """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
+        ...
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Options of a sampler, as ``NeighborLoader`` describes them."""
+
+    fanouts: tuple[int, ...]
+    seed: int
+    replace: bool = False
+    method: Method = "neighbour"
+    batch_dependency: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class HostGraph:
+    """The arrays of a graph in the memory of the host, rows being the nodes that draw.
+
+    Attributes:
+      indptr: row offsets.
+      indices: neighbour of each edge.
+      edge_ids: position in the user's graph of each edge, or None where it is the same.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    edge_ids: np.ndarray | None
+
+    @classmethod
+    def of(cls, where: str, graph: Any, direction: str) -> HostGraph:
+        """Reads a square concrete graph; memory-mapped arrays stay in their files."""
+        require_graph(where, "graph", graph)
+        if not is_concrete(graph.indptr, graph.indices):
+            raise bad_input(where, "graph", "concrete; make loaders outside jit", "a tracer")
+        if not graph.is_square:
+            raise bad_input(where, "graph", "square, with nodes of one kind", f"shape {graph.shape}")
+        if not graph.in_range:
+            graph.concrete_parts()  # checks offsets and ids
+        if direction not in ("in", "out"):
+            raise bad_input(where, "direction", '"in" or "out"', repr(direction))
+        arrays: tuple[Any, Any, Any] = graph.indptr, graph.indices, None
+        if direction == "out":
+            plan = graph.made_plan("transpose", "permutation")
+            arrays = plan.transposed_indptr, plan.transposed_indices, plan.permutation
+        indptr, indices = (np.asarray(array) for array in arrays[:2])
+        num_edges = int(indptr[-1])
+        edge_ids = None if arrays[2] is None else np.asarray(arrays[2])[:num_edges]
+        return cls(indptr, indices[:num_edges], edge_ids)
+
+    def degrees(self) -> np.ndarray:
+        """Number of edges of each row."""
+        return np.diff(self.indptr)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.indptr.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, without padding."""
+        return self.indices.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class HostSource:
+    """Draws on the host.
+
+    Attributes:
+      graph: the graph to draw from.
+      weights: weight of each of its edges for the draws, or None.
+      drawing: the options.
+      num_threads: threads for one batch.
+    """
+
+    graph: HostGraph
+    weights: np.ndarray | None
+    drawing: Drawing
+    num_threads: int
+
+    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
+        """Sizes of a sample."""
+        return _sizes(self._hops(seeds, epoch, step))
+
+    def draw(
+        self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
+    ) -> RawSample | Capacity:
+        """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
+        hops = self._hops(seeds, epoch, step)
+        sizes = _sizes(hops)
+        if not capacity.holds(sizes):
+            return sizes
+        return _padded(hops, capacity, self.graph)
+
+    def _hops(self, seeds: np.ndarray, epoch: int, step: int) -> Hops:
+        drawing = self.drawing
+        return sample_hops(
+            self.graph.indptr,
+            self.graph.indices,
+            seeds,
+            drawing.fanouts,
+            seed=drawing.seed,
+            epoch=epoch,
+            step=step,
+            replace=drawing.replace,
+            weights=self.weights,
+            method=drawing.method,
+            batch_dependency=drawing.batch_dependency,
+            num_threads=self.num_threads,
+        )
+
+
+def _sizes(hops: Hops) -> Capacity:
+    edges = tuple(hop.senders.shape[0] for hop in hops.hops)
+    return Capacity(tuple(map(int, hops.num_nodes)), edges)
+
+
+def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
+    """The arrays of a sample in slots, with the ids of the user's graph."""
+    id_dtype, edge_dtype = (_id_dtype(size) for size in (graph.num_nodes, graph.num_edges))
+    rows = zip(hops.hops, capacity.nodes, capacity.edges, strict=False)
+    indptr, indices, e_id = [], [], []
+    for hop, num_rows, num_slots in rows:
+        offsets = np.full(num_rows + 1, hop.senders.shape[0], np.int32)
+        offsets[: hop.indptr.shape[0]] = hop.indptr
+        indptr.append(offsets)
+        indices.append(filled(hop.senders, num_slots, 0, np.int32))
+        edges = hop.e_id if graph.edge_ids is None else graph.edge_ids[hop.e_id]
+        e_id.append(filled(edges, num_slots, -1, edge_dtype))
+    return RawSample(
+        n_id=filled(hops.n_id, capacity.nodes[-1], -1, id_dtype),
+        indptr=tuple(indptr),
+        indices=tuple(indices),
+        e_id=tuple(e_id),
+        num_nodes=np.asarray(hops.num_nodes, np.int32),
+        num_edges=np.asarray([hop.senders.shape[0] for hop in hops.hops], np.int32),
+        seed_ids=hops.seed_ids.astype(np.int32),
+    )
+
+
+def filled(values: np.ndarray, length: int, padding: Any, dtype: Any = None) -> np.ndarray:
+    """A copy of values, with padding after them up to a length."""
+    made = np.empty((length, *values.shape[1:]), values.dtype if dtype is None else dtype)
+    made[: values.shape[0]] = values
+    made[values.shape[0] :] = padding
+    return made
+
+
+def _id_dtype(count: int) -> type[np.signedinteger]:
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64

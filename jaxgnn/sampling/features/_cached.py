@@ -1,0 +1,134 @@
+"""The rows that are read most, on the device, in front of a store on the host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from jaxgnn._errors import bad_input
+from jaxgnn.sampling.features._device import rows_or_zeros
+from jaxgnn.sampling.features._store import as_store
+
+_LEAST_MISSES = 128
+
+
+class CachedFeatures:
+    """Some rows on the device, and all rows in a store on the host that is read for the others.
+
+    ``loader.read_counts()`` counts how often batches read each row; those that are read most are
+    the ones to keep.
+
+    Args:
+      features: all rows: an array, a path of .npy files, or any store.
+      rows: numbers of the distinct rows to keep on the device.
+
+    Attributes:
+      hits: number of rows that were found on the device.
+      misses: number of rows that were read from the store.
+
+    Example:
+      >>> store = CachedFeatures(np.eye(4, dtype=np.float32), rows=[3, 0])
+      >>> store.gather(np.array([0, 1, -1])).tolist()
+      [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+      >>> store.hit_rate
+      0.5
+    """
+
+    def __init__(self, features: Any, rows: npt.ArrayLike):
+        self._store = as_store("CachedFeatures", features)
+        rows = np.asarray(rows)
+        is_list = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
+        if not is_list or rows.size != np.unique(rows).size:
+            got = f"{rows.dtype} of shape {rows.shape}"
+            raise bad_input("CachedFeatures", "rows", "a list of distinct integers", got)
+        if rows.size and not 0 <= rows.min() <= rows.max() < self._store.num_rows:
+            expected = f"in [0, {self._store.num_rows})"
+            raise bad_input("CachedFeatures", "rows", expected, f"{rows.min()} to {rows.max()}")
+        self._place = np.full(self._store.num_rows, -1, np.int32)
+        self._place[rows.astype(np.int64)] = np.arange(rows.size)
+        self._cached = jax.device_put(jnp.asarray(self._store.gather(rows.astype(np.int64))))
+        self.hits = self.misses = 0
+        self._counting = threading.Lock()
+
+    @classmethod
+    def hottest(cls, features: Any, counts: npt.ArrayLike, share: float = 0.1) -> CachedFeatures:
+        """Keeps the rows of the largest counts.
+
+        Args:
+          features: all rows.
+          counts: for each row how often it is read, such as ``loader.read_counts()``.
+          share: share of the rows to keep, from 0 to 1. Rows that were never read are left out.
+
+        Raises:
+          ValueError: if ``share`` is not in [0, 1].
+        """
+        if not 0 <= share <= 1:
+            raise bad_input("CachedFeatures.hottest", "share", "in [0, 1]", share)
+        counts = np.asarray(counts)
+        order = np.argsort(-counts, kind="stable")[: int(share * counts.size)]
+        return cls(features, order[counts[order] > 0])
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._store.num_rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of all features."""
+        return self._store.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of gathered rows."""
+        return self._store.dtype
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the rows that were found on the device; NaN before the first."""
+        total = self.hits + self.misses
+        return self.hits / total if total else float("nan")
+
+    def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> jax.Array:
+        """Returns rows on the device, zeros for -1; ``out`` is ignored."""
+        del out
+        ids = np.asarray(ids)
+        places = np.where(ids >= 0, np.take(self._place, ids, mode="clip"), -1)
+        missing = np.flatnonzero((ids >= 0) & (places < 0))
+        with self._counting:
+            self.hits += int((places >= 0).sum())
+            self.misses += missing.size
+        if not missing.size:
+            return rows_or_zeros(self._cached, places)
+        slots = _slots(missing.size, ids.size)
+        wanted = np.full(slots, -1, ids.dtype)
+        wanted[: missing.size] = ids[missing]
+        # Numbers of padding slots are past the last row, and are dropped.
+        into = np.full(slots, ids.size, np.int32)
+        into[: missing.size] = missing
+        return _with_rows(self._cached, places, self._store.gather(wanted), into)
+
+
+def hot_counts(num_rows: int, batches: Iterable[np.ndarray]) -> np.ndarray:
+    """How often rows occur in lists of ids, of which -1 are ignored: int64 [rows]."""
+    counts = np.zeros(num_rows, np.int64)
+    for ids in batches:
+        np.add.at(counts, ids[ids >= 0], 1)
+    return counts
+
+
+def _slots(count: int, most: int) -> int:
+    """A number of slots for ``count`` rows, of few different ones: a sixteenth above a power."""
+    step = max(1 << max(count - 1, 1).bit_length() >> 4, _LEAST_MISSES)
+    return min(-(-count // step) * step, most)
+
+
+@jax.jit
+def _with_rows(cached: jax.Array, places: jax.Array, rows: jax.Array, into: jax.Array) -> jax.Array:
+    return rows_or_zeros(cached, places).at[into].set(rows, mode="drop")

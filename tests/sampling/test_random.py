@@ -1,0 +1,83 @@
+"""Counter-based random numbers: known vectors, ranges and distributions."""
+
+import jax.extend.random
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from jaxgnn.sampling import _random
+
+# Of the authors' test file kat_vectors: counter, key, result.
+PUBLISHED = [
+    ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+    ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), PUBLISHED)
+def test_threefry_gives_the_published_vectors(counter, key, expected):
+    words = _random.threefry(np.array(key, np.uint32), np.array(counter, np.uint32))
+    assert tuple(int(word) for word in words) == expected
+
+
+def test_threefry_equals_that_of_jax():
+    rng = np.random.default_rng(0)
+    key, counter = (rng.integers(0, 2**32, (2, n), dtype=np.uint32) for n in (1, 50))
+    expected = jax.extend.random.threefry_2x32(jnp.asarray(key[:, 0]), jnp.asarray(counter.ravel()))
+    words = _random.threefry(tuple(key), tuple(counter))
+    np.testing.assert_array_equal(np.concatenate(words), np.asarray(expected))
+
+
+def test_words_differ_in_seed_epoch_step_hop_stream_node_and_slot():
+    base = (3, 1, 2, 0, 0, 5, 7)
+    changed = [base, *((*base[:i], base[i] + 1, *base[i + 1 :]) for i in range(len(base)))]
+    changed += [(3 + 2**32, *base[1:]), (*base[:5], 5 + 2**32, 7)]
+    words = set()
+    for seed, epoch, step, hop, stream, node, slot in changed:
+        key = _random.hop_key(_random.batch_key(seed, epoch, step), hop, stream)
+        words.add(int(_random.draw(key, np.array(node), np.array(slot))))
+    assert len(words) == len(changed)
+
+
+def test_below_is_the_upper_half_of_the_product():
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, 2**64, 200, dtype=np.uint64)
+    words[:2] = 0, 2**64 - 1
+    bounds = rng.integers(1, 2**32, 200)
+    expected = [int(word) * int(bound) >> 64 for word, bound in zip(words, bounds, strict=True)]
+    np.testing.assert_array_equal(_random.below(words, bounds), expected)
+
+
+def test_log_is_within_two_units_in_the_last_place():
+    values = np.concatenate(
+        [
+            np.random.default_rng(2).random(2000) + 2.0**-60,
+            [1.0, 0.5, 2.0**-53, 1 - 2.0**-53, 3e-22],
+        ]
+    )
+    exact = np.log(values.astype(np.longdouble))
+    error = np.abs(_random.log(values) - exact) / np.spacing(np.abs(exact).astype(np.float64))
+    assert error.max() <= 2
+
+
+def test_deviates_have_their_distributions_and_increase_with_the_word():
+    key = _random.hop_key(_random.batch_key(0, 0, 0), 0, _random.NEIGHBOURS)
+    words = np.sort(_random.draw(key, np.arange(4000), 0))
+    assert scipy.stats.kstest(_random.uniform(words), "uniform").pvalue > 1e-3
+    assert scipy.stats.kstest(_random.exponential(words), "expon").pvalue > 1e-3
+    assert scipy.stats.kstest(_random.normal(words), "norm").pvalue > 1e-3
+    assert (np.diff(_random.exponential(words)) >= 0).all()
+    normal = np.linspace(-9, 9, 100)
+    of_normal = _random.exponential_of_normal(normal)
+    np.testing.assert_allclose(
+        of_normal, -scipy.stats.norm.logsf(normal), rtol=1e-13, atol=2.0**-52
+    )
+    assert (np.diff(of_normal) >= 0).all()
+
+
+def test_the_least_and_the_largest_word_give_finite_deviates():
+    words = np.array([0, 2**64 - 1], np.uint64)
+    for deviates in (_random.uniform, _random.exponential, _random.normal):
+        assert np.isfinite(deviates(words)).all()
