@@ -228,7 +228,14 @@ ALLOWED = {
         "jaxgnn.graph",
     },
     "jaxgnn.draw": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.draw", "jaxgnn.graph"},
-    "jaxgnn.sampling": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
+    "jaxgnn.sampling": {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn.distributed",
+        "jaxgnn.graph",
+        "jaxgnn.sampling",
+        "jaxgnn.training.progress",
+    },
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
         "jaxgnn._sudoku",

@@ -4,17 +4,17 @@ from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.sampling import features as features
 from jaxgnn.sampling._blocks import SampledBatch as SampledBatch
 from jaxgnn.sampling._capacity import Capacity as Capacity
-from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
-from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
-from jaxgnn.sampling._negative_edges import negative_edges as negative_edges
 from jaxgnn.sampling._cluster_loader import ClusterLoader as ClusterLoader
 from jaxgnn.sampling._cluster_loader import ClusterMethod as ClusterMethod
 from jaxgnn.sampling._infer_layerwise import Layer as Layer
 from jaxgnn.sampling._infer_layerwise import infer_layerwise as infer_layerwise
+from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
+from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
+from jaxgnn.sampling._negative_edges import negative_edges as negative_edges
+from jaxgnn.sampling._neighbor_loader import NeighborLoader as NeighborLoader
 from jaxgnn.sampling._saint_loader import SaintLoader as SaintLoader
 from jaxgnn.sampling._saint_loader import SaintMethod as SaintMethod
 from jaxgnn.sampling._shadow_loader import ShadowLoader as ShadowLoader
 from jaxgnn.sampling._subgraphs import SubgraphBatch as SubgraphBatch
-from jaxgnn.sampling._neighbor_loader import NeighborLoader as NeighborLoader
 
 _suggest_names(__name__)

@@ -11,13 +11,9 @@ import numpy.typing as npt
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed import partition
 from jaxgnn.graph import CSRGraph
-from jaxgnn.sampling._subgraph_loader import (
-    NodeData,
-    SubgraphLoader,
-    checked_size,
-    read_graph,
-)
-from jaxgnn.sampling._subgraphs import HostGraph, Induced
+from jaxgnn.sampling._seed_order import SeedOrder
+from jaxgnn.sampling._subgraph_loader import NodeData, SubgraphLoader, checked_size
+from jaxgnn.sampling._subgraphs import Induced, WholeGraph
 
 ClusterMethod = Literal["communities", "metis", "contiguous", "random"]
 """Method that finds clusters; see ``distributed.partition``."""
@@ -50,7 +46,8 @@ class ClusterLoader(SubgraphLoader):
         needs ``pymetis`` and cuts fewer edges.
       cache: folder that keeps the clusters, by a hash of the graph; None keeps nothing.
       shuffle: whether to shuffle the clusters in each epoch.
-      seed: seed of the shuffling.
+      seed: of the shuffling, from 0 to 2^64 - 1.
+      num_threads: number of threads that make batches, at most 4; None for one for each core.
 
     Raises:
       ValueError: if the graph is traced, not square, normalised, without nodes, or has weights that
@@ -83,11 +80,12 @@ class ClusterLoader(SubgraphLoader):
         cache: str | os.PathLike[str] | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        num_threads: int | None = None,
     ):
-        where = "ClusterLoader"
-        graph = read_graph(where, graph)
-        data = NodeData.of(where, graph.num_rows, features, labels, train)
-        super().__init__(HostGraph.of(graph), data, seed)
+        where = self._where
+        whole = WholeGraph.read(where, graph)
+        data = NodeData.of(where, whole.num_nodes, features, labels, train)
+        super().__init__(whole, data, seed, num_threads)
         if method not in get_args(ClusterMethod):
             expected = f"one of {', '.join(map(repr, get_args(ClusterMethod)))}"
             raise bad_input(where, "method", expected, repr(method))
@@ -97,11 +95,18 @@ class ClusterLoader(SubgraphLoader):
         sizes = np.bincount(self.cluster_of)
         self._ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[sizes > 0])])
         self.batch_clusters = checked_size(where, "batch_clusters", batch_clusters)
-        self.shuffle = shuffle
+        self._order = SeedOrder(
+            self.num_clusters,
+            self.batch_clusters,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=False,
+            num_processes=1,
+        )
 
     def __len__(self) -> int:
-        """Number of batches of an epoch."""
-        return -(-self.num_clusters // self.batch_clusters)
+        """Number of steps of an epoch."""
+        return self._order.num_steps
 
     @property
     def num_clusters(self) -> int:
@@ -109,10 +114,7 @@ class ClusterLoader(SubgraphLoader):
         return len(self._ends) - 1
 
     def _part(self, epoch: int, step: int) -> Induced:
-        order = np.arange(self.num_clusters)
-        if self.shuffle:
-            order = self._shuffled(epoch, self.num_clusters)
-        chosen = order[step * self.batch_clusters :][: self.batch_clusters].tolist()
+        chosen = self._order.of_step(epoch, step, 0).tolist()
         nodes = [self._nodes[self._ends[i] : self._ends[i + 1]] for i in chosen]
         return self._graph.induced(np.sort(np.concatenate(nodes)))
 

@@ -16,13 +16,10 @@ import numpy as np
 from jaxgnn._arrays.arrays import own
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.sampling._subgraph_loader import (
-    checked_features,
-    checked_size,
-    gathered,
-    read_graph,
-)
-from jaxgnn.sampling._subgraphs import HostGraph, filled
+from jaxgnn.sampling import _loader_checks as checks
+from jaxgnn.sampling._subgraph_loader import checked_size
+from jaxgnn.sampling._subgraphs import WholeGraph, filled
+from jaxgnn.sampling.features import FeatureStore, as_store
 
 Layer = Callable[[CSRGraph, tuple[Any, Any]], Any]
 """A layer of a pair ``(x_dst, x_src)``, or a function of the same arguments."""
@@ -93,23 +90,24 @@ def infer_layerwise(
     if not isinstance(layers, list) or not layers or not all(map(callable, layers)):
         expected = "a list of layers or functions, at least one"
         raise bad_input(where, "layers", expected, repr(layers)[:80])
-    graph = read_graph(where, graph, allow_normalized=True)
-    if features is None:
-        raise bad_input(where, "features", "an array, or an object with gather(ids)", None)
-    checked_features(where, features, graph.num_rows)
-    blocks = _Blocks.of(graph, checked_size(where, "batch_size", batch_size))
+    whole = WholeGraph.read(where, graph, allow_normalized=True)
+    x = checks.checked_features(where, as_store(where, features), whole.num_nodes)
+    assert x is not None
+    blocks = _Blocks.of(graph, whole, checked_size(where, "batch_size", batch_size))
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
             path = None if scratch is None else os.path.join(folder, f"{number}.npy")
-            results = _Results(out if is_last else path, graph.num_rows, is_last)
+            results = _Results(out if is_last else path, whole.num_nodes)
             name = f"layer {number + 1} of {len(layers)}"
-            _apply(layer, blocks, features, results, name if progress else None)
-            features = results.array
-    return features
+            _apply(layer, blocks, x, results, name if progress else None)
+            x = as_store(where, results.array)
+    return results.array
 
 
-def _apply(layer: Layer, blocks: _Blocks, x: Any, results: _Results, shown: str | None) -> None:
+def _apply(
+    layer: Layer, blocks: _Blocks, x: FeatureStore, results: _Results, shown: str | None
+) -> None:
     """Applies a layer to all rows; reading the device lags, so that it computes meanwhile."""
     from jaxgnn.training.progress import Progress
 
@@ -120,11 +118,9 @@ def _apply(layer: Layer, blocks: _Blocks, x: Any, results: _Results, shown: str 
         bar.begin(shown or "")
         started = time.monotonic()
         for number, block in enumerate(blocks, 1):
-            x_src = gathered(x, block.n_id, block.mask)
-            pending.append((block.place, apply(block.graph, x_src)))
-            if len(pending) > _AHEAD or number == total:
-                while pending and (len(pending) > _AHEAD or number == total):
-                    results.write(*pending.popleft())
+            pending.append((block.place, apply(block.graph, x.gather(block.n_id))))
+            while len(pending) > (0 if number == total else _AHEAD):
+                results.write(*pending.popleft())
             bar.update(number, {}, 1e3 * (time.monotonic() - started) / number)
 
 
@@ -148,8 +144,8 @@ def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
 class _Results:
     """Where the rows of a layer are written to: an array, a new file or new memory."""
 
-    def __init__(self, target: Any, num_nodes: int, is_given: bool):
-        self._target, self._num_nodes, self._is_given = target, num_nodes, is_given
+    def __init__(self, target: Any, num_nodes: int):
+        self._target, self._num_nodes = target, num_nodes
         self._array: np.ndarray | None = None
 
     @property
@@ -185,14 +181,12 @@ class _Block(NamedTuple):
 
     Attributes:
       graph: the rows, and as columns these rows followed by the other senders.
-      n_id: node of each column, 0 for padding.
-      mask: False for padding columns.
+      n_id: node of each column, -1 for padding.
       place: the rows.
     """
 
     graph: CSRGraph
     n_id: np.ndarray
-    mask: np.ndarray
     place: slice
 
 
@@ -210,16 +204,15 @@ class _Blocks:
     """
 
     graph: CSRGraph
-    host: HostGraph
+    host: WholeGraph
     starts: np.ndarray
     rows: int
     others: int
     edges: int
 
     @classmethod
-    def of(cls, graph: CSRGraph, batch_size: int) -> _Blocks:
+    def of(cls, graph: CSRGraph, host: WholeGraph, batch_size: int) -> _Blocks:
         """Cuts the rows, then counts the columns of each block."""
-        host = HostGraph.of(graph)
         rows = min(batch_size, host.num_nodes)
         share = _MARGIN * host.num_edges * rows / host.num_nodes
         edges = _slots(max(share, host.degrees().max()), host.num_edges)
@@ -240,11 +233,8 @@ class _Blocks:
     def _block(self, begin: int, end: int) -> _Block:
         host, indptr = self.host, self.host.indptr
         others = _other_senders(host, begin, end)
-        nodes = np.concatenate([
-            filled(np.arange(begin, end), self.rows, -1, np.int64),
-            filled(others, self.others, -1, np.int64),
-        ])  # fmt: skip
-        n_id = own(np.maximum(nodes, 0))
+        rows = filled(np.arange(begin, end), self.rows, -1, np.int64)
+        n_id = own(np.concatenate([rows, filled(others, self.others, -1, np.int64)]))
         edges = slice(int(indptr[begin]), int(indptr[end]))
         senders = host.indices[edges]
         is_own = (senders >= begin) & (senders < end)
@@ -259,22 +249,23 @@ class _Blocks:
             offsets,
             filled(columns, self.edges, 0, np.int32),
             weights,
-            len(nodes),
-            row_scale=_scale(self.graph.row_scale, n_id[: self.rows]),
+            len(n_id),
+            row_scale=_scale(self.graph.row_scale, rows),
             col_scale=_scale(self.graph.col_scale, n_id),
             normalization=self.graph.normalization,
             in_range=True,
         )
-        return _Block(block, n_id, own(nodes >= 0), slice(begin, end))
+        return _Block(block, n_id, slice(begin, end))
 
 
-def _other_senders(host: HostGraph, begin: int, end: int) -> np.ndarray:
+def _other_senders(host: WholeGraph, begin: int, end: int) -> np.ndarray:
     """Distinct senders of some rows that are not among the rows, ascending."""
     senders = np.unique(host.indices[host.indptr[begin] : host.indptr[end]])
     return senders[(senders < begin) | (senders >= end)]
 
 
 def _scale(scale: Any, nodes: np.ndarray) -> np.ndarray | None:
+    """The scales of some nodes; padding has that of another node, since it has no edges."""
     return None if scale is None else own(np.asarray(scale)[nodes])
 
 

@@ -17,8 +17,8 @@ from jaxgnn.sampling._saint_samplers import (
     Sampler,
     WalkSampler,
 )
-from jaxgnn.sampling._subgraph_loader import NodeData, SubgraphLoader, checked_size, read_graph
-from jaxgnn.sampling._subgraphs import HostGraph, Induced, padded_graph, receivers_of
+from jaxgnn.sampling._subgraph_loader import NodeData, SubgraphLoader, checked_size
+from jaxgnn.sampling._subgraphs import Induced, WholeGraph, padded_graph, receivers_of
 
 SaintMethod = Literal["node", "edge", "walk"]
 """Sampler of GraphSAINT: nodes, edges or random walks."""
@@ -69,12 +69,13 @@ class SaintLoader(SubgraphLoader):
         already.
       norm_samples: number of subgraphs that are counted; None for so many that they have each node
         50 times on average.
-      num_steps: batches of an epoch; None for so many that they have as many nodes as the graph.
+      num_steps: steps of an epoch; None for so many that they have as many nodes as the graph.
       features: of the nodes, [nodes, ...]: an array, ``np.memmap`` or an object with
         ``gather(ids)``; None for batches without ``x``.
       labels: of the nodes, [nodes, ...], or None.
       train: nodes to train on: a mask, bool [nodes], or distinct ids; None for all.
-      seed: seed of the random numbers.
+      seed: of all random numbers, from 0 to 2^64 - 1.
+      num_threads: number of threads that make batches, at most 4; None for one for each core.
 
     Raises:
       ValueError: if the graph is traced, not square, without nodes, or has weights that are not
@@ -104,16 +105,18 @@ class SaintLoader(SubgraphLoader):
         labels: npt.ArrayLike | None = None,
         train: npt.ArrayLike | None = None,
         seed: int = 0,
+        num_threads: int | None = None,
     ):
-        where = "SaintLoader"
-        graph = read_graph(where, graph, allow_normalized=True)
-        data = NodeData.of(where, graph.num_rows, features, labels, train)
+        where = self._where
+        whole = WholeGraph.read(where, graph, allow_normalized=True)
+        data = NodeData.of(where, whole.num_nodes, features, labels, train)
         if normalization not in (None, *get_args(Normalization)):
             expected = f"one of {', '.join(map(repr, get_args(Normalization)))}, or None"
             raise bad_input(where, "normalization", expected, repr(normalization))
         if not graph.is_normalized:
             graph = graph.normalized(normalization)
-        super().__init__(HostGraph.of(graph), data, seed)
+            whole = WholeGraph.read(where, graph, allow_normalized=True)
+        super().__init__(whole, data, seed, num_threads)
         self.normalization = graph.normalization
         self._entries = _entries(graph, self._graph)
         size = checked_size(where, "size", size)
@@ -126,7 +129,7 @@ class SaintLoader(SubgraphLoader):
         self._num_steps = checked_size(where, "num_steps", num_steps)
 
     def __len__(self) -> int:
-        """Number of batches of an epoch."""
+        """Number of steps of an epoch."""
         return self._num_steps
 
     @property
@@ -163,7 +166,7 @@ class _Counts:
     edges: np.ndarray
 
 
-def _counted(graph: HostGraph, draw: Any, samples: int | None) -> _Counts:
+def _counted(graph: WholeGraph, draw: Any, samples: int | None) -> _Counts:
     """Draws subgraphs and counts their nodes and edges."""
     nodes, edges = np.zeros(graph.num_nodes, np.int64), np.zeros(graph.num_edges, np.int32)
     number = found = 0
@@ -175,22 +178,21 @@ def _counted(graph: HostGraph, draw: Any, samples: int | None) -> _Counts:
     return _Counts(number, nodes, edges)
 
 
-def _entries(graph: CSRGraph, host: HostGraph) -> Entries:
+def _entries(graph: CSRGraph, host: WholeGraph) -> Entries:
     """The entries of a normalised graph."""
     scales = (None if s is None else np.asarray(s) for s in (graph.row_scale, graph.col_scale))
     return Entries(host, *scales)
 
 
-def _sampler(
-    where: str, method: Any, entries: Entries, size: int, walk_length: Any
-) -> Sampler:
+def _sampler(where: str, method: Any, entries: Entries, size: int, walk_length: Any) -> Sampler:
     """The sampler of a name."""
     if method not in get_args(SaintMethod):
         expected = f"one of {', '.join(map(repr, get_args(SaintMethod)))}"
         raise bad_input(where, "method", expected, repr(method))
     if method == "walk":
         return WalkSampler(size, checked_size(where, "walk_length", walk_length), entries.graph)
-    sampler = NodeSampler.of(entries, size) if method == "node" else EdgeSampler.of(entries.graph, size)
+    of_edges = method == "edge"
+    sampler = EdgeSampler.of(entries.graph, size) if of_edges else NodeSampler.of(entries, size)
     if not sampler.ends[-1] > 0:
         expected = f"with an edge of a weight that is not zero, by which {method!r} draws"
         raise bad_input(where, "graph", expected, f"{entries.graph.num_edges} edges")

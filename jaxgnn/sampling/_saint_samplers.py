@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxgnn.sampling import _random
 from jaxgnn.sampling._random import Key
-from jaxgnn.sampling._subgraphs import HostGraph
+from jaxgnn.sampling._subgraphs import WholeGraph
 
 # Edges that are read at once where all edges of a graph are.
 _AT_ONCE = 1 << 24
@@ -32,7 +32,7 @@ class Sampler(Protocol):
 class Entries:
     """Entries ``Ã_vu = r_v w_vu c_u`` of the matrix that is estimated; factors of None are ones."""
 
-    graph: HostGraph
+    graph: WholeGraph
     row_scale: np.ndarray | None
     col_scale: np.ndarray | None
 
@@ -80,12 +80,12 @@ class EdgeSampler:
     """
 
     size: int
-    graph: HostGraph
+    graph: WholeGraph
     inverse: np.ndarray
     ends: np.ndarray
 
     @classmethod
-    def of(cls, graph: HostGraph, size: int) -> EdgeSampler:
+    def of(cls, graph: WholeGraph, size: int) -> EdgeSampler:
         """Sums the weights of the edges of each row."""
         degrees = graph.degrees()
         inverse = np.where(degrees > 0, 1.0 / np.maximum(degrees, 1), 0.0)
@@ -120,7 +120,7 @@ class WalkSampler:
 
     size: int
     length: int
-    graph: HostGraph
+    graph: WholeGraph
 
     def nodes(self, key: Key) -> np.ndarray:
         """Distinct nodes of the walks, ascending."""
@@ -147,7 +147,7 @@ def _by_weight(ends: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.nd
     return chosen, wanted - np.where(chosen > 0, ends[chosen - 1], 0.0)
 
 
-def _all_edges(graph: HostGraph) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _all_edges(graph: WholeGraph) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows and positions of all edges, in pieces."""
     for begin in range(0, graph.num_edges, _AT_ONCE):
         positions = np.arange(begin, min(begin + _AT_ONCE, graph.num_edges))

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxgnn._arrays.arrays import own
-from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling import _checks
+from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._reference import randomness, sample_rows
-from jaxgnn.sampling._subgraph_loader import NodeData, SubgraphLoader, checked_size, read_graph
-from jaxgnn.sampling._subgraphs import HostGraph, Induced, filled, union
+from jaxgnn.sampling._seed_order import SeedOrder
+from jaxgnn.sampling._subgraph_loader import NodeData, SubgraphLoader, checked_size, sizes_of
+from jaxgnn.sampling._subgraphs import Induced, WholeGraph, filled, union
 
 
 class ShadowLoader(SubgraphLoader):
@@ -35,14 +37,15 @@ class ShadowLoader(SubgraphLoader):
 
     Args:
       graph: a square graph that is not normalised; layers normalise the batch.
-      seeds: node ids, integers [seeds]; or a mask, bool [nodes]. Ids may occur several times.
+      seeds: node ids, which may occur several times; a mask, bool [nodes]; or None for all nodes.
       fanouts: largest number of neighbours that each hop draws of a node, -1 for all.
       batch_size: seeds of a batch; the last batch of an epoch may have fewer.
       features: of the nodes, [nodes, ...]: an array, ``np.memmap`` or an object with
         ``gather(ids)``; None for batches without ``x``.
       labels: of the nodes, [nodes, ...], or None. A batch has those of its seeds.
       shuffle: whether to shuffle the seeds in each epoch.
-      seed: seed of the random numbers.
+      seed: of all random numbers, from 0 to 2^64 - 1.
+      num_threads: number of threads that make batches, at most 4; None for one for each core.
 
     Raises:
       ValueError: if the graph is traced, not square, normalised, without nodes, or has weights that
@@ -60,7 +63,7 @@ class ShadowLoader(SubgraphLoader):
     def __init__(
         self,
         graph: CSRGraph,
-        seeds: npt.ArrayLike,
+        seeds: npt.ArrayLike | None = None,
         fanouts: Sequence[int] = (10, 5),
         batch_size: int = 1024,
         *,
@@ -68,25 +71,36 @@ class ShadowLoader(SubgraphLoader):
         labels: npt.ArrayLike | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        num_threads: int | None = None,
     ):
-        where = "ShadowLoader"
-        graph = read_graph(where, graph)
-        data = NodeData.of(where, graph.num_rows, features, labels, None)
-        super().__init__(HostGraph.of(graph), data, seed)
-        self.seeds = _seeds(where, seeds, graph.num_rows)
-        self.fanouts = _fanouts(where, fanouts)
-        self.batch_size = checked_size(where, "batch_size", batch_size)
-        self.shuffle = shuffle
+        where = self._where
+        whole = WholeGraph.read(where, graph)
+        data = NodeData.of(where, whole.num_nodes, features, labels)
+        super().__init__(whole, data, seed, num_threads)
+        self._seeds = checks.checked_seeds(where, seeds, whole.num_nodes)
+        self._fanouts = checks.checked_fanouts(where, fanouts)
+        _checks.options(where, self._fanouts, False, "neighbour", 1)
+        self._batch_size = min(checked_size(where, "batch_size", batch_size), len(self._seeds))
+        self._order = SeedOrder(
+            len(self._seeds),
+            self._batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=False,
+            num_processes=1,
+        )
 
     def __len__(self) -> int:
-        """Number of batches of an epoch."""
-        return -(-len(self.seeds) // self.batch_size)
+        """Number of steps of an epoch."""
+        return self._order.num_steps
+
+    @property
+    def batch_size(self) -> int:
+        """Number of seeds of a batch, at most that of all seeds."""
+        return self._batch_size
 
     def _part(self, epoch: int, step: int) -> Induced:
-        seeds = self.seeds
-        if self.shuffle:
-            seeds = seeds[self._shuffled(epoch, len(seeds))]
-        seeds = seeds[step * self.batch_size :][: self.batch_size]
+        seeds = self._seeds[self._order.of_step(epoch, step, 0)]
         owners, nodes = self._scopes(seeds, epoch, step)
         ends = np.cumsum(np.bincount(owners, minlength=len(seeds)))[:-1]
         return union(map(self._graph.induced, np.split(nodes, ends)))
@@ -96,7 +110,7 @@ class ShadowLoader(SubgraphLoader):
         owners = np.arange(len(seeds))
         known = _pairs(owners, seeds, self._graph.num_nodes)
         frontier = known
-        for hop, fanout in enumerate(self.fanouts):
+        for hop, fanout in enumerate(self._fanouts):
             frontier = np.setdiff1d(self._drawn(frontier, fanout, (epoch, step, hop)), known)
             known = np.concatenate([known, frontier])
         owners, nodes = np.divmod(known, self._graph.num_nodes)
@@ -113,11 +127,9 @@ class ShadowLoader(SubgraphLoader):
         keys = randomness(self._seed, *place)
         ends, e_id = sample_rows(graph.indptr, graph.indices, distinct, fanout, keys)
         # The drawn edges as a graph, whose row i is the node distinct[i].
-        neighbours = HostGraph(ends, graph.indices[e_id], None)
+        neighbours = WholeGraph(ends, graph.indices[e_id], None)
         first, drawn = neighbours.edges_into(where)
-        return _pairs(
-            np.repeat(owners, np.diff(first)), neighbours.indices[drawn], graph.num_nodes
-        )
+        return _pairs(np.repeat(owners, np.diff(first)), neighbours.indices[drawn], graph.num_nodes)
 
     def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:
         assert part.starts is not None
@@ -125,44 +137,19 @@ class ShadowLoader(SubgraphLoader):
         ids = np.repeat(np.arange(count), np.diff(part.starts, append=len(part.n_id)))
         labels = self._data.labels
         if labels is not None:
-            labels = filled(labels[part.n_id[part.starts]], self.batch_size, 0, labels.dtype)
+            labels = filled(labels[part.n_id[part.starts]], self._batch_size, 0, labels.dtype)
         return {
             "y": labels,
-            "root": filled(part.starts, self.batch_size, 0, np.int32),
-            "seed_mask": own(np.arange(self.batch_size) < count),
-            "graph_ids": filled(ids, slots, self.batch_size, np.int32),
+            "root": filled(part.starts, self._batch_size, 0, np.int32),
+            "seed_mask": own(np.arange(self._batch_size) < count),
+            "graph_ids": filled(ids, slots, self._batch_size, np.int32),
         }
 
     def _bound(self) -> Capacity:
-        graph = self._graph
-        sizes = self.batch_size * np.array([graph.num_nodes, graph.num_edges])
-        return Capacity((1, int(sizes[0])), (int(sizes[1]),))
+        count = self._batch_size
+        return sizes_of(count * self._graph.num_nodes, count * self._graph.num_edges)
 
 
 def _pairs(owners: np.ndarray, nodes: np.ndarray, num_nodes: int) -> np.ndarray:
     """One integer for each pair of a subgraph and a node."""
     return owners.astype(np.int64) * num_nodes + nodes
-
-
-def _seeds(where: str, seeds: npt.ArrayLike, num_nodes: int) -> np.ndarray:
-    ids = np.asarray(seeds)
-    if ids.dtype == bool and ids.shape == (num_nodes,):
-        ids = np.flatnonzero(ids)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size:
-        expected = f"node ids, integers [seeds], or a mask of shape ({num_nodes},)"
-        raise bad_input(where, "seeds", expected, f"{ids.dtype} of shape {ids.shape}")
-    outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-    if outside.size:
-        at = int(outside[0])
-        raise bad_input(where, f"seeds[{at}]", f"in [0, {num_nodes})", int(ids[at]))
-    return ids.astype(np.int64)
-
-
-def _fanouts(where: str, fanouts: Any) -> tuple[int, ...]:
-    if not isinstance(fanouts, Sequence) or not fanouts:
-        raise bad_input(where, "fanouts", "a sequence with a number for each hop", repr(fanouts))
-    for at, fanout in enumerate(fanouts):
-        is_integer = isinstance(fanout, int | np.integer) and not isinstance(fanout, bool)
-        if not is_integer or fanout == 0 or fanout < -1:
-            raise bad_input(where, f"fanouts[{at}]", "at least 1, or -1 for all", repr(fanout))
-    return tuple(map(int, fanouts))

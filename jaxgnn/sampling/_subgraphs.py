@@ -11,27 +11,31 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn._arrays.arrays import KeepsArrays, own, shown
+from jaxgnn._arrays.arrays import is_concrete, own, shown
+from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.validation import check_finite
 from jaxgnn.graph.plan.plan import make_plan
 from jaxgnn.graph.plan.sorting import row_ids_on_host
+from jaxgnn.sampling._source import HostGraph
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class SubgraphBatch(KeepsArrays):
+class SubgraphBatch:
     """A part of a graph as a graph of its own, padded to a fixed shape.
 
     Nodes have local ids; padding nodes and padding edges come last, and no edge enters a padding
-    node. It is a pytree of numpy arrays, and of JAX arrays where features are on the device: pass
-    it to a jitted function, which compiles once for all batches of a loader.
+    node. It is a pytree of arrays on the default device: pass it to a jitted function, which
+    compiles once for all batches of a loader.
 
     Attributes:
       graph: the edges between the nodes, [nodes, nodes]. ``SaintLoader`` weights and normalises it;
         the other loaders keep the weights of the whole graph.
       n_id: node of the whole graph for each node, -1 for padding.
       node_mask: False for padding nodes.
-      e_id: edge slot of the whole graph for each edge slot, -1 for padding.
+      e_id: edge slot of the whole graph for each edge slot, -1 for padding; None for a graph of
+        more than 2^31 - 1 edges without ``jax_enable_x64``.
       x: features of the nodes, zero for padding; or None.
       y: labels, or None. ``ShadowLoader`` has those of the seeds, [seeds, ...], the other loaders
         those of the nodes, [nodes, ...]. Zero for padding.
@@ -48,7 +52,7 @@ class SubgraphBatch(KeepsArrays):
     graph: CSRGraph
     n_id: Int[Array, " nodes"]
     node_mask: Bool[Array, " nodes"]
-    e_id: Int[Array, " edges"]
+    e_id: Int[Array, " edges"] | None
     x: Float[Array, "nodes *features"] | None = None
     y: Array | None = None
     train_mask: Bool[Array, " nodes"] | None = None
@@ -83,41 +87,37 @@ class Induced(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class HostGraph:
-    """Arrays of a graph in the memory of the host, or mapped from files.
+class WholeGraph(HostGraph):
+    """The arrays of a graph that subgraphs are cut from, on the host or mapped from files.
 
     Attributes:
-      indptr: row offsets.
-      indices: sender of each edge, without padding.
       weights: weight of each edge, or None.
     """
 
-    indptr: np.ndarray
-    indices: np.ndarray
-    weights: np.ndarray | None
+    weights: np.ndarray | None = None
     _local: threading.local = field(default_factory=threading.local)
 
     @classmethod
-    def of(cls, graph: CSRGraph) -> HostGraph:
-        """The arrays of a concrete graph without its padding edges."""
-        indptr = np.asarray(graph.indptr)
-        num_edges = int(indptr[-1])
-        weights = None if graph.weights is None else np.asarray(graph.weights)[:num_edges]
-        return cls(indptr, np.asarray(graph.indices)[:num_edges], weights)
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return len(self.indptr) - 1
-
-    @property
-    def num_edges(self) -> int:
-        """Number of edges, without padding."""
-        return len(self.indices)
-
-    def degrees(self) -> np.ndarray:
-        """Number of edges that enter each node."""
-        return np.diff(self.indptr)
+    def read(cls, where: str, graph: Any, *, allow_normalized: bool = False) -> WholeGraph:
+        """Reads and checks a square concrete graph, its weights included."""
+        host = HostGraph.of(where, graph, "in")
+        if host.num_nodes == 0:
+            raise bad_input(where, "graph", "of at least one node", "a graph without nodes")
+        if graph.is_normalized and not allow_normalized:
+            expected = (
+                "not normalised, since degrees differ in a subgraph; layers normalise a batch"
+            )
+            raise bad_input(where, "graph", expected, repr(graph.normalization))
+        if not is_concrete(graph.weights, graph.row_scale, graph.col_scale):
+            raise bad_input(where, "graph", "concrete; make loaders outside jit", "a tracer")
+        if graph.weights is None:
+            return cls(host.indptr, host.indices, None)
+        weights = np.asarray(graph.weights)[: host.num_edges]
+        if weights.ndim != 1:
+            expected = "one number for each edge"
+            raise bad_input(where, "graph.weights", expected, f"shape {weights.shape}")
+        check_finite(where, "graph.weights", weights)
+        return cls(host.indptr, host.indices, None, weights)
 
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Edges that enter some nodes, in the order of the nodes.
@@ -168,7 +168,10 @@ def union(parts: Iterable[Induced]) -> Induced:
 
 
 def padded_graph(part: Induced, weights: np.ndarray | None, slots: tuple[int, int]) -> CSRGraph:
-    """The graph of a part with slots for nodes and edges, with its transpose and schedules."""
+    """The graph of a part with slots for nodes and edges.
+
+    On a CPU its edges are also sorted by sender here, for gradients, and not in each step.
+    """
     num_nodes, num_edges = slots
     indptr = filled(part.indptr, num_nodes + 1, len(part.e_id), np.int32)
     # Padding edges leave the first padding node, which no op reads.
@@ -176,7 +179,7 @@ def padded_graph(part: Induced, weights: np.ndarray | None, slots: tuple[int, in
     indices = filled(part.senders, num_edges, padding, np.int32)
     if weights is not None:
         weights = filled(weights, num_edges, 0, weights.dtype)
-    plan = make_plan(indptr, indices, num_nodes)
+    plan = make_plan(indptr, indices, num_nodes) if jax.default_backend() == "cpu" else None
     return CSRGraph(indptr, indices, weights, num_nodes, plan=plan, in_range=True)
 
 
