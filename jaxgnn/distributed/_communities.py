@@ -6,11 +6,16 @@ move to the piece that has most of their neighbours. Each step takes time linear
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from jaxgnn.graph.plan.communities import find_communities
+
+# A scipy.sparse.csr_array; the types of scipy know neither its slices nor its shape.
+_Matrix = Any
 
 # A group whose largest community has more than this share of its nodes has no communities.
 _LARGEST_SHARE = 0.9
@@ -22,7 +27,7 @@ _MOST, _LEAST = 1.05, 0.5
 _NOISE = 1e-3
 
 
-def parts_by_community(neighbours: scipy.sparse.csr_array, parts: int) -> np.ndarray:
+def parts_by_community(neighbours: _Matrix, parts: int) -> np.ndarray:
     """Returns a part for each node, from half the mean size of a part up to 1.05 times it.
 
     Args:
@@ -50,12 +55,12 @@ def _cut(order: np.ndarray, parts: int) -> np.ndarray:
     return part_of
 
 
-def _inside(neighbours: scipy.sparse.csr_array, part_of: np.ndarray) -> int:
+def _inside(neighbours: _Matrix, part_of: np.ndarray) -> int:
     """Number of entries within the parts."""
     return int(np.count_nonzero(part_of[_rows(neighbours)] == part_of[neighbours.indices]))
 
 
-def _by_communities(neighbours: scipy.sparse.csr_array, size: int) -> np.ndarray:
+def _by_communities(neighbours: _Matrix, size: int) -> np.ndarray:
     """Orders nodes by communities, these by communities within them down to ``size`` nodes."""
     num_nodes = neighbours.shape[0]
     if num_nodes <= size or not neighbours.nnz:
@@ -71,7 +76,7 @@ def _by_communities(neighbours: scipy.sparse.csr_array, size: int) -> np.ndarray
     return np.concatenate([each[_by_communities(within, size)] for each, within in inner])
 
 
-def _by_affinity(neighbours: scipy.sparse.csr_array) -> np.ndarray:
+def _by_affinity(neighbours: _Matrix) -> np.ndarray:
     """Orders nodes by the tree of affinity clustering.
 
     In each round every cluster joins the neighbour to which it has most edges, by the root of the
@@ -99,7 +104,7 @@ def _by_affinity(neighbours: scipy.sparse.csr_array) -> np.ndarray:
     return np.lexsort(path)
 
 
-def _refined(neighbours: scipy.sparse.csr_array, part_of: np.ndarray, parts: int) -> np.ndarray:
+def _refined(neighbours: _Matrix, part_of: np.ndarray, parts: int) -> np.ndarray:
     """Moves nodes to parts that have more of their neighbours, while sizes allow it."""
     mean, draws = len(part_of) / parts, np.random.default_rng(0)
     most, least = int(np.ceil(_MOST * mean)), int(np.ceil(_LEAST * mean))
@@ -126,7 +131,7 @@ def _refined(neighbours: scipy.sparse.csr_array, part_of: np.ndarray, parts: int
     return part_of
 
 
-def _largest(matrix: scipy.sparse.csr_array, values: np.ndarray) -> np.ndarray:
+def _largest(matrix: _Matrix, values: np.ndarray) -> np.ndarray:
     """Position of the first largest value of each row that has entries."""
     filled = np.flatnonzero(np.diff(matrix.indptr))
     best = np.zeros(matrix.shape[0])
@@ -144,12 +149,12 @@ def _ranks(labels: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _rows(matrix: scipy.sparse.csr_array) -> np.ndarray:
+def _rows(matrix: _Matrix) -> np.ndarray:
     """Row of each entry."""
     return np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
 
 
-def _columns(labels: np.ndarray, count: int) -> scipy.sparse.csr_array:
+def _columns(labels: np.ndarray, count: int) -> _Matrix:
     """The matrix with a one in the column of each node's label."""
     ones, nodes = np.ones(len(labels)), np.arange(len(labels))
     return scipy.sparse.csr_array((ones, (nodes, labels)), shape=(len(labels), count))

@@ -94,20 +94,20 @@ def infer_layerwise(
     x = checks.checked_features(where, as_store(where, features), whole.num_nodes)
     assert x is not None
     blocks = _Blocks.of(graph, whole, checked_size(where, "batch_size", batch_size))
+    results = np.empty(0)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        for number, layer in enumerate(layers):
-            is_last = number == len(layers) - 1
-            path = None if scratch is None else os.path.join(folder, f"{number}.npy")
-            results = _Results(out if is_last else path, whole.num_nodes)
-            name = f"layer {number + 1} of {len(layers)}"
-            _apply(layer, blocks, x, results, name if progress else None)
-            x = as_store(where, results.array)
-    return results.array
+        paths = [os.path.join(folder, f"{number}.npy") for number in range(len(layers) - 1)]
+        targets = [*(paths if scratch is not None else [None] * len(paths)), out]
+        for number, (layer, target) in enumerate(zip(layers, targets, strict=True), 1):
+            name = f"layer {number} of {len(layers)}" if progress else None
+            results = _apply(layer, blocks, x, _Results(target, whole.num_nodes), name)
+            x = as_store(where, results)
+        return results
 
 
 def _apply(
     layer: Layer, blocks: _Blocks, x: FeatureStore, results: _Results, shown: str | None
-) -> None:
+) -> np.ndarray:
     """Applies a layer to all rows; reading the device lags, so that it computes meanwhile."""
     from jaxgnn.training.progress import Progress
 
@@ -122,6 +122,7 @@ def _apply(
             while len(pending) > (0 if number == total else _AHEAD):
                 results.write(*pending.popleft())
             bar.update(number, {}, 1e3 * (time.monotonic() - started) / number)
+    return results.array
 
 
 def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
@@ -142,7 +143,7 @@ def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
 
 
 class _Results:
-    """Where the rows of a layer are written to: an array, a new file or new memory."""
+    """Rows of a layer, which are written to an array, a new file or new memory."""
 
     def __init__(self, target: Any, num_nodes: int):
         self._target, self._num_nodes = target, num_nodes
@@ -264,13 +265,13 @@ def _other_senders(host: WholeGraph, begin: int, end: int) -> np.ndarray:
     return senders[(senders < begin) | (senders >= end)]
 
 
-def _scale(scale: Any, nodes: np.ndarray) -> np.ndarray | None:
+def _scale(scale: Any, nodes: np.ndarray) -> Any:
     """The scales of some nodes; padding has that of another node, since it has no edges."""
     return None if scale is None else own(np.asarray(scale)[nodes])
 
 
 def _cut(indptr: np.ndarray, rows: int, edges: int) -> np.ndarray:
-    """Starts of blocks of at most so many rows and edges; no row has more edges than that."""
+    """Starts of blocks of at most ``rows`` rows and ``edges`` edges; no row has more edges."""
     starts = [0]
     while starts[-1] < len(indptr) - 1:
         begin = starts[-1]

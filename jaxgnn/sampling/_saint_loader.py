@@ -67,9 +67,9 @@ class SaintLoader(SubgraphLoader):
       normalization: normalisation of :math:`Ã`, by ``graph.normalized``: ``"mean"`` as in the
         paper, ``"sym"``, ``"gcn"``, or None for sums. Not applied to a graph that is normalised
         already.
-      norm_samples: number of subgraphs that are counted; None for so many that they have each node
-        50 times on average.
-      num_steps: steps of an epoch; None for so many that they have as many nodes as the graph.
+      norm_samples: number of subgraphs that are counted; None draws until a node has occurred 50
+        times on average.
+      num_steps: steps of an epoch; None for the number of nodes of the graph by that of a batch.
       features: of the nodes, [nodes, ...]: an array, ``np.memmap`` or an object with
         ``gather(ids)``; None for batches without ``x``.
       labels: of the nodes, [nodes, ...], or None.

@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -125,7 +125,7 @@ class SubgraphLoader(ABC):
         ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
         ahead.
         """
-        return StepBatches(self, start)
+        return StepBatches(cast(Any, self), start)
 
     def batch(self, epoch: int, step: int) -> SubgraphBatch:
         """Makes one batch, on the default device.

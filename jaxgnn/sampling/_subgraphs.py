@@ -188,8 +188,8 @@ def receivers_of(part: Induced) -> np.ndarray:
     return row_ids_on_host(part.indptr, len(part.e_id))
 
 
-def filled(values: np.ndarray, length: int, padding: Any, dtype: Any) -> np.ndarray:
-    """An array of ``length`` that begins with ``values``; the rest is ``padding``."""
+def filled(values: np.ndarray, length: int, padding: Any, dtype: Any) -> Any:
+    """A NumPy array of ``length`` that begins with ``values``; the rest is ``padding``."""
     made = np.empty((length, *values.shape[1:]), dtype)
     made[: len(values)] = values
     made[len(values) :] = padding
