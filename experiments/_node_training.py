@@ -88,8 +88,8 @@ class Outcome:
       test: the metric on the test nodes at the best validation epoch.
       validation: the metric on the validation nodes there.
       epoch: the epoch of that evaluation.
-      ms_per_epoch: mean time of a training step; None if the run was already complete.
-      history: a row for each epoch.
+      ms_per_epoch: mean time of the steps of an epoch; None if the run was already complete.
+      history: a row for each step.
       curves: path of the picture; None where there is none.
       epoch_ms: time of each epoch that ran now, except the last, from its start to the start of
         the next. It includes the evaluation, and the checkpoint if there was one.
@@ -107,15 +107,31 @@ class Outcome:
 
 
 class Epochs:
-    """Yields the batch of every epoch, and records the time of each request."""
+    """Yields the batch of every epoch, and records the time of each request.
+
+    Attributes:
+      batch: the whole graph.
+      num_steps: number of steps of an epoch.
+    """
+
+    num_steps: int = 1
 
     def __init__(self, batch: Batch):
         self.batch = batch
         self._starts: list[float] = []
 
-    def __call__(self, epoch: int) -> Batch:
-        self._starts.append(time.perf_counter())
+    def __call__(self, step: int) -> Batch:
+        self._note(step)
         return self.batch
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a step, both counted from 1."""
+        return (step - 1) // self.num_steps + 1
+
+    def _note(self, step: int) -> None:
+        """Records the time of a request if it begins an epoch."""
+        if (step - 1) % self.num_steps == 0:
+            self._starts.append(time.perf_counter())
 
     def ms(self) -> tuple[float, ...]:
         """Milliseconds from each start to the next."""
@@ -148,13 +164,13 @@ def optimizer_of(settings: Settings) -> optax.GradientTransformation:
     return optax.chain(optax.add_decayed_weights(settings.weight_decay), adam)
 
 
-def loop_of(config: Any) -> LoopConfig:
+def loop_of(config: Any, steps_per_epoch: int = 1) -> LoopConfig:
     """Length of the training and the intervals of evaluations and saves, from a run's options."""
     settings = config.recipe()
     return LoopConfig(
-        steps=settings.epochs,
-        eval_every=config.eval_every,
-        checkpoint_every=config.checkpoint_every,
+        steps=settings.epochs * steps_per_epoch,
+        eval_every=config.eval_every * steps_per_epoch,
+        checkpoint_every=config.checkpoint_every * steps_per_epoch,
         seed=streams(config.seed).training,
         select=f"validation {settings.metric}",
     )
@@ -173,13 +189,14 @@ def outcome_of(result: FitResult, run: RunFolder, epochs: Epochs, caption: Capti
     label = caption.label
     if run.writes:
         plot_curves({label: result.history}, curves, title=title, best={label: best.step})
+    pace = None if result.ms_per_step is None else result.ms_per_step * epochs.num_steps
     outcome = Outcome(
         label=label,
         parameters=num_parameters(result.model),
         test=best.metrics[f"test {metric}"],
         validation=best.metrics[f"validation {metric}"],
-        epoch=best.step,
-        ms_per_epoch=result.ms_per_step,
+        epoch=epochs.epoch_of(best.step),
+        ms_per_epoch=pace,
         history=result.history,
         curves=curves,
         epoch_ms=epochs.ms(),

@@ -165,6 +165,45 @@ class GraphDevices:
 
 
 @dataclass(frozen=True)
+class SampleOptions:
+    """Options of trainings in batches of nodes with sampled neighbours.
+
+    Attributes:
+      sample: neighbours to draw of each node, a number for each layer from the last one on, for
+        example 15 10 5; by default each step uses the whole graph.
+      batch_size: training nodes of a step with --sample.
+    """
+
+    sample: tuple[int, ...] = ()
+    batch_size: int = 1024
+
+    def check_sample(self, command: str, num_layers: int, not_with: Mapping[str, bool]) -> None:
+        """Raises unless there is a number for each layer, and no option that excludes sampling.
+
+        Args:
+          command: the command, which messages begin with.
+          num_layers: layers of the network.
+          not_with: whether each option that excludes sampling was given.
+
+        Raises:
+          ValueError: naming the option.
+        """
+        if not self.sample:
+            return
+        shown = " ".join(map(str, self.sample))
+        if any(fanout == 0 or fanout < -1 for fanout in self.sample):
+            raise bad_input(command, "--sample", "positive numbers, or -1 for all", shown)
+        if len(self.sample) != num_layers:
+            expected = f"a number for each of the {num_layers} layers"
+            raise bad_input(command, "--sample", expected, shown)
+        if self.batch_size < 1:
+            raise bad_input(command, "--batch-size", "at least 1", self.batch_size)
+        for name, is_given in not_with.items():
+            if is_given:
+                raise bad_input(command, name, f"left out with --sample {shown}", "it")
+
+
+@dataclass(frozen=True)
 class ReportOptions:
     """Options for files written besides ``report.html``.
 

@@ -9,7 +9,13 @@ from typing import Literal
 import tyro
 
 from experiments._node_options import NodeDataOptions
-from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options
+from experiments._options import (
+    PAGE_ALONE,
+    GraphDevices,
+    Reporting,
+    SampleOptions,
+    check_options,
+)
 from experiments.maxk.recipes import Activation, Model, Recipe, default_model, recipe
 from jaxgnn._errors import bad_input
 
@@ -29,22 +35,23 @@ _LOWEST = {
 
 
 @dataclass(frozen=True)
-class TrainConfig(NodeDataOptions, GraphDevices):
+class TrainConfig(NodeDataOptions, GraphDevices, SampleOptions):
     """Options of one training run, by default those of the dataset's recipe.
 
     Attributes:
-      model: architecture; by default gcnii for cora and graphs of your own, else sage.
+      model: architecture; by default gcnii for cora and graphs of your own, else sage. With
+        --sample it is sage by default, and cannot be gcnii.
       activation: nonlinearity before the aggregation.
       k: kept entries per row: one number, or one for each layer.
       k_schedule: k from a given epoch on, as EPOCH:K pairs, for example 1:64 50:32.
-      num_layers: number of convolutions.
+      num_layers: number of convolutions; with --sample as many as it has numbers.
       hidden_features: width of the hidden layers.
       dropout: probability of dropout after the activation.
       input_dropout: probability of dropout of the features.
       learning_rate: learning rate of Adam.
       weight_decay: strength of the L2 penalty on all parameters.
       normalize_features: divide the features of each node by their sum.
-      epochs: number of full-batch steps.
+      epochs: number of full-batch steps, or with --sample of passes over the training nodes.
       self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
       norm: LayerNorm after each convolution.
       hyper_connections: streams of hyper-connections between the layers; by default the published
@@ -95,8 +102,8 @@ class TrainConfig(NodeDataOptions, GraphDevices):
     report: Reporting = PAGE_ALONE
 
     def kind(self) -> Model:
-        """The architecture of the options, or the default of the dataset."""
-        return self.model or default_model(self.dataset)
+        """The architecture of the options, or the default of the dataset and of --sample."""
+        return self.model or ("sage" if self.sample else default_model(self.dataset))
 
     def recipe(self) -> Recipe:
         """The dataset's recipe with the options that were given."""
@@ -106,6 +113,8 @@ class TrainConfig(NodeDataOptions, GraphDevices):
             for field in fields(Recipe)
             if field.name not in ("k", "metric") and getattr(self, field.name) is not None
         }
+        if self.sample and self.num_layers is None:
+            given["num_layers"] = len(self.sample)
         return replace(base, **given)
 
     def check(self) -> None:
@@ -124,6 +133,14 @@ class TrainConfig(NodeDataOptions, GraphDevices):
             if self.devices > 1 and getattr(self, name):
                 option = "--" + name.replace("_", "-")
                 raise bad_input("train", option, f"left out with --devices {self.devices}", True)
+        not_with = {
+            "--model gcnii": self.kind() == "gcnii",
+            "--profile-kernels": self.profile_kernels,
+            "--devices": self.devices > 1,
+            "--scan-layers": self.scan_layers,
+            "--hyper-connections": self.hyper_connections is not None,
+        }
+        self.check_sample("train", self.recipe().num_layers, not_with)
         ks = self.all_ks()
         if self.kind() == "gcnii" and len(ks) > 1 and not self.k_schedule:
             raise bad_input(
@@ -139,6 +156,9 @@ class TrainConfig(NodeDataOptions, GraphDevices):
                 continue
             name = field.name.replace("_", "-")
             parts.append(f"--{name} {value}" if not isinstance(value, bool) else _flag(name, value))
+        if self.sample:
+            fanouts = " ".join(map(str, self.sample))
+            parts.append(f"--sample {fanouts} --batch-size {self.batch_size}")
         ks = self.layer_ks()
         if ks is not None:
             parts.append(f"--k {' '.join(map(str, ks if len(set(ks)) > 1 else ks[:1]))}")
@@ -210,7 +230,9 @@ class TrainConfig(NodeDataOptions, GraphDevices):
         ks = self.layer_ks()
         k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
         n = "" if self.hyper_connections is None else f"-mhc{self.hyper_connections}"
-        return f"{self.activation}{k}{n}-seed{self.seed}"
+        sample = "".join(f"-{fanout}" for fanout in self.sample)
+        sample = sample and f"-sample{sample}-of{self.batch_size}"
+        return f"{self.activation}{k}{n}{sample}-seed{self.seed}"
 
 
 def variants_of(config: TrainConfig, ks: tuple[int, ...]) -> list[TrainConfig]:

@@ -67,7 +67,7 @@ def train_in_one_program(
       FloatingPointError: if a loss is NaN or infinite, or no evaluation of a seed was finite.
     """
     config.check()
-    for name in ("k_schedule", "validate_kernels", "profile_kernels"):
+    for name in ("k_schedule", "validate_kernels", "profile_kernels", "sample"):
         if getattr(config, name):
             option = "--" + name.replace("_", "-")
             raise bad_input("train", option, "left out with --vmap", getattr(config, name))

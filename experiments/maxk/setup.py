@@ -75,6 +75,8 @@ def caption_of(config: TrainConfig) -> Caption:
     """Names of the run in reports."""
     label = label_of(config)
     network = f"{config.kind().upper()} {label}"
+    if config.sample:
+        network += f", sampled {' '.join(map(str, config.sample))}"
     return Caption(config.data_name(), network, label, config.seed, config.recipe().metric)
 
 

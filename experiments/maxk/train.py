@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from experiments._node_data import Batch, load_for_run
+from experiments._node_data import load_for_run
 from experiments._node_training import (
     Epochs,
     Outcome,
@@ -27,6 +27,7 @@ from experiments._runs import discard, shown
 from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
+from experiments.maxk.sampled import SampledEpochs, SampledLoss, loader_of
 from experiments.maxk.serving import export_model
 from experiments.maxk.setup import batch_of, caption_of, make_model
 from jaxgnn import CSRGraph
@@ -66,8 +67,11 @@ def train(
     check_same_run(config, dataset)
     with phase("preparing the graph", progress=config.progress):
         batch = batch_of(config, dataset, graph)
-    loop = loop_of(config)
-    _trace(config, make_model(config, dataset), batch)
+        epochs = Epochs(batch)
+        if config.sample:
+            epochs = SampledEpochs(batch, loader_of(config, dataset, batch))
+    loop = loop_of(config, epochs.num_steps)
+    _trace(config, make_model(config, dataset), epochs)
     # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
@@ -79,7 +83,6 @@ def train(
         running = kernels.validated(config, batch.graph, settings.hidden_features)
     model = make_model(running, dataset)
     place(model, batch.graph)
-    epochs = Epochs(batch)
     result = _fit(running, loop, model, dataset, epochs, run)
     caption = caption_of(running)
     outcome = outcome_of(result, run, epochs, caption)
@@ -88,7 +91,7 @@ def train(
         run.write_json("kernels.json", times)
         print("aggregation an epoch: " + ", ".join(f"{n} {t:.3f}" for n, t in times.items()))
     if export is not None and result.best is not None:
-        k = config.scheduled_k(result.best.step)
+        k = config.scheduled_k(outcome.epoch)
         export_model(export, config, result.best_model, dataset, k)
         print(f"exported: {shown(export)}")
     confusion = confusion_of(result, dataset, batch)
@@ -97,17 +100,23 @@ def train(
     return outcome
 
 
-def _trace(config: TrainConfig, model: nnx.Module, batch: Batch) -> None:
+def _trace(config: TrainConfig, model: nnx.Module, epochs: Epochs) -> None:
     """Traces the loss with each scheduled ``k``, to find errors before the training."""
     graphdef, state = nnx.split(model)
-    objective = Loss(config.recipe().input_dropout)
+    objective, batch = _loss_of(config), epochs.batch
+    if isinstance(epochs, SampledEpochs):
+        batch = epochs.loader.batch(0, 0)
 
     def loss(state, batch, k):
         return objective(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0), k)[0]
 
-    epochs = range(1, config.recipe().epochs + 1) if config.k_schedule else [1]
-    for k in {config.scheduled_k(epoch) for epoch in epochs}:
+    numbers = range(1, config.recipe().epochs + 1) if config.k_schedule else [1]
+    for k in {config.scheduled_k(epoch) for epoch in numbers}:
         jax.eval_shape(functools.partial(loss, k=k), state, batch)
+
+
+def _loss_of(config: TrainConfig) -> Loss | SampledLoss:
+    return (SampledLoss if config.sample else Loss)(config.recipe().input_dropout)
 
 
 def _fit(
@@ -123,11 +132,11 @@ def _fit(
     return fit(
         model,
         optimizer_of(settings),
-        Loss(settings.input_dropout),
+        _loss_of(config),
         epochs,
         config=loop,
         evaluate=lambda model, k: scores(on_host(batch, scored(model, batch, k=k))),
-        static=config.scheduled_k,
+        static=lambda step: config.scheduled_k(epochs.epoch_of(step)),
         run=run,
         progress=config.progress,
     )

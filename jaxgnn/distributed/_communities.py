@@ -82,7 +82,8 @@ def _by_affinity(neighbours: _Matrix) -> np.ndarray:
     In each round every cluster joins the neighbour to which it has most edges, by the root of the
     product of their numbers of edges (Bateni et al., NeurIPS 2017, "Affinity clustering").
     """
-    joined, num_nodes = neighbours, neighbours.shape[0]
+    joined: _Matrix = neighbours
+    num_nodes = joined.shape[0]
     cluster_of, degrees = np.arange(num_nodes), np.diff(neighbours.indptr).astype(np.float64)
     path, draws = [cluster_of], np.random.default_rng(0)
     while joined.nnz:

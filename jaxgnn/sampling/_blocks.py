@@ -14,7 +14,7 @@ from jaxgnn._arrays.arrays import own
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.plan import make_plan
 from jaxgnn.sampling._capacity import Capacity
-from jaxgnn.sampling._source import RawSample
+from jaxgnn.sampling._source import RawSample, on_host
 
 
 @jax.tree_util.register_dataclass
@@ -119,8 +119,8 @@ class EdgeValues:
         """Reads a concrete graph, with rows that draw ``degrees`` edges in a direction."""
         scales = (graph.row_scale, graph.col_scale)
         arrays = (graph.weights, *(scales if direction == "in" else scales[::-1]))
-        on_host = (None if array is None else np.asarray(array) for array in arrays)
-        return cls(*on_host, graph.normalization, degrees if graph.is_normalized else None)
+        given = map(on_host, arrays)
+        return cls(*given, graph.normalization, degrees if graph.is_normalized else None)
 
     def fields(self, raw: RawSample, hop: int) -> dict[str, Any]:
         """The fields of the block of a hop, from the seeds outwards."""

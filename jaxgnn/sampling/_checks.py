@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -19,7 +20,7 @@ def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarr
     """Checks dtypes and lengths of the arrays of a graph, in constant time."""
     for name, array in (("indptr", indptr), ("indices", indices)):
         if not _is_list_of(array, (np.int32, np.int64)):
-            raise bad_input(where, name, "a list of int32 or int64", _kind(array))
+            raise bad_input(where, name, "a contiguous list of int32 or int64", _kind(array))
     if len(indptr) == 0:
         raise bad_input(where, "indptr", "one longer than the number of nodes", "an empty array")
     if indptr[0] != 0 or indptr[-1] > len(indices):
@@ -28,10 +29,25 @@ def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarr
     if weights is None:
         return
     if not _is_list_of(weights, (np.float32, np.float64)):
-        raise bad_input(where, "weights", "a list of float32 or float64", _kind(weights))
+        raise bad_input(where, "weights", "a contiguous list of float32 or float64", _kind(weights))
     if len(weights) != len(indices):
         expected = f"one value for each of {len(indices)} edges"
         raise bad_input(where, "weights", expected, f"{len(weights)} values")
+
+
+def files(where: str, **arrays: np.ndarray | None) -> None:
+    """Checks that the files of memory-mapped arrays are as long as they were.
+
+    To read a mapped file beyond its end kills the process, without an exception.
+    """
+    for name, array in arrays.items():
+        mapped = _memmap_of(array)
+        if mapped is None or mapped.filename is None:
+            continue
+        needed, size = mapped.offset + mapped.nbytes, os.path.getsize(mapped.filename)
+        if size < needed:
+            expected = f"in a file of at least {needed} bytes"
+            raise bad_input(where, name, expected, f"{size} bytes in {mapped.filename}")
 
 
 def options(
@@ -122,10 +138,21 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_list_of(array: object, dtypes: tuple[type, ...]) -> bool:
-    return isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype in dtypes
+    is_list = isinstance(array, np.ndarray) and array.ndim == 1 and array.flags.c_contiguous
+    return is_list and array.dtype in dtypes
+
+
+def _memmap_of(array: object) -> np.memmap | None:
+    """The whole memory-mapped array of which this is a view, if any."""
+    found = None
+    while isinstance(array, np.ndarray):
+        found = array if isinstance(array, np.memmap) else found
+        array = array.base
+    return found
 
 
 def _kind(array: object) -> str:
     if not isinstance(array, np.ndarray):
         return type(array).__name__
-    return f"{array.dtype} of shape {array.shape}"
+    strides = "" if array.flags.c_contiguous else ", not contiguous"
+    return f"{array.dtype} of shape {array.shape}{strides}"

@@ -12,7 +12,7 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
-from jaxgnn.sampling._source import HostGraph
+from jaxgnn.sampling._source import HostGraph, on_host
 from jaxgnn.sampling.features import FeatureStore, as_store
 
 
@@ -43,14 +43,14 @@ def checked_weights(where: str, weights: Any, graph: CSRGraph, host: HostGraph) 
     """Weights of the draws, for the edges of the graph that is drawn from."""
     if weights is None:
         return None
-    values = np.asarray(weights)
+    values = on_host(weights)
     if values.shape != (graph.num_edges,):
         expected = f"of shape ({graph.num_edges},), one for each edge slot"
         raise bad_input(where, "weights", expected, f"shape {values.shape}")
     if graph.is_normalized:
         expected = "None for a normalised graph, whose neighbours count equally"
         raise bad_input(where, "weights", expected, f"{values.dtype} of shape {values.shape}")
-    if values.dtype != np.float64:
+    if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32)
     values = values[: host.num_edges] if host.edge_ids is None else values[host.edge_ids]
     _check_draws(where, values, host.indptr)
@@ -72,7 +72,7 @@ def checked_labels(where: str, labels: Any, num_nodes: int) -> np.ndarray | None
     """Labels with an entry for each node, or None."""
     if labels is None:
         return None
-    values = np.asarray(labels)
+    values = on_host(labels)
     if values.ndim == 0 or values.shape[0] != num_nodes:
         expected = f"of shape ({num_nodes}, ...), one for each node"
         raise bad_input(where, "labels", expected, f"shape {values.shape}")

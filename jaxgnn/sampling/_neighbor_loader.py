@@ -19,9 +19,10 @@ from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._blocks import EdgeValues, SampledBatch, blocks_of
 from jaxgnn.sampling._capacity import Capacity, bound_of, measured
 from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
-from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source, filled
+from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source
 from jaxgnn.sampling.features import FeatureStore
 
 _WHERE = "sampling.NeighborLoader"
@@ -143,6 +144,8 @@ class NeighborLoader:
         self._growing = threading.Lock()
         self.capacity = self._measured() if capacity is None else self._checked(capacity)
         self._epochs = itertools.count()
+        # ``with jax.default_device(...)`` is not seen by other threads.
+        self._device = jax.config.jax_default_device
 
     def __repr__(self) -> str:
         """Shows sizes."""
@@ -204,7 +207,7 @@ class NeighborLoader:
             x=None if self.features is None else self.features.gather(raw.n_id),
             y=None if self._labels is None else filled(self._labels[seeds], size, 0),
         )
-        return jax.device_put(made)
+        return jax.device_put(made, self._device)
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
         """Counts how often the first batches of an epoch contain each node, int64 [nodes].
@@ -256,11 +259,13 @@ class NeighborLoader:
         )
 
     def _measured(self) -> Capacity:
-        """The capacity for the first batches, of the first process, so that all have the same."""
+        """The capacity for some batches, those of the first process, so that all have the same."""
         if not len(self):
             expected = f"at most the number of seeds, {len(self._seeds)}, with drop_last"
             raise bad_input(_WHERE, "batch_size", expected, self._batch_size)
-        places = (divmod(i, len(self)) for i in range(_MEASURED_BATCHES))
+        # Spread over the epoch, whose seeds may be in an order that matters, or over several.
+        stride = max(len(self) // _MEASURED_BATCHES, 1)
+        places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
         sizes = Prefetched(
             lambda place: self._source.sizes(self._seeds_of(*place, 0), *place),
             places,

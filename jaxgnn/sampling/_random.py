@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 Key = tuple[np.ndarray, np.ndarray]
 """Two words of uint32, or two arrays of them."""
@@ -51,7 +52,7 @@ def hop_key(key: Key, hop: int, stream: int) -> Key:
     return threefry(key, _words(hop, stream))
 
 
-def draw(key: Key, nodes: np.ndarray, slots: np.ndarray) -> np.ndarray:
+def draw(key: Key, nodes: npt.ArrayLike, slots: npt.ArrayLike) -> np.ndarray:
     """Random words of 64 bits for pairs of a node and a slot; arrays of integers broadcast."""
     nodes, slots = np.asarray(nodes).astype(np.uint64), np.asarray(slots).astype(np.uint64)
     low = np.uint64(_LOW)
@@ -79,16 +80,37 @@ def exponential(words: np.ndarray) -> np.ndarray:
     return 0.0 - log(1.0 - uniform(words))  # the inner difference is exact
 
 
-def normal(words: np.ndarray) -> np.ndarray:
-    """Deviates of the standard normal distribution, float64, by Box and Muller's method."""
-    high = ((words >> np.uint64(32)).astype(np.float64) + 1.0) * 2.0**-32
-    low = (words & np.uint64(_LOW)).astype(np.float64) * 2.0**-32
-    return np.sqrt(-2.0 * log(high)) * _each(math.cos, 2.0 * math.pi * low)
+def mixed(words: np.ndarray, next_words: np.ndarray, factors: tuple[int, int]) -> np.ndarray:
+    """Sums of the upper halves of two words times factors, uint64.
+
+    The factors are those of ``turn``. The correlation of sums with the same words is the cosine of
+    the angle between their factors.
+    """
+    first, second = (np.uint64(factor) for factor in factors)
+    half = np.uint64(32)
+    return (words >> half) * first + (next_words >> half) * second
 
 
-def exponential_of_normal(deviates: np.ndarray) -> np.ndarray:
-    """Turns standard normal deviates into exponential ones, increasing with them."""
-    return 0.0 - log(0.5 * _each(math.erfc, deviates * math.sqrt(0.5)))
+def turn(part: int, steps: int) -> tuple[int, int]:
+    """Cosine and sine of a right angle's ``part`` out of ``steps``, as integers times 2^31."""
+    angle = part / steps * (math.pi / 2)
+    return round(math.cos(angle) * 2.0**31), round(math.sin(angle) * 2.0**31)
+
+
+def exponential_of_mixed(sums: np.ndarray, factors: tuple[int, int]) -> np.ndarray:
+    """Turns sums of ``mixed`` into standard exponential deviates, increasing with them.
+
+    A sum of two uniform variables has a trapezium as its density, so its distribution function has
+    three pieces. The deviate is minus the logarithm of the probability of a larger sum.
+    """
+    least, most = (factor * 2.0**-31 for factor in sorted(factors))
+    largest = np.uint64(sum(factors) << 32)
+    sums, rest = (x.astype(np.float64) * 2.0**-63 for x in (sums, largest - sums))
+    corners = 2.0 * least * most
+    with np.errstate(divide="ignore", invalid="ignore"):  # pieces of no width
+        larger = np.where(rest < least, rest * rest / corners, (rest - 0.5 * least) / most)
+        larger = np.where(sums < least, 1.0 - sums * sums / corners, larger)
+    return 0.0 - log(larger)
 
 
 def log(values: np.ndarray) -> np.ndarray:
@@ -113,11 +135,6 @@ def log(values: np.ndarray) -> np.ndarray:
 # log 2 in two parts. The first has so few bits that its products with exponents are exact.
 _LOG_2_HIGH = float.fromhex("0x1.62e42fefa3800p-1")
 _LOG_2_LOW = float.fromhex("0x1.ef35793c76730p-45")
-
-
-def _each(function, values: np.ndarray) -> np.ndarray:
-    """Applies a function of the C library, which NumPy's own vector code need not equal."""
-    return np.fromiter(map(function, values.ravel()), np.float64, values.size).reshape(values.shape)
 
 
 def _words(first: int, second: int) -> Key:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,14 +58,14 @@ class Randomness:
       weighted: key of the draws of a row with weights.
       labor: key of the draws of senders.
       next_labor: key of the draws towards which those of ``labor`` move, or None.
-      angle: how far they have moved, from 0 to a right angle.
+      factors: shares of the two in this step, as ``_random.turn`` has them.
     """
 
     neighbours: Key
     weighted: Key
     labor: Key
     next_labor: Key | None = None
-    angle: float = 0.0
+    factors: tuple[int, int] = (0, 0)
 
 
 def randomness(seed: int, epoch: int, step: int, hop: int, batch_dependency: int = 1) -> Randomness:
@@ -81,8 +80,8 @@ def randomness(seed: int, epoch: int, step: int, hop: int, batch_dependency: int
     )
     if batch_dependency == 1:
         return Randomness(neighbours, weighted, labor)
-    angle = part / batch_dependency * (math.pi / 2)
-    return Randomness(neighbours, weighted, labor, next_labor, angle)
+    factors = _random.turn(part, batch_dependency)
+    return Randomness(neighbours, weighted, labor, next_labor, factors)
 
 
 def sample_hops(
@@ -108,7 +107,7 @@ def sample_hops(
     _checks.counters(where, seed, epoch, step)
     seeds = _checks.seeds(where, seeds, len(indptr) - 1)
 
-    n_id, seed_ids = _distinct(seeds)
+    n_id, seed_ids = distinct(seeds)
     num_nodes, hops = [len(n_id)], []
     for hop, fanout in enumerate(fanouts):
         keys = randomness(seed, epoch, step, hop, batch_dependency)
@@ -157,7 +156,7 @@ def sample_rows(
     return _ends(np.bincount(row, minlength=len(rows))), first[row] + offset
 
 
-# Each of the functions below returns pairs of a row (its place in `rows`) and an edge's offset in it.
+# Each function below returns pairs of a row (its place in `rows`) and an edge's offset in it.
 
 
 def _without_replacement(rows, degrees, fanout, keys):
@@ -202,11 +201,11 @@ def _weighted_with_replacement(rows, first, degrees, fanout, keys, weights):
 def _least_keys(indices, rows, first, degrees, fanout, keys, weights, method):
     """Chooses the edges of least key in each row; equal keys in the order of the graph.
 
-    With a uniform key for each edge that draws without replacement. With an exponential key, divided
-    by the weight, it draws as if one after the other, each in proportion to the weights of those
-    that are left (Efraimidis and Spirakis, 2006, https://doi.org/10.1016/j.ipl.2005.11.003). With
-    keys that belong to senders, rows choose the same senders where they can (LABOR, Balin and
-    Catalyurek, NeurIPS 2023, https://arxiv.org/abs/2210.13339).
+    Uniform keys draw without replacement. Exponential keys, divided by the weights, draw one edge
+    after the other, each in proportion to the weights of those that are left (Efraimidis and
+    Spirakis, 2006, https://doi.org/10.1016/j.ipl.2005.11.003). Where keys belong to senders, rows
+    choose the same senders as far as they can (LABOR, Balin and Catalyurek, NeurIPS 2023,
+    https://arxiv.org/abs/2210.13339).
     """
     row, offset = _all_edges(degrees)
     positions = first[row] + offset
@@ -234,10 +233,8 @@ def _labor_keys(keys: Randomness, senders: np.ndarray, weighted: bool) -> np.nda
     if keys.next_labor is None:
         return _random.exponential(words) if weighted else words
     next_words = _random.draw(keys.next_labor, senders, 0)
-    # As a sum of independent normal deviates whose squared factors sum to one, it is normal too.
-    deviates = _random.normal(words) * math.cos(keys.angle)
-    deviates = deviates + _random.normal(next_words) * math.sin(keys.angle)
-    return _random.exponential_of_normal(deviates) if weighted else deviates
+    sums = _random.mixed(words, next_words, keys.factors)
+    return _random.exponential_of_mixed(sums, keys.factors) if weighted else sums
 
 
 def _row_weights(rows, first, degrees, weights, row) -> np.ndarray:
@@ -255,7 +252,7 @@ def _ends(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
 
-def _distinct(seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct(seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Distinct seeds in order of their first place, and the number of each seed among them."""
     _, first, inverse = np.unique(seeds, return_index=True, return_inverse=True)
     order = np.argsort(first)

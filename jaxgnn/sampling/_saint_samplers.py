@@ -125,7 +125,7 @@ class WalkSampler:
     def nodes(self, key: Key) -> np.ndarray:
         """Distinct nodes of the walks, ascending."""
         graph, walks = self.graph, np.arange(self.size)
-        at = _random.below(_random.draw(key, walks, 0), graph.num_nodes)
+        at = _random.below(_random.draw(key, walks, 0), np.array(graph.num_nodes))
         visited = [at]
         for step in range(1, self.length + 1):
             first = graph.indptr[at].astype(np.int64)

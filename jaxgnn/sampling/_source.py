@@ -12,7 +12,9 @@ from jaxgnn.graph import is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._reference import Hops, sample_hops
+from jaxgnn.sampling._host import sample_hops
+from jaxgnn.sampling._memory import filled
+from jaxgnn.sampling._reference import Hops
 
 
 class RawSample(NamedTuple):
@@ -98,10 +100,9 @@ class HostGraph:
         if direction == "out":
             plan = graph.made_plan("transpose", "permutation")
             arrays = plan.transposed_indptr, plan.transposed_indices, plan.permutation
-        indptr, indices = (np.asarray(array) for array in arrays[:2])
+        indptr, indices, edge_ids = map(on_host, arrays)
         num_edges = int(indptr[-1])
-        edge_ids = None if arrays[2] is None else np.asarray(arrays[2])[:num_edges]
-        return cls(indptr, indices[:num_edges], edge_ids)
+        return cls(indptr, indices[:num_edges], None if edge_ids is None else edge_ids[:num_edges])
 
     def degrees(self) -> np.ndarray:
         """Number of edges of each row."""
@@ -194,12 +195,9 @@ def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
     )
 
 
-def filled(values: np.ndarray, length: int, padding: Any, dtype: Any = None) -> np.ndarray:
-    """A copy of values, with padding after them up to a length."""
-    made = np.empty((length, *values.shape[1:]), values.dtype if dtype is None else dtype)
-    made[: values.shape[0]] = values
-    made[values.shape[0] :] = padding
-    return made
+def on_host(array: Any) -> Any:
+    """The NumPy array of an array or None; one that is mapped from a file still knows its file."""
+    return array if array is None or isinstance(array, np.ndarray) else np.asarray(array)
 
 
 def _id_dtype(count: int) -> type[np.signedinteger]:

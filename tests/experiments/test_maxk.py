@@ -133,6 +133,36 @@ def test_training_of_several_seeds_prints_their_mean(tmp_path, monkeypatch, caps
     assert "test accuracy: 60.00 ± 14.14 (2) %" in capsys.readouterr().out
 
 
+def test_training_on_sampled_neighbours_runs_epochs_and_resumes(tiny, tmp_path, capsys):
+    options = {"sample": (5, 3), "batch_size": 64, "num_layers": None, "epochs": 2}
+    config = _config(tmp_path, **options, eval_every=1, checkpoint_every=1)
+    half = train(replace(config, epochs=1), tiny)
+    steps = -(-tiny.train.size // 64)
+    assert len(half.history) == steps and half.epoch == 1
+    outcome = train(config, tiny)
+    assert len(outcome.history) == 2 * steps
+    evaluated = [row["step"] for row in outcome.history if "validation accuracy" in row]
+    assert evaluated == [steps, 2 * steps]
+    assert outcome.history[:steps] == half.history
+    assert outcome.history[-1]["loss"] < outcome.history[0]["loss"]
+    assert "SAGE MaxK k = 4, sampled 5 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sample": (5, 0)}, "--sample must be positive numbers, or -1 for all, got 5 0"),
+        ({"sample": (5,)}, "--sample must be a number for each of the 2 layers, got 5"),
+        ({"sample": (5, 5), "batch_size": 0}, "--batch-size must be at least 1, got 0"),
+        ({"sample": (5, 5), "model": "gcnii"}, "--model gcnii must be left out with --sample 5 5"),
+        ({"sample": (5, 5), "scan_layers": True}, "--scan-layers must be left out with --sample"),
+    ],
+)
+def test_options_that_do_not_fit_sampling_are_named(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        _config(tmp_path, **options).check()
+
+
 @pytest.mark.again("test_a_comparison_has_trivial_methods_and_paired_differences_of_seeds")
 @pytest.mark.costly
 @pytest.mark.parametrize("activation", ["maxk", "relu"])

@@ -67,17 +67,25 @@ def test_deviates_have_their_distributions_and_increase_with_the_word():
     words = np.sort(_random.draw(key, np.arange(4000), 0))
     assert scipy.stats.kstest(_random.uniform(words), "uniform").pvalue > 1e-3
     assert scipy.stats.kstest(_random.exponential(words), "expon").pvalue > 1e-3
-    assert scipy.stats.kstest(_random.normal(words), "norm").pvalue > 1e-3
     assert (np.diff(_random.exponential(words)) >= 0).all()
-    normal = np.linspace(-9, 9, 100)
-    of_normal = _random.exponential_of_normal(normal)
-    np.testing.assert_allclose(
-        of_normal, -scipy.stats.norm.logsf(normal), rtol=1e-13, atol=2.0**-52
-    )
-    assert (np.diff(of_normal) >= 0).all()
+
+
+@pytest.mark.parametrize("part", [0, 1, 5, 7])
+def test_mixed_words_are_exponential_in_every_step_and_increase(part):
+    factors = _random.turn(part, 10)
+    keys = (_random.batch_key(0, 0, step) for step in (0, 1))
+    sums = np.sort(_random.mixed(*(_random.draw(k, np.arange(4000), 0) for k in keys), factors))
+    deviates = _random.exponential_of_mixed(sums, factors)
+    assert scipy.stats.kstest(deviates, "expon").pvalue > 1e-3
+    assert (np.diff(deviates) >= 0).all()
 
 
 def test_the_least_and_the_largest_word_give_finite_deviates():
     words = np.array([0, 2**64 - 1], np.uint64)
-    for deviates in (_random.uniform, _random.exponential, _random.normal):
-        assert np.isfinite(deviates(words)).all()
+    assert np.isfinite(_random.exponential(words)).all()
+    assert _random.exponential(words)[0] == 0
+    assert not np.signbit(_random.exponential(words)).any()
+    for part in range(4):
+        factors = _random.turn(part, 4)
+        deviates = _random.exponential_of_mixed(_random.mixed(words, words, factors), factors)
+        assert np.isfinite(deviates).all() and deviates[0] == 0

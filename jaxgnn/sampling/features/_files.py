@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.sampling._memory import aligned_empty
 from jaxgnn.sampling.features._host import HostFeatures
 
 
@@ -61,12 +62,12 @@ class FileFeatures:
         """Returns rows as a NumPy array, zeros for -1.
 
         Raises:
-          OSError: if a file has become shorter.
+          ValueError: if a file has become shorter; the message names it.
         """
         if len(self._shards) == 1:
             return self._shards[0].gather(ids, out)
         if out is None:
-            out = np.empty((len(ids), *self.shape[1:]), self.dtype)
+            out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
         ids = np.asarray(ids)
         shard_of = np.searchsorted(self._ends, ids, side="right")
         out[ids < 0] = 0

@@ -1,0 +1,325 @@
+// Draws edges of rows of a graph: the same as jaxgnn/sampling/_reference.py, which defines it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "jaxgnn_ffi/buffer.h"
+#include "jaxgnn_ffi/counter_random.h"
+
+namespace jaxgnn {
+namespace sampling {
+
+// Numbers of 32 or 64 bits, told apart where they are read.
+template <typename Narrow, typename Wide>
+struct EitherOf {
+  const void* data = nullptr;
+  bool wide = false;
+
+  JAXGNN_INLINE inline Wide operator[](int64_t i) const {
+    return wide ? static_cast<const Wide*>(data)[i] : static_cast<const Narrow*>(data)[i];
+  }
+};
+
+template <typename Id>
+struct Graph {
+  EitherOf<int32_t, int64_t> indptr;
+  const Id* indices;
+  EitherOf<float, double> weights;  // `data` is null if there are none
+  int64_t num_nodes, num_edges;
+};
+
+// What a hop draws, and its keys.
+struct Rule {
+  int64_t fanout;  // -1 for all
+  bool replace, labor, mixes;
+  Key neighbours, weighted, senders, next_senders;
+  Mix mix;
+};
+
+// What is wrong with a graph; `place` is a node or the position of an edge.
+struct Problem {
+  enum Kind : int64_t { kNone, kOffsets, kSender, kWeight, kZeroWeights };
+
+  int64_t kind = kNone;
+  int64_t place = 0;
+  int64_t first = 0, degree = 0;  // of a row, or the wrong sender
+  double weight = 0;
+};
+
+// Positions of the edges that a thread has drawn, and their senders.
+template <typename Id>
+struct Drawn {
+  Buffer<int64_t> positions;
+  Buffer<Id> senders;
+};
+
+template <typename Id>
+class RowDraws {
+ public:
+  RowDraws(const Graph<Id>& graph, const Rule& rule, Drawn<Id>& out)
+      : graph_(graph), rule_(rule), out_(out) {}
+
+  // Appends the edges of `count` rows, and writes how many each has. False if the graph is invalid.
+  bool Run(const int64_t* rows, int64_t count, int64_t* drawn, Problem& problem) {
+    if (!ReadRows(rows, count, problem)) return false;
+    const bool is_weighted = graph_.weights.data != nullptr;
+    const bool takes_all = rule_.fanout < 0;
+    if (!is_weighted && (takes_all || !rule_.labor)) {
+      DrawUniformly(rows, count, drawn);
+      return true;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t before = out_.positions.size();
+      const Row row{rows[i], first_[i], degree_[i]};
+      if (!(is_weighted ? CheckWeights(row, problem) : true)) return false;
+      if (takes_all) {
+        TakePositive(row);
+      } else if (rule_.replace) {
+        DrawWeighted(row);
+      } else if (!is_weighted && row.degree <= rule_.fanout) {
+        TakeAll(row);
+      } else {
+        TakeLeastKeys(row);
+      }
+      drawn[i] = out_.positions.size() - before;
+    }
+    return true;
+  }
+
+ private:
+  struct Row {
+    int64_t node, first, degree;
+  };
+  struct Candidate {
+    uint64_t key;
+    int64_t offset;
+    bool operator<(const Candidate& other) const {
+      return key != other.key ? key < other.key : offset < other.offset;
+    }
+  };
+
+  static constexpr int64_t kBlock = 256;
+
+  bool ReadRows(const int64_t* rows, int64_t count, Problem& problem) {
+    first_.Resize(count);
+    degree_.Resize(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t first = graph_.indptr[rows[i]], end = graph_.indptr[rows[i] + 1];
+      first_[i] = first;
+      degree_[i] = end - first;
+      if (first < 0 || end < first || end > graph_.num_edges) {
+        problem = {Problem::kOffsets, rows[i], first, end - first, 0};
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Rows without weights, or with all their edges.
+  void DrawUniformly(const int64_t* rows, int64_t count, int64_t* drawn) {
+    const int64_t fanout = rule_.fanout;
+    const auto needs_draws = [=](int64_t degree) {
+      return fanout >= 0 && (rule_.replace ? degree > 0 : degree > fanout);
+    };
+    int64_t total = 0;
+    words_.Resize(0);
+    for (int64_t i = 0; i < count; ++i) {
+      const bool draws = needs_draws(degree_[i]);
+      total += drawn[i] = draws ? fanout : degree_[i];
+      if (!draws) continue;
+      uint64_t* words = words_.Reserve(fanout);
+      for (int64_t slot = 0; slot < fanout; ++slot) words[slot] = Word(Counter(rows[i], slot));
+      words_.Add(fanout);
+    }
+    Draw(rule_.neighbours, words_.size(), words_.data());
+    const uint64_t* words = words_.data();
+    int64_t* positions = out_.positions.Reserve(total);
+    for (int64_t i = 0; i < count; ++i) {
+      if (!needs_draws(degree_[i])) {
+        for (int64_t j = 0; j < degree_[i]; ++j) positions[j] = first_[i] + j;
+      } else {
+        if (rule_.replace) {
+          DrawWithReplacement(words, degree_[i], first_[i], positions);
+        } else {
+          DrawDistinct(words, degree_[i], first_[i], positions);
+        }
+        words += fanout;
+      }
+      positions += drawn[i];
+    }
+    out_.positions.Add(total);
+  }
+
+  void DrawWithReplacement(const uint64_t* words, int64_t degree, int64_t first,
+                           int64_t* positions) {
+    for (int64_t slot = 0; slot < rule_.fanout; ++slot) {
+      const int64_t drawn = first + static_cast<int64_t>(Below(words[slot], degree));
+      Insert(drawn, PlaceOf(drawn, positions, slot), positions, slot);
+    }
+  }
+
+  // Floyd's method. A number that is drawn again gives way to the largest so far.
+  void DrawDistinct(const uint64_t* words, int64_t degree, int64_t first, int64_t* positions) {
+    for (int64_t slot = 0; slot < rule_.fanout; ++slot) {
+      const int64_t last = degree - rule_.fanout + slot;
+      const int64_t drawn = first + static_cast<int64_t>(Below(words[slot], last + 1));
+      const int64_t place = PlaceOf(drawn, positions, slot);
+      if (place > 0 && positions[place - 1] == drawn) {
+        positions[slot] = first + last;
+      } else {
+        Insert(drawn, place, positions, slot);
+      }
+    }
+  }
+
+  // The number of ascending positions up to and with `value`.
+  static int64_t PlaceOf(int64_t value, const int64_t* positions, int64_t count) {
+    if (count > 32) return std::upper_bound(positions, positions + count, value) - positions;
+    int64_t place = 0;
+    for (int64_t i = 0; i < count; ++i) place += positions[i] <= value;
+    return place;
+  }
+
+  static void Insert(int64_t value, int64_t place, int64_t* positions, int64_t count) {
+    for (int64_t i = count; i > place; --i) positions[i] = positions[i - 1];
+    positions[place] = value;
+  }
+
+  bool CheckWeights(const Row& row, Problem& problem) const {
+    bool has_positive = row.degree == 0;
+    for (int64_t i = row.first; i < row.first + row.degree; ++i) {
+      const double weight = graph_.weights[i];
+      if (!(weight >= 0) || std::isinf(weight)) {
+        problem = {Problem::kWeight, i, 0, 0, weight};
+        return false;
+      }
+      has_positive |= weight > 0;
+    }
+    if (!has_positive) problem = {Problem::kZeroWeights, row.node, 0, 0, 0};
+    return has_positive;
+  }
+
+  void TakeAll(const Row& row) {
+    int64_t* positions = out_.positions.Reserve(row.degree);
+    for (int64_t i = 0; i < row.degree; ++i) positions[i] = row.first + i;
+    out_.positions.Add(row.degree);
+  }
+
+  void TakePositive(const Row& row) {
+    int64_t* positions = out_.positions.Reserve(row.degree);
+    int64_t count = 0;
+    for (int64_t i = row.first; i < row.first + row.degree; ++i) {
+      positions[count] = i;
+      count += graph_.weights[i] > 0;
+    }
+    out_.positions.Add(count);
+  }
+
+  // With replacement, in proportion to the weights.
+  void DrawWeighted(const Row& row) {
+    if (row.degree == 0) return;
+    const int64_t fanout = rule_.fanout;
+    ends_.Resize(row.degree);
+    double total = 0;
+    for (int64_t i = 0; i < row.degree; ++i) {
+      ends_[i] = total = i == 0 ? graph_.weights[row.first] : total + graph_.weights[row.first + i];
+    }
+    words_.Resize(fanout);
+    for (int64_t slot = 0; slot < fanout; ++slot) words_[slot] = Word(Counter(row.node, slot));
+    Draw(rule_.weighted, fanout, words_.data());
+    int64_t* positions = out_.positions.Reserve(fanout);
+    const double most = std::nextafter(total, 0.0);
+    for (int64_t slot = 0; slot < fanout; ++slot) {
+      const double point = std::min(Uniform(words_[slot]) * total, most);
+      const double* end = std::upper_bound(ends_.data(), ends_.data() + row.degree, point);
+      positions[slot] = row.first + (end - ends_.data());
+    }
+    std::sort(positions, positions + fanout);
+    out_.positions.Add(fanout);
+  }
+
+  // The edges of least key; equal keys in the order of the graph.
+  void TakeLeastKeys(const Row& row) {
+    candidates_.clear();
+    threshold_ = ~uint64_t{0};
+    is_full_ = false;
+    for (int64_t begin = 0; begin < row.degree; begin += kBlock) {
+      const int64_t count = std::min(kBlock, row.degree - begin);
+      DrawBlock(row, begin, count);
+      for (int64_t i = 0; i < count; ++i) {
+        uint64_t key;
+        if (graph_.weights.data == nullptr) {
+          key = block_[i];
+        } else if (!WeightedKey(block_[i], graph_.weights[row.first + begin + i], &key)) {
+          continue;
+        }
+        if (is_full_ && key >= threshold_) continue;
+        candidates_.push_back({key, begin + i});
+        if (static_cast<int64_t>(candidates_.size()) == 2 * rule_.fanout + 32) KeepLeast();
+      }
+    }
+    KeepLeast();
+    int64_t* positions = out_.positions.Reserve(candidates_.size());
+    for (size_t i = 0; i < candidates_.size(); ++i)
+      positions[i] = row.first + candidates_[i].offset;
+    std::sort(positions, positions + candidates_.size());
+    out_.positions.Add(candidates_.size());
+  }
+
+  // Random words, or sums of them, for a block of edges of a row.
+  void DrawBlock(const Row& row, int64_t begin, int64_t count) {
+    const Id* senders = graph_.indices + row.first + begin;
+    for (int64_t i = 0; i < count; ++i) {
+      block_[i] = Word(rule_.labor ? Counter(senders[i], 0) : Counter(row.node, begin + i));
+    }
+    if (rule_.mixes) {
+      std::copy(block_, block_ + count, next_block_);
+      Draw(rule_.next_senders, count, next_block_);
+    }
+    Draw(rule_.labor ? rule_.senders : rule_.weighted, count, block_);
+    if (rule_.mixes) {
+      for (int64_t i = 0; i < count; ++i) block_[i] = rule_.mix.Sum(block_[i], next_block_[i]);
+    }
+  }
+
+  // An exponential deviate over the weight, as bits, whose order is that of the numbers. False for
+  // weight zero, or if the key is so large that the logarithm need not be known: -log(1 - u) >= u.
+  bool WeightedKey(uint64_t drawn, double weight, uint64_t* key) const {
+    if (weight == 0) return false;
+    const double larger = rule_.mixes ? rule_.mix.Larger(drawn) : 1.0 - Uniform(drawn);
+    if (is_full_ && 1.0 - larger > limit_ * weight * (1 + 1e-12) + 1e-15) return false;
+    const double value = (0.0 - Log(larger)) / weight;
+    std::memcpy(key, &value, sizeof value);
+    return true;
+  }
+
+  void KeepLeast() {
+    if (static_cast<int64_t>(candidates_.size()) <= rule_.fanout) return;
+    const auto last = candidates_.begin() + (rule_.fanout - 1);
+    std::nth_element(candidates_.begin(), last, candidates_.end());
+    threshold_ = last->key;
+    std::memcpy(&limit_, &threshold_, sizeof limit_);
+    is_full_ = true;
+    candidates_.resize(rule_.fanout);
+  }
+
+  const Graph<Id>& graph_;
+  const Rule& rule_;
+  Drawn<Id>& out_;
+  Buffer<int64_t> first_, degree_;
+  Buffer<uint64_t> words_;
+  Buffer<double> ends_;
+  uint64_t block_[kBlock], next_block_[kBlock];
+  std::vector<Candidate> candidates_;
+  uint64_t threshold_ = 0;
+  double limit_ = 0;
+  bool is_full_ = false;
+};
+
+}  // namespace sampling
+}  // namespace jaxgnn

@@ -1,0 +1,146 @@
+"""Neighbour sampling on the host, in C++ on any number of threads."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn._ffi import sample_neighbours as _ffi
+from jaxgnn.sampling import _checks, _random, _reference
+from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._reference import Hop, Hops
+
+
+def sample_hops(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    seeds: np.ndarray,
+    fanouts: Sequence[int],
+    *,
+    seed: int,
+    epoch: int,
+    step: int,
+    replace: bool = False,
+    weights: np.ndarray | None = None,
+    method: Method = "neighbour",
+    batch_dependency: int = 1,
+    num_threads: int | None = None,
+) -> Hops:
+    """Draws neighbours of seeds, neighbours of these, and so on, on the host.
+
+    Each hop draws anew for all nodes found so far. The result is a function of the arguments: the
+    same for any number of threads, in any process. The arrays may be memory-mapped files, of graphs
+    larger than the memory; they are not copied, and only rows of sampled nodes are read. The GIL is
+    released, so several batches can be drawn by threads. If a file becomes shorter during the call,
+    the process dies of SIGBUS.
+
+    Without the compiled library the same is computed by NumPy, with a warning about the slow path.
+
+    Args:
+      indptr: first edge of each receiver, int32 or int64 [nodes + 1].
+      indices: senders of the edges, int32 or int64 [edges].
+      seeds: nodes to begin with; repeated ones become one node.
+      fanouts: the number of edges to draw for each node, for each hop; -1 for all of its edges.
+      seed: seed of all random numbers, of 64 bits.
+      epoch: number of the epoch.
+      step: number of the batch in the epoch.
+      replace: whether an edge may be drawn several times. A node with any edge then has ``fanout``.
+        Otherwise it has all of its edges if these are fewer.
+      weights: weights of the edges, float32 or float64 [edges], or None. An edge is drawn in
+        proportion to its weight, and never if that is zero.
+      method: ``"neighbour"`` draws for each receiver by itself. ``"labor"`` has one random number for
+        each sender, so that the nodes of a batch share senders and the batch has fewer nodes
+        (Balin and Catalyurek, NeurIPS 2023, https://arxiv.org/abs/2210.13339).
+      batch_dependency: number of steps within which the random numbers of ``"labor"`` change to
+        others, slowly, so that batches share nodes with the ones before.
+      num_threads: number of threads; None for as many as the process may use.
+
+    Returns:
+      Nodes and edges of each hop. The edges of a row are in the order of the graph.
+
+    Raises:
+      ValueError: if an argument is invalid, if a sampled row has invalid offsets, senders or
+        weights, or if a mapped file has become too short.
+      MemoryError: if the sample does not fit into memory.
+
+    Example:
+      >>> indptr, indices = np.array([0, 2, 3, 3]), np.array([1, 2, 2])
+      >>> hops = sample_hops(indptr, indices, np.array([0]), (-1,), seed=0, epoch=0, step=0)
+      >>> hops.n_id.tolist(), hops.hops[0].senders.tolist()
+      ([0, 1, 2], [1, 2])
+    """
+    where = "sampling.sample_hops"
+    _checks.graph(where, indptr, indices, weights)
+    _checks.options(where, fanouts, replace, method, batch_dependency)
+    _checks.counters(where, seed, epoch, step)
+    threads = _threads(where, num_threads)
+    seeds = _checks.seeds(where, seeds, len(indptr) - 1)
+    _checks.files(where, indptr=indptr, indices=indices, weights=weights)
+    if not _is_compiled():
+        options = {"replace": replace, "weights": weights, "method": method}
+        counters = {"seed": seed, "epoch": epoch, "step": step}
+        return _reference.sample_hops(
+            indptr,
+            indices,
+            seeds,
+            fanouts,
+            **counters,
+            **options,
+            batch_dependency=batch_dependency,
+        )
+
+    distinct, seed_ids = _reference.distinct(seeds)
+    period, part = divmod(step, batch_dependency)
+    found = _ffi.sample_neighbours(
+        indptr,
+        indices,
+        weights,
+        distinct,
+        np.array(fanouts, np.int64),
+        seed=seed,
+        epoch=epoch,
+        step=step,
+        replace=replace,
+        labor=method == "labor",
+        period=period,
+        factors=_random.turn(part, batch_dependency) if batch_dependency > 1 else None,
+        threads=threads,
+    )
+    if isinstance(found, _ffi.Problem):
+        raise _error(where, found, len(indptr) - 1)
+    n_id, num_nodes, hops = found
+    return Hops(n_id, num_nodes, tuple(Hop(*hop) for hop in hops), seed_ids)
+
+
+@functools.cache
+def _is_compiled() -> bool:
+    reason = _ffi.why_missing()
+    if reason is not None:
+        text = f"jaxgnn: sampling.sample_hops takes the slow path: the sampler in C++ {reason}"
+        warnings.warn(text, stacklevel=3)
+    return reason is None
+
+
+def _threads(where: str, num_threads: int | None) -> int:
+    if num_threads is None:
+        affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+        return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if not isinstance(num_threads, int) or not 1 <= num_threads <= 1024:
+        raise bad_input(where, "num_threads", "an integer from 1 to 1024, or None", num_threads)
+    return num_threads
+
+
+def _error(where: str, problem: _ffi.Problem, num_nodes: int) -> ValueError:
+    place, first = problem.place, problem.first
+    if problem.kind == _ffi.OFFSETS:
+        return _checks.bad_offsets(where, place, first, problem.degree)
+    if problem.kind == _ffi.SENDER:
+        return _checks.bad_sender(where, first, place, num_nodes)
+    if problem.kind == _ffi.WEIGHT:
+        return _checks.bad_weight(where, problem.weight, place)
+    return _checks.zero_weights(where, place)
