@@ -231,15 +231,11 @@ ALLOWED = {
     "jaxgnn.sampling": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
-    "jaxgnn.sampling": {
-        "jaxgnn._arrays",
-        "jaxgnn._errors",
         "jaxgnn._ffi",
         "jaxgnn.distributed",
         "jaxgnn.graph",
         "jaxgnn.sampling",
         "jaxgnn.training.progress",
-    },
     },
     "jaxgnn.pretrained": {
         "jaxgnn._errors",

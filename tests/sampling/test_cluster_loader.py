@@ -7,7 +7,7 @@ from jaxgnn import sampling
 from jaxgnn.datasets import SyntheticScale, synthetic
 from jaxgnn.distributed import _partition
 from jaxgnn.graph import CSRGraph
-from tests.sampling._graphs import NODES, random_graph
+from tests.sampling._whole_graphs import NODES, random_graph
 
 CLUSTERS = np.arange(NODES) % 7 * 3  # numbers with gaps
 

@@ -11,7 +11,7 @@ from jaxgnn import CSRGraph, nn, ops
 from jaxgnn.sampling import infer_layerwise
 from jaxgnn.testing.cases import GRAPHS
 from jaxgnn.testing.numerics import assert_close
-from tests.sampling._graphs import NODES, random_graph
+from tests.sampling._whole_graphs import NODES, random_graph
 
 X = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
 

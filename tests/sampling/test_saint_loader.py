@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, sampling
-from tests.sampling._graphs import edges_of, random_graph
+from tests.sampling._whole_graphs import edges_of, random_graph
 
 DRAWS = 800
 # Deviations of a mean of draws, by which a fixed seed may be off.

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chisquare
 
 from jaxgnn import CSRGraph, sampling
-from tests.sampling._graphs import NODES, assert_induced, edges_of, random_graph
+from tests.sampling._whole_graphs import NODES, assert_induced, edges_of, random_graph
 
 LABELS = np.arange(NODES) * 2
 

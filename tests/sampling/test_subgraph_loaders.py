@@ -12,7 +12,7 @@ from flax import nnx
 from jaxgnn import CSRGraph, nn, sampling, training
 from jaxgnn.testing.cases import GRAPHS
 from jaxgnn.testing.numerics import assert_bit_equal
-from tests.sampling._graphs import NODES, assert_induced, random_graph
+from tests.sampling._whole_graphs import NODES, assert_induced, random_graph
 
 X = np.random.default_rng(1).normal(size=(NODES, 3)).astype(np.float32)
 Y = np.arange(NODES) % 4
