@@ -149,12 +149,16 @@ class SaintLoader(SubgraphLoader):
         return self._trained_fields(part, slots, probability)
 
     def _subgraph(self, part: Induced, slots: tuple[int, int]) -> CSRGraph:
+        made = padded_graph(part, self._weights(part), slots)
+        return dataclasses.replace(made, normalization=self.normalization)
+
+    def _weights(self, part: Induced) -> np.ndarray:
+        """The weights of the edges of a batch, by which sums are unbiased."""
         receivers = part.n_id[receivers_of(part)]
         of_nodes, of_edges = self._counts.nodes[receivers], self._counts.edges[part.e_id]
         entries = self._entries.of(receivers, part.e_id)
         weights = entries * np.maximum(of_nodes, 1) / np.maximum(of_edges, 1)
-        made = padded_graph(part, weights.astype(np.float32), slots)
-        return dataclasses.replace(made, normalization=self.normalization)
+        return weights.astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

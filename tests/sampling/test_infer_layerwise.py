@@ -25,6 +25,7 @@ def _infer(layers, graph, x=X, **options):
     return infer_layerwise(layers, graph, x, **{"batch_size": 16, "progress": False} | options)
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("case", [c for c in GRAPHS if c.build().is_square], ids=lambda c: c.name)
 def test_sums_are_those_of_the_whole_graph(case):
     whole = case.build()

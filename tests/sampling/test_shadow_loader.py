@@ -50,7 +50,7 @@ def test_neighbours_are_drawn_with_equal_chances_without_replacement():
     receivers = [0] * 6 + [1 + i // 2 for i in range(12)]
     tree = CSRGraph.from_edges(senders, receivers, 19)
     loader = sampling.ShadowLoader(tree, [0], (2, 1), 1)
-    draws, counts, pairs = 600, np.zeros(19, int), np.zeros((7, 7), int)
+    draws, counts, pairs = 400, np.zeros(19, int), np.zeros((7, 7), int)
     for epoch in range(draws):
         nodes = loader._part(epoch, 0).n_id
         assert len(nodes) == 5

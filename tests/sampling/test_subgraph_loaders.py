@@ -53,12 +53,13 @@ def test_a_batch_is_a_function_of_epoch_and_step(name):
 @each_loader
 def test_batches_have_all_edges_between_their_nodes_and_what_belongs_to_the_nodes(name):
     whole = random_graph(weighted=True, padding=20)
-    for batch in _made(name, whole, train=TRAIN) if name != "shadow" else _made(name, whole):
+    loader = _made(name, whole) if name == "shadow" else _made(name, whole, train=TRAIN)
+    for batch in (loader.batch(0, 0), loader.batch(0, len(loader) - 1)):
         mask, n_id = np.asarray(batch.node_mask), np.asarray(batch.n_id)
         if name in ("cluster", "shadow"):  # the others have weights of their own
             assert_induced(batch, whole)
         else:
-            assert_induced(batch_without_weights(batch), whole.without_weights())
+            assert_induced(_without_weights(batch), whole.without_weights())
         np.testing.assert_array_equal(batch.x, np.where(mask[:, None], X[n_id], 0))
         if name == "shadow":
             continue
@@ -67,11 +68,12 @@ def test_batches_have_all_edges_between_their_nodes_and_what_belongs_to_the_node
         assert (np.asarray(batch.node_weight)[~np.asarray(batch.train_mask)] == 0).all()
 
 
-def batch_without_weights(batch):
+def _without_weights(batch):
     fields = {**vars(batch), "graph": CSRGraph(batch.graph.indptr, batch.graph.indices)}
     return sampling.SubgraphBatch(**fields)
 
 
+@pytest.mark.costly(2)
 @each_loader
 def test_a_function_of_batches_compiles_once_and_padding_is_never_read(name):
     compiled = []
@@ -128,6 +130,7 @@ def test_features_come_from_files_and_stores(kind, tmp_path):
     assert_bit_equal(_made("walk", features=given).batch(0, 0), _made("walk").batch(0, 0))
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("case", [c for c in GRAPHS if c.build().is_square], ids=lambda c: c.name)
 def test_loaders_take_degenerate_graphs(case):
     whole = case.build()
