@@ -439,26 +439,26 @@ def test_an_op_has_one_name_in_every_layer(op):
     assert bool(op.pallas or op.native) == bool(op.benchmarks), "what has kernels is timed"
 
 
-def _native_functions_of_data_sets() -> set[str]:
-    """What data sets have compiled: plain C functions, which are no ops."""
+def _native_functions_that_are_no_ops() -> set[str]:
+    """What data sets and samplers have compiled: plain C functions."""
     imported = set()
     for name, path in MODULES.items():
-        if _is_below(name, "jaxgnn.datasets"):
+        if _is_below(name, "jaxgnn.datasets") or _is_below(name, "jaxgnn.sampling"):
             imported |= _imports(name, path)
     return {stem for stem in _stems("jaxgnn/_ffi", "*.py") if f"jaxgnn._ffi.{stem}" in imported}
 
 
-def test_native_sources_and_pages_are_those_of_ops_and_data_sets():
-    of_data_sets = _native_functions_of_data_sets()
+def test_native_sources_and_pages_are_those_of_ops_data_sets_and_samplers():
+    no_ops = _native_functions_that_are_no_ops()
     native = {platform: {op.name for op in OPS if platform in op.native} for platform in PLATFORMS}
-    assert _stems("ffi/cpu", "*.cc") == native["cpu"] | of_data_sets
+    assert _stems("ffi/cpu", "*.cc") == native["cpu"] | no_ops
     assert _stems("ffi/cuda", "*.cu") == native["cuda"]
     of_ops = {
         "attention" if op.family == "attention" else op.name
         for op in OPS
         if op.native and op.native_of is None
     }
-    assert _stems("jaxgnn/_ffi", "*.py") == of_ops | of_data_sets
+    assert _stems("jaxgnn/_ffi", "*.py") == of_ops | no_ops
     assert _stems("docs/ops", "*.md") == {"index", *(op.name for op in OPS)}
 
 

@@ -83,6 +83,11 @@ def _edge_split():
     return datasets.split_edges(senders, receivers, 8)
 
 
+def _hops():
+    arrays = np.asarray(GRAPH.indptr), np.asarray(GRAPH.indices)
+    return sampling.sample_hops(*arrays, np.array([1]), (2,), seed=0, epoch=0, step=0)
+
+
 _NODES = np.zeros(4, np.int32)
 
 # One of each record, by its class.
@@ -114,6 +119,11 @@ RECORDS = {
     ops.VerificationError: lambda: ops.VerificationError("differs"),
     Setting: lambda: Setting("strict", 0.1),
     nn.Pooled: lambda: nn.Pooled(X, graph.GraphBatch.from_graphs([GRAPH], None), _NODES),
+    sampling.Capacity: lambda: sampling.Capacity((2, 4), (3,)),
+    sampling.Hop: lambda: _hops().hops[0],
+    sampling.Hops: lambda: _hops(),
+    sampling.SampledBatch: lambda: sampling.NeighborLoader(GRAPH, [1], (2,), 1).batch(0, 0),
+    sampling.SubgraphBatch: lambda: sampling.ShadowLoader(GRAPH, [1], (2,)).batch(0, 0),
     sampling.NegativeSampler: lambda: sampling.NegativeSampler.of(GRAPH),
     nn.LSTMState: lambda: nn.LSTMState(X, X, jnp.array(True)),
     datasets.EdgeSplit: _edge_split,
@@ -155,8 +165,9 @@ RECORDS = {
     ),
 }
 # Handles of what is elsewhere, and a base of other classes.
-NO_RECORDS = {training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
+NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
+NO_RECORDS |= {sampling.ClusterLoader, sampling.SaintLoader, sampling.ShadowLoader}
 
 
 def test_the_tables_have_every_class():

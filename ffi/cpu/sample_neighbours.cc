@@ -22,11 +22,11 @@ struct Request {
   const void *indptr, *indices, *weights;
   int64_t num_nodes, num_edges;
   const int64_t *seeds, *fanouts;
-  int64_t num_seeds, num_hops;
+  int64_t num_seeds, num_hops, first_hop;
   uint64_t seed;
   uint32_t epoch, step, period;  // `period` counts the steps between which draws of senders mix
   uint32_t mix_first, mix_second;
-  int32_t mixes, replace, labor, threads;
+  int32_t mixes, replace, labor, threads, numbers_nodes;
   int32_t wide_indptr, wide_indices, wide_weights;
 };
 
@@ -82,7 +82,7 @@ Pool& SharedPool() {
 }
 
 Rule RuleOf(const Request& request, int64_t hop) {
-  const auto number = static_cast<uint32_t>(hop);
+  const auto number = static_cast<uint32_t>(request.first_hop + hop);
   const auto senders = [&](uint32_t step) {
     return HopKey(BatchKey(request.seed, request.epoch, step), number, kLabor);
   };
@@ -111,33 +111,35 @@ class HopSampler {
     }
   }
 
-  // Draws the edges of the first `num_rows` nodes and appends the new nodes. False if the graph is
-  // invalid.
-  bool Run(Sample& sample, NodeNumbers& numbers, int64_t level) {
-    const int64_t num_rows = sample.nodes.size();
-    sample.hops.emplace_back();
-    Hop& hop = sample.hops.back();
+  // Draws the edges of rows, and adds their senders to the numbers, if there are any. False if the
+  // graph is invalid.
+  bool Draw(const int64_t* rows, int64_t num_rows, NodeNumbers* numbers, Hop& hop,
+            Problem& problem) {
     hop.indptr.Resize(num_rows + 1);
     hop.indptr[0] = 0;
     chunks_.resize((num_rows + kChunkRows - 1) / kChunkRows);
     team_.For(chunks_.size(),
-              [&](int thread, int64_t chunk) { DrawChunk(sample, numbers, level, thread, chunk); });
+              [&](int thread, int64_t chunk) { DrawChunk(rows, numbers, hop, thread, chunk); });
     int64_t num_edges = 0;
     for (Chunk& chunk : chunks_) {
       if (chunk.problem.kind != Problem::kNone) {
-        sample.problem = chunk.problem;
+        problem = chunk.problem;
         return false;
       }
       chunk.place = num_edges;
       num_edges += chunk.count;
     }
-    numbers.Number(team_, level, sample.nodes);
     hop.edges.Resize(num_edges);
-    hop.senders.Resize(num_edges);
-    team_.For(chunks_.size(), [&](int, int64_t chunk) {
-      WriteChunk(numbers, level, num_rows, chunks_[chunk], chunk, hop);
-    });
     return true;
+  }
+
+  // Writes the edges to their places, and their senders by number, if there are numbers.
+  void Write(const NodeNumbers* numbers, int64_t level, Hop& hop) {
+    if (numbers != nullptr) hop.senders.Resize(hop.edges.size());
+    team_.For(chunks_.size(), [&](int, int64_t chunk) {
+      WriteEdges(chunk, hop);
+      if (numbers != nullptr) WriteSenders(*numbers, level, chunks_[chunk], hop);
+    });
   }
 
  private:
@@ -150,16 +152,20 @@ class HopSampler {
 
   static constexpr int64_t kChunkRows = 64;
 
-  void DrawChunk(Sample& sample, NodeNumbers& numbers, int64_t level, int thread, int64_t number) {
+  void DrawChunk(const int64_t* rows, NodeNumbers* numbers, Hop& hop, int thread, int64_t number) {
     Drawn<Id>& drawn = drawn_[thread];
     Chunk& chunk = chunks_[number];
     const int64_t first = number * kChunkRows, begin = drawn.positions.size();
-    const int64_t count = std::min(kChunkRows, sample.hops.back().indptr.size() - 1 - first);
+    const int64_t count = std::min(kChunkRows, hop.indptr.size() - 1 - first);
+    int64_t* counts = hop.indptr.data() + first + 1;
     chunk = {thread, begin, 0, 0, {}};
-    int64_t* counts = sample.hops.back().indptr.data() + first + 1;
-    if (!draws_[thread]->Run(sample.nodes.data() + first, count, counts, chunk.problem)) return;
+    if (!draws_[thread]->Run(rows + first, count, counts, chunk.problem)) return;
     chunk.count = drawn.positions.size() - begin;
-    const int64_t* positions = drawn.positions.data() + begin;
+    if (numbers != nullptr) FindSenders(*numbers, drawn, chunk);
+  }
+
+  void FindSenders(NodeNumbers& numbers, Drawn<Id>& drawn, Chunk& chunk) {
+    const int64_t* positions = drawn.positions.data() + chunk.begin;
     Id* senders = drawn.senders.Reserve(chunk.count);
     for (int64_t i = 0; i < chunk.count; ++i) {
       if (i + kAhead < chunk.count) __builtin_prefetch(graph_.indices + positions[i + kAhead]);
@@ -169,21 +175,24 @@ class HopSampler {
         return;
       }
       senders[i] = sender;
-      numbers.Find(level, sender);
+      numbers.Find(chunk.thread, sender);
     }
     drawn.senders.Add(chunk.count);
   }
 
-  void WriteChunk(const NodeNumbers& numbers, int64_t level, int64_t num_rows, const Chunk& chunk,
-                  int64_t number, Hop& hop) {
-    const int64_t first = number * kChunkRows;
+  void WriteEdges(int64_t number, Hop& hop) {
+    const Chunk& chunk = chunks_[number];
+    const int64_t first = number * kChunkRows, num_rows = hop.indptr.size() - 1;
     int64_t end = chunk.place;
     for (int64_t row = first; row < std::min(first + kChunkRows, num_rows); ++row) {
       hop.indptr[row + 1] = end += hop.indptr[row + 1];
     }
-    const Drawn<Id>& drawn = drawn_[chunk.thread];
-    std::copy_n(drawn.positions.data() + chunk.begin, chunk.count, hop.edges.data() + chunk.place);
-    const Id* senders = drawn.senders.data() + chunk.begin;
+    const int64_t* positions = drawn_[chunk.thread].positions.data() + chunk.begin;
+    std::copy_n(positions, chunk.count, hop.edges.data() + chunk.place);
+  }
+
+  void WriteSenders(const NodeNumbers& numbers, int64_t level, const Chunk& chunk, Hop& hop) {
+    const Id* senders = drawn_[chunk.thread].senders.data() + chunk.begin;
     int32_t* local = hop.senders.data() + chunk.place;
     WithWidestIsa([&, count = chunk.count]() JAXGNN_INLINE {
       for (int64_t i = 0; i < count; ++i) local[i] = numbers.Of(level, senders[i]);
@@ -199,27 +208,52 @@ class HopSampler {
   Team& team_;
 };
 
+// Draws edges of rows in one hop.
 template <typename Id>
-void SampleHops(const Request& request, Sample& sample) {
+void SampleRows(const Request& request, const Graph<Id>& graph, Team& team, Sample& sample) {
+  const Rule rule = RuleOf(request, 0);
+  HopSampler<Id> sampler(graph, rule, team);
+  Hop& hop = sample.hops.emplace_back();
+  if (!sampler.Draw(request.seeds, request.num_seeds, nullptr, hop, sample.problem)) return;
+  sampler.Write(nullptr, 0, hop);
+}
+
+template <typename Id>
+void SampleHops(const Request& request, const Graph<Id>& graph, Team& team, Sample& sample) {
+  std::unique_ptr<NodeNumbers> numbers = SharedPool().Take(request.num_nodes);
+  numbers->Begin(request.seeds, request.num_seeds, request.num_hops, team.threads());
+  sample.nodes.Resize(request.num_seeds);
+  std::copy_n(request.seeds, request.num_seeds, sample.nodes.data());
+  sample.ends.push_back(request.num_seeds);
+  for (int64_t i = 0; i < request.num_hops; ++i) {
+    const Rule rule = RuleOf(request, i);
+    HopSampler<Id> sampler(graph, rule, team);
+    Hop& hop = sample.hops.emplace_back();
+    const int64_t num_rows = sample.nodes.size(), level = i + 1;
+    if (!sampler.Draw(sample.nodes.data(), num_rows, numbers.get(), hop, sample.problem)) {
+      return;  // the numbers are not clean any more
+    }
+    numbers->Number(team, level, sample.nodes);
+    sampler.Write(numbers.get(), level, hop);
+    sample.ends.push_back(sample.nodes.size());
+  }
+  numbers->Clear(team, sample.nodes, sample.ends);
+  SharedPool().GiveBack(std::move(numbers));
+}
+
+template <typename Id>
+void Run(const Request& request, Sample& sample) {
   const Graph<Id> graph{{request.indptr, request.wide_indptr != 0},
                         static_cast<const Id*>(request.indices),
                         {request.weights, request.wide_weights != 0},
                         request.num_nodes,
                         request.num_edges};
   Team team(request.threads);
-  std::unique_ptr<NodeNumbers> numbers = SharedPool().Take(request.num_nodes);
-  numbers->Begin(request.seeds, request.num_seeds, request.num_hops);
-  sample.nodes.Resize(request.num_seeds);
-  std::copy_n(request.seeds, request.num_seeds, sample.nodes.data());
-  sample.ends.push_back(request.num_seeds);
-  for (int64_t i = 0; i < request.num_hops; ++i) {
-    const Rule rule = RuleOf(request, i);
-    HopSampler<Id> hop(graph, rule, team);
-    if (!hop.Run(sample, *numbers, i + 1)) return;  // the numbers are not clean any more
-    sample.ends.push_back(sample.nodes.size());
+  if (request.numbers_nodes != 0) {
+    SampleHops(request, graph, team, sample);
+  } else {
+    SampleRows(request, graph, team, sample);
   }
-  numbers->Clear(sample.nodes, sample.ends);
-  SharedPool().GiveBack(std::move(numbers));
 }
 
 }  // namespace
@@ -238,9 +272,9 @@ void* jaxgnn_sample_neighbours(const void* arguments) {
   try {
     sample = std::make_unique<sampling::Sample>();
     if (request.wide_indices != 0) {
-      sampling::SampleHops<int64_t>(request, *sample);
+      sampling::Run<int64_t>(request, *sample);
     } else {
-      sampling::SampleHops<int32_t>(request, *sample);
+      sampling::Run<int32_t>(request, *sample);
     }
   } catch (const std::bad_alloc&) {
     return nullptr;
@@ -258,18 +292,17 @@ double jaxgnn_sample_problem(const void* handle, int64_t* problem) {
   return found.weight;
 }
 
-// Addresses of the nodes and of the indptr, senders and edges of each hop, as numbers, and the
+// Addresses and lengths: of the nodes, and of the indptr, senders and edges of each hop. Then the
 // number of nodes before the first hop and after each.
-void jaxgnn_sample_arrays(void* handle, int64_t* addresses, int64_t* num_nodes) {
+void jaxgnn_sample_arrays(void* handle, int64_t* arrays) {
   auto& sample = *static_cast<jaxgnn::sampling::Sample*>(handle);
-  const auto address = [](const void* data) { return reinterpret_cast<int64_t>(data); };
-  *addresses++ = address(sample.nodes.data());
-  for (auto& hop : sample.hops) {
-    *addresses++ = address(hop.indptr.data());
-    *addresses++ = address(hop.senders.data());
-    *addresses++ = address(hop.edges.data());
-  }
-  std::copy(sample.ends.begin(), sample.ends.end(), num_nodes);
+  const auto add = [&](const auto& buffer) {
+    *arrays++ = reinterpret_cast<int64_t>(buffer.data());
+    *arrays++ = buffer.size();
+  };
+  add(sample.nodes);
+  for (auto& hop : sample.hops) add(hop.indptr), add(hop.senders), add(hop.edges);
+  std::copy(sample.ends.begin(), sample.ends.end(), arrays);
 }
 
 void jaxgnn_sample_free(void* handle) { delete static_cast<jaxgnn::sampling::Sample*>(handle); }

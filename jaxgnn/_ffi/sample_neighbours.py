@@ -1,9 +1,10 @@
-"""Typed call of the neighbour sampler, plain C functions that run without JAX and without the GIL."""
+"""Typed call of the neighbour sampler: plain C functions that need neither JAX nor the GIL."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,33 +39,11 @@ def why_missing() -> str | None:
     return None if _library() else why_not_open("cpu")
 
 
-def sample_neighbours(
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    weights: np.ndarray | None,
-    seeds: np.ndarray,
-    fanouts: np.ndarray,
-    *,
-    seed: int,
-    epoch: int,
-    step: int,
-    replace: bool,
-    labor: bool,
-    period: int,
-    factors: tuple[int, int] | None,
-    threads: int,
-) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] | Problem:
-    """Samples neighbours of seeds in several hops; see ``jaxgnn.sampling.sample_hops``.
+@dataclass(frozen=True)
+class Draws:
+    """Options of a call that are valid, with the counters of its random numbers.
 
-    Nothing is copied: the library reads the arrays of the graph, which must be contiguous, and the
-    results are views of its memory, which is freed with the last of them.
-
-    Args:
-      indptr: int32 or int64 [nodes + 1].
-      indices: int32 or int64 [edges].
-      weights: float32 or float64 [edges], or None.
-      seeds: distinct valid nodes, int64 [seeds].
-      fanouts: valid fan-outs, int64 [hops].
+    Attributes:
       seed: seed of all random numbers.
       epoch: first counter of the batch.
       step: second counter of the batch.
@@ -73,37 +52,134 @@ def sample_neighbours(
       period: counter that stands for ``step`` in the keys of senders.
       factors: shares of the draws of ``period`` and the next; None for those of ``period`` alone.
       threads: number of threads.
+    """
+
+    seed: int
+    epoch: int
+    step: int
+    replace: bool
+    labor: bool
+    period: int
+    factors: tuple[int, int] | None
+    threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Arrays that the library reads in place; they must be contiguous.
+
+    Attributes:
+      indptr: int32 or int64 [nodes + 1].
+      indices: int32 or int64 [edges].
+      weights: float32 or float64 [edges], or None.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray | None
+
+
+HopArrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Offsets, int64 [rows + 1], local senders, int32 [edges], and positions, int64 [edges]."""
+
+
+def sample_neighbours(
+    graph: Graph, seeds: np.ndarray, fanouts: Sequence[int], draws: Draws
+) -> tuple[np.ndarray, np.ndarray, list[HopArrays]] | Problem:
+    """Samples neighbours of seeds in several hops; see ``jaxgnn.sampling.sample_hops``.
+
+    The results are views of the library's memory, which is freed with the last of them.
+
+    Args:
+      graph: the graph.
+      seeds: distinct valid nodes, int64 [seeds].
+      fanouts: valid fan-outs, one for each hop.
+      draws: what is drawn.
 
     Returns:
       Nodes, int64 [nodes]; their number before the first hop and after each, int64 [hops + 1]; and
-      offsets int64, local senders int32 and positions int64 of each hop. A ``Problem`` if the graph
-      is invalid.
+      the edges of each hop. A ``Problem`` if the graph is invalid.
 
     Raises:
       MemoryError: if there is not enough memory.
       NotImplementedError: if there is no compiled library.
     """
+    sample = _sample(graph, seeds, fanouts, draws, numbers_nodes=True)
+    return sample.problem() or sample.arrays(len(fanouts))
+
+
+def sample_rows(
+    graph: Graph, rows: np.ndarray, fanout: int, draws: Draws, hop: int
+) -> tuple[np.ndarray, np.ndarray] | Problem:
+    """Draws edges of each of some rows, with the random numbers of one hop.
+
+    Args:
+      graph: the graph; senders need not be nodes of it.
+      rows: valid nodes, int64 [rows].
+      fanout: a valid fan-out.
+      draws: what is drawn.
+      hop: third counter of random numbers.
+
+    Returns:
+      Offsets, int64 [rows + 1], and positions of the edges, int64 [edges]. A ``Problem`` if the
+      graph is invalid.
+
+    Raises:
+      MemoryError: if there is not enough memory.
+      NotImplementedError: if there is no compiled library.
+    """
+    sample = _sample(graph, rows, (fanout,), draws, numbers_nodes=False, first_hop=hop)
+    problem = sample.problem()
+    if problem is not None:
+        return problem
+    indptr, _, positions = sample.arrays(1)[2][0]
+    return indptr, positions
+
+
+def _sample(
+    graph: Graph,
+    seeds: np.ndarray,
+    fanouts: Sequence[int],
+    draws: Draws,
+    *,
+    numbers_nodes: bool,
+    first_hop: int = 0,
+) -> _Sample:
     library = _library()
     if library is None:
         raise NotImplementedError(f"sample_neighbours: {why_not_open('cpu')}")
-    first, second = factors or (0, 0)
+    hop_fanouts = np.array(fanouts, np.int64)
+    weights = graph.weights
     request = _Request(
-        **{"indptr": _address(indptr), "indices": _address(indices)},
-        **{"weights": None if weights is None else _address(weights)},
-        **{"num_nodes": len(indptr) - 1, "num_edges": len(indices)},
-        **{"seeds": _address(seeds), "num_seeds": len(seeds)},
-        **{"fanouts": _address(fanouts), "num_hops": len(fanouts)},
-        **{"seed": seed, "epoch": epoch, "step": step, "period": period},
-        **{"mixes": factors is not None, "mix_first": first, "mix_second": second},
-        **{"replace": replace, "labor": labor, "threads": threads},
-        **{"wide_indptr": indptr.itemsize == 8, "wide_indices": indices.itemsize == 8},
-        **{"wide_weights": weights is not None and weights.itemsize == 8},
+        indptr=_address(graph.indptr),
+        indices=_address(graph.indices),
+        weights=None if weights is None else _address(weights),
+        num_nodes=len(graph.indptr) - 1,
+        num_edges=len(graph.indices),
+        seeds=_address(seeds),
+        fanouts=_address(hop_fanouts),
+        num_seeds=len(seeds),
+        num_hops=len(fanouts),
+        first_hop=first_hop,
+        seed=draws.seed,
+        epoch=draws.epoch,
+        step=draws.step,
+        period=draws.period,
+        mixes=draws.factors is not None,
+        replace=draws.replace,
+        labor=draws.labor,
+        threads=draws.threads,
+        numbers_nodes=numbers_nodes,
+        wide_indptr=graph.indptr.itemsize == 8,
+        wide_indices=graph.indices.itemsize == 8,
+        wide_weights=weights is not None and weights.itemsize == 8,
     )
+    if draws.factors is not None:
+        request.mix_first, request.mix_second = draws.factors
     handle = library.jaxgnn_sample_neighbours(ctypes.byref(request))
     if not handle:
         raise MemoryError("sample_neighbours: not enough memory")
-    sample = _Sample(library, handle)
-    return sample.problem() or sample.arrays(len(fanouts))
+    return _Sample(library, handle)
 
 
 class _Request(ctypes.Structure):
@@ -113,13 +189,17 @@ class _Request(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("indptr", "indices", "weights")),
         *((name, ctypes.c_int64) for name in ("num_nodes", "num_edges")),
         *((name, ctypes.c_void_p) for name in ("seeds", "fanouts")),
-        *((name, ctypes.c_int64) for name in ("num_seeds", "num_hops")),
+        *((name, ctypes.c_int64) for name in ("num_seeds", "num_hops", "first_hop")),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("epoch", "step", "period")),
         *((name, ctypes.c_uint32) for name in ("mix_first", "mix_second")),
-        *((name, ctypes.c_int32) for name in ("mixes", "replace", "labor", "threads")),
+        *((name, ctypes.c_int32) for name in ("mixes", "replace", "labor")),
+        *((name, ctypes.c_int32) for name in ("threads", "numbers_nodes")),
         *((name, ctypes.c_int32) for name in ("wide_indptr", "wide_indices", "wide_weights")),
     )
+
+
+_HOP_DTYPES = (np.int64, np.int32, np.int64)
 
 
 class _Sample:
@@ -137,21 +217,19 @@ class _Sample:
         weight = self._library.jaxgnn_sample_problem(self._handle, found)
         return Problem(*found, weight) if found[0] else None
 
-    def arrays(self, hops: int):
+    def arrays(self, hops: int) -> tuple[np.ndarray, np.ndarray, list[HopArrays]]:
         """Nodes, their numbers, and offsets, senders and positions of each hop."""
-        addresses, num_nodes = (ctypes.c_int64 * (1 + 3 * hops))(), np.empty(hops + 1, np.int64)
-        self._library.jaxgnn_sample_arrays(self._handle, addresses, _address(num_nodes))
-        nodes = self._view(addresses[0], np.int64, int(num_nodes[-1]))
-        found = []
-        for hop in range(hops):
-            indptr, senders, positions = addresses[1 + 3 * hop : 4 + 3 * hop]
-            ends = self._view(indptr, np.int64, int(num_nodes[hop]) + 1)
-            size = int(ends[-1])
-            edges = self._view(positions, np.int64, size)
-            found.append((ends, self._view(senders, np.int32, size), edges))
-        return nodes, num_nodes, found
+        found = np.zeros(2 * (1 + 3 * hops) + hops + 1, np.int64)
+        self._library.jaxgnn_sample_arrays(self._handle, _address(found))
+        nodes, *of_hops = found[: -hops - 1].reshape(-1, 2).tolist()
+        views = [
+            self._view(address, size, dtype)
+            for (address, size), dtype in zip(of_hops, hops * _HOP_DTYPES, strict=True)
+        ]
+        edges = [(views[i], views[i + 1], views[i + 2]) for i in range(0, len(views), 3)]
+        return self._view(*nodes, np.int64), found[-hops - 1 :], edges
 
-    def _view(self, address: int, dtype: type, size: int) -> np.ndarray:
+    def _view(self, address: int, size: int, dtype: type) -> np.ndarray:
         if size == 0:
             return np.empty(0, dtype)
         memory = (ctypes.c_char * (size * np.dtype(dtype).itemsize)).from_address(address)
@@ -172,7 +250,7 @@ def _library() -> ctypes.CDLL | None:
     types = {
         "neighbours": ((pointer,), pointer),
         "problem": ((pointer, pointer), ctypes.c_double),
-        "arrays": ((pointer, pointer, pointer), None),
+        "arrays": ((pointer, pointer), None),
         "free": ((pointer,), None),
     }
     for name, (arguments, result) in types.items():

@@ -192,17 +192,14 @@ class MaxKGNN(DocumentedModule):
 
     def _normalized(self, graph: CSRGraph | Sequence[CSRGraph]) -> list[CSRGraph]:
         """The normalised graph of each layer: one for all, or a block for each."""
-        graphs = [graph]
-        if isinstance(graph, tuple | list):
-            graphs = list(graph)
-            if self.body is not None or len(graphs) != self.num_layers:
-                expected = "one graph"
-                if self.body is None:
-                    expected += f", or {self.num_layers} blocks, one for each layer"
-                raise bad_input("MaxKGNN", "graph", expected, f"{len(graphs)} blocks")
         kind = _NORMALIZATIONS[self.kind]
-        made = [g if g.is_normalized else g.normalized(kind) for g in graphs]
-        return made if isinstance(graph, tuple | list) else made * self.num_layers
+        if not isinstance(graph, tuple | list):
+            one: Any = graph
+            return [one if one.is_normalized else one.normalized(kind)] * self.num_layers
+        if self.body is not None or len(graph) != self.num_layers:
+            of_layers = "" if self.body else f", or {self.num_layers} blocks, one for each layer"
+            raise bad_input("MaxKGNN", "graph", f"one graph{of_layers}", f"{len(graph)} blocks")
+        return [block if block.is_normalized else block.normalized(kind) for block in graph]
 
 
 class _Layer(nnx.Module):

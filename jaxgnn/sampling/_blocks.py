@@ -119,8 +119,9 @@ class EdgeValues:
         """Reads a concrete graph, with rows that draw ``degrees`` edges in a direction."""
         scales = (graph.row_scale, graph.col_scale)
         arrays = (graph.weights, *(scales if direction == "in" else scales[::-1]))
-        given = map(on_host, arrays)
-        return cls(*given, graph.normalization, degrees if graph.is_normalized else None)
+        weights, row_scale, col_scale = map(on_host, arrays)
+        needed = degrees if graph.is_normalized else None
+        return cls(weights, row_scale, col_scale, graph.normalization, needed)
 
     def fields(self, raw: RawSample, hop: int) -> dict[str, Any]:
         """The fields of the block of a hop, from the seeds outwards."""

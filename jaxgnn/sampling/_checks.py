@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.sampling._mapped import check_files
 
 Method = Literal["neighbour", "labor"]
 """Random numbers for each row ("neighbour"), or for each sender ("labor")."""
@@ -17,7 +17,8 @@ _WEIGHTS = "finite and not negative, with a positive one in each row that has ed
 
 
 def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarray | None) -> None:
-    """Checks dtypes and lengths of the arrays of a graph, in constant time."""
+    """Checks dtypes, lengths and files of the arrays of a graph, in constant time."""
+    check_files(where, indptr=indptr, indices=indices, weights=weights)
     for name, array in (("indptr", indptr), ("indices", indices)):
         if not _is_list_of(array, (np.int32, np.int64)):
             raise bad_input(where, name, "a contiguous list of int32 or int64", _kind(array))
@@ -33,21 +34,6 @@ def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarr
     if len(weights) != len(indices):
         expected = f"one value for each of {len(indices)} edges"
         raise bad_input(where, "weights", expected, f"{len(weights)} values")
-
-
-def files(where: str, **arrays: np.ndarray | None) -> None:
-    """Checks that the files of memory-mapped arrays are as long as they were.
-
-    To read a mapped file beyond its end kills the process, without an exception.
-    """
-    for name, array in arrays.items():
-        mapped = _memmap_of(array)
-        if mapped is None or mapped.filename is None:
-            continue
-        needed, size = mapped.offset + mapped.nbytes, os.path.getsize(mapped.filename)
-        if size < needed:
-            expected = f"in a file of at least {needed} bytes"
-            raise bad_input(where, name, expected, f"{size} bytes in {mapped.filename}")
 
 
 def options(
@@ -140,15 +126,6 @@ def _is_integer(value: object) -> bool:
 def _is_list_of(array: object, dtypes: tuple[type, ...]) -> bool:
     is_list = isinstance(array, np.ndarray) and array.ndim == 1 and array.flags.c_contiguous
     return is_list and array.dtype in dtypes
-
-
-def _memmap_of(array: object) -> np.memmap | None:
-    """The whole memory-mapped array of which this is a view, if any."""
-    found = None
-    while isinstance(array, np.ndarray):
-        found = array if isinstance(array, np.memmap) else found
-        array = array.base
-    return found
 
 
 def _kind(array: object) -> str:

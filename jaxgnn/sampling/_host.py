@@ -33,7 +33,7 @@ def sample_hops(
 ) -> Hops:
     """Draws neighbours of seeds, neighbours of these, and so on, on the host.
 
-    Each hop draws anew for all nodes found so far. The result is a function of the arguments: the
+    Each hop draws again for all nodes found so far. The result is a function of the arguments: the
     same for any number of threads, in any process. The arrays may be memory-mapped files, of graphs
     larger than the memory; they are not copied, and only rows of sampled nodes are read. The GIL is
     released, so several batches can be drawn by threads. If a file becomes shorter during the call,
@@ -53,8 +53,8 @@ def sample_hops(
         Otherwise it has all of its edges if these are fewer.
       weights: weights of the edges, float32 or float64 [edges], or None. An edge is drawn in
         proportion to its weight, and never if that is zero.
-      method: ``"neighbour"`` draws for each receiver by itself. ``"labor"`` has one random number for
-        each sender, so that the nodes of a batch share senders and the batch has fewer nodes
+      method: ``"neighbour"`` draws for each receiver by itself. ``"labor"`` has one random number
+        for each sender, so that the nodes of a batch share senders and the batch has fewer nodes
         (Balin and Catalyurek, NeurIPS 2023, https://arxiv.org/abs/2210.13339).
       batch_dependency: number of steps within which the random numbers of ``"labor"`` change to
         others, slowly, so that batches share nodes with the ones before.
@@ -78,9 +78,8 @@ def sample_hops(
     _checks.graph(where, indptr, indices, weights)
     _checks.options(where, fanouts, replace, method, batch_dependency)
     _checks.counters(where, seed, epoch, step)
-    threads = _threads(where, num_threads)
+    draws = _draws(seed, epoch, step, replace, method, batch_dependency, num_threads)
     seeds = _checks.seeds(where, seeds, len(indptr) - 1)
-    _checks.files(where, indptr=indptr, indices=indices, weights=weights)
     if not _is_compiled():
         options = {"replace": replace, "weights": weights, "method": method}
         counters = {"seed": seed, "epoch": epoch, "step": step}
@@ -93,15 +92,71 @@ def sample_hops(
             **options,
             batch_dependency=batch_dependency,
         )
-
     distinct, seed_ids = _reference.distinct(seeds)
+    graph = _ffi.Graph(indptr, indices, weights)
+    found = _ffi.sample_neighbours(graph, distinct, fanouts, draws)
+    if isinstance(found, _ffi.Problem):
+        raise _error(where, found, len(indptr) - 1)
+    n_id, num_nodes, hops = found
+    return Hops(n_id, num_nodes, tuple(Hop(*hop) for hop in hops), seed_ids)
+
+
+def sample_rows(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    rows: np.ndarray,
+    fanout: int,
+    *,
+    seed: int,
+    epoch: int,
+    step: int,
+    hop: int,
+    replace: bool = False,
+    weights: np.ndarray | None = None,
+    method: Method = "neighbour",
+    batch_dependency: int = 1,
+    num_threads: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws edges of each of some rows; rows may be repeated, and senders need not be rows.
+
+    Graphs with several types of nodes are sampled by it, with another ``hop`` for each type of
+    edges. The other arguments are those of ``sample_hops``.
+
+    Returns:
+      The first drawn edge of each row, int64 [rows + 1], and the positions of the edges in the
+      arrays of the graph, int64 [edges], ascending within a row.
+
+    Raises:
+      ValueError: as ``sample_hops``.
+      MemoryError: if the sample does not fit into memory.
+    """
+    where = "sampling.sample_rows"
+    _checks.graph(where, indptr, indices, weights)
+    _checks.options(where, (fanout,), replace, method, batch_dependency)
+    _checks.counters(where, seed, epoch, step)
+    draws = _draws(seed, epoch, step, replace, method, batch_dependency, num_threads)
+    rows = _checks.seeds(where, rows, len(indptr) - 1)
+    if not _is_compiled():
+        keys = _reference.randomness(seed, epoch, step, hop, batch_dependency)
+        options = {"replace": replace, "weights": weights, "method": method}
+        return _reference.sample_rows(indptr, indices, rows, fanout, keys, **options)
+    found = _ffi.sample_rows(_ffi.Graph(indptr, indices, weights), rows, fanout, draws, hop)
+    if isinstance(found, _ffi.Problem):
+        raise _error(where, found, len(indptr) - 1)
+    return found
+
+
+def _draws(
+    seed: int,
+    epoch: int,
+    step: int,
+    replace: bool,
+    method: Method,
+    batch_dependency: int,
+    num_threads: int | None,
+) -> _ffi.Draws:
     period, part = divmod(step, batch_dependency)
-    found = _ffi.sample_neighbours(
-        indptr,
-        indices,
-        weights,
-        distinct,
-        np.array(fanouts, np.int64),
+    return _ffi.Draws(
         seed=seed,
         epoch=epoch,
         step=step,
@@ -109,12 +164,8 @@ def sample_hops(
         labor=method == "labor",
         period=period,
         factors=_random.turn(part, batch_dependency) if batch_dependency > 1 else None,
-        threads=threads,
+        threads=_threads("sampling.sample_hops", num_threads),
     )
-    if isinstance(found, _ffi.Problem):
-        raise _error(where, found, len(indptr) - 1)
-    n_id, num_nodes, hops = found
-    return Hops(n_id, num_nodes, tuple(Hop(*hop) for hop in hops), seed_ids)
 
 
 @functools.cache

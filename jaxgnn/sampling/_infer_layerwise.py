@@ -229,6 +229,7 @@ class _Blocks:
     def __iter__(self) -> Iterator[_Block]:
         """The blocks in the order of the rows."""
         for begin, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
+            self.host.check_files("infer_layerwise")
             yield self._block(begin, end)
 
     def _block(self, begin: int, end: int) -> _Block:

@@ -16,7 +16,6 @@ from jaxgnn.sampling._source import HostGraph, on_host
 from jaxgnn.sampling.features import FeatureStore, as_store
 
 
-
 def checked_fanouts(where: str, fanouts: Any) -> tuple[int, ...]:
     """Fan-outs as a tuple; ``_checks.options`` checks the numbers."""
     if not isinstance(fanouts, Sequence) or isinstance(fanouts, str) or not len(fanouts):
@@ -39,7 +38,9 @@ def checked_seeds(where: str, seeds: Any, num_nodes: int) -> np.ndarray:
     return _checks.seeds(where, ids, num_nodes)
 
 
-def checked_weights(where: str, weights: Any, graph: CSRGraph, host: HostGraph) -> np.ndarray | None:
+def checked_weights(
+    where: str, weights: Any, graph: CSRGraph, host: HostGraph
+) -> np.ndarray | None:
     """Weights of the draws, for the edges of the graph that is drawn from."""
     if weights is None:
         return None
@@ -113,7 +114,7 @@ def require_positive(where: str, argument: str, value: Any) -> None:
 
 
 def _check_draws(where: str, weights: np.ndarray, indptr: np.ndarray) -> None:
-    """Raises ValueError unless weights can be drawn by; names the first edge or row that can not."""
+    """Raises ValueError, which names the first edge or row, unless weights can be drawn by."""
     wrong = ~(weights >= 0) | np.isinf(weights)
     if wrong.any():
         at = int(wrong.argmax())

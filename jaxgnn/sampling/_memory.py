@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-# JAX on a CPU reads NumPy arrays in place if they begin at a multiple of this many bytes, and copies
+# JAX on a CPU reads NumPy arrays in place if they begin at a multiple of this many bytes. It copies
 # others.
 _ALIGNMENT = 64
 

@@ -23,6 +23,7 @@ from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
 from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source
+from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling.features import FeatureStore
 
 _WHERE = "sampling.NeighborLoader"
@@ -40,8 +41,8 @@ class NeighborLoader:
     have one shape, so that a jitted step compiles once. Batches are made ahead by threads, and are
     on the default device.
 
-    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. Neither
-    the number of threads nor a restart changes it.
+    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. It
+    does not depend on the number of threads or on restarts.
 
     Args:
       graph: a concrete square graph: row i receives from ``indices[indptr[i]:indptr[i + 1]]``. Its
@@ -141,11 +142,16 @@ class NeighborLoader:
         )
         self._num_nodes = host.num_nodes
         self._bound = _bound(host, self._batch_size, fanouts, replace)
+        # A GPU sorts edges by sender in less time than copying the order to it would take.
+        self._with_plans = jax.default_backend() == "cpu"
         self._growing = threading.Lock()
         self.capacity = self._measured() if capacity is None else self._checked(capacity)
         self._epochs = itertools.count()
         # ``with jax.default_device(...)`` is not seen by other threads.
-        self._device = jax.config.jax_default_device
+        device = jax.config.jax_default_device
+        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        store = self.features
+        self._rows = None if store is None else StagedRows(store, self._device)
 
     def __repr__(self) -> str:
         """Shows sizes."""
@@ -195,19 +201,19 @@ class NeighborLoader:
         seeds = self._seeds_of(epoch, step, self._process)
         raw = self._draw(seeds, epoch, step)
         count, size = len(seeds), self._batch_size
-        with_plans = jax.default_backend() == "cpu"
-        made = SampledBatch(
-            blocks=blocks_of(raw, self._values, with_plans=with_plans),
-            n_id=raw.n_id,
-            e_id=raw.e_id[::-1] if self._with_edge_ids else None,
-            seed_ids=filled(raw.seed_ids, size, 0),
-            seed_mask=np.arange(size) < count,
-            num_nodes=raw.num_nodes[::-1],
-            num_edges=raw.num_edges[::-1],
-            x=None if self.features is None else self.features.gather(raw.n_id),
-            y=None if self._labels is None else filled(self._labels[seeds], size, 0),
-        )
-        return jax.device_put(made, self._device)
+        rows = self._rows
+        on_host: dict[str, Any] = {
+            "blocks": blocks_of(raw, self._values, with_plans=self._with_plans),
+            "n_id": raw.n_id,
+            "e_id": raw.e_id[::-1] if self._with_edge_ids else None,
+            "seed_ids": filled(raw.seed_ids, size, 0),
+            "seed_mask": np.arange(size) < count,
+            "num_nodes": raw.num_nodes[::-1],
+            "num_edges": raw.num_edges[::-1],
+            "x": None if rows is None else rows.gather(raw.n_id),
+            "y": None if self._labels is None else filled(self._labels[seeds], size, 0),
+        }
+        return SampledBatch(**jax.device_put(on_host, self._device))
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
         """Counts how often the first batches of an epoch contain each node, int64 [nodes].

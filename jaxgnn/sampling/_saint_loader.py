@@ -149,7 +149,7 @@ class SaintLoader(SubgraphLoader):
         return self._trained_fields(part, slots, probability)
 
     def _subgraph(self, part: Induced, slots: tuple[int, int]) -> CSRGraph:
-        made = padded_graph(part, self._weights(part), slots)
+        made = padded_graph(part, self._weights(part), slots, with_plan=self._with_plan)
         return dataclasses.replace(made, normalization=self.normalization)
 
     def _weights(self, part: Induced) -> np.ndarray:

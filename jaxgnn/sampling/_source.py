@@ -46,7 +46,7 @@ class RawSample(NamedTuple):
 
 
 class Source(Protocol):
-    """What a loader draws from: a function of seeds, epoch and step."""
+    """A sampler of a graph: a function of seeds, epoch and step."""
 
     def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
         """Sizes of a sample."""
@@ -91,7 +91,9 @@ class HostGraph:
         if not is_concrete(graph.indptr, graph.indices):
             raise bad_input(where, "graph", "concrete; make loaders outside jit", "a tracer")
         if not graph.is_square:
-            raise bad_input(where, "graph", "square, with nodes of one kind", f"shape {graph.shape}")
+            raise bad_input(
+                where, "graph", "square, with nodes of one kind", f"shape {graph.shape}"
+            )
         if not graph.in_range:
             graph.concrete_parts()  # checks offsets and ids
         if direction not in ("in", "out"):

@@ -24,6 +24,7 @@ from jaxgnn.sampling._capacity import Capacity, measured
 from jaxgnn.sampling._neighbor_loader import StepBatches
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._random import Key
+from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling._subgraphs import (
     Induced,
     SubgraphBatch,
@@ -87,6 +88,11 @@ class SubgraphLoader(ABC):
         self._growing = threading.Lock()
         self._known_capacity: Capacity | None = None
         self._epochs = itertools.count()
+        self._with_plan = jax.default_backend() == "cpu"
+        # ``with jax.default_device(...)`` is not seen by other threads.
+        device = jax.config.jax_default_device
+        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        self._rows = None if data.features is None else StagedRows(data.features, self._device)
 
     @property
     def _where(self) -> str:
@@ -135,7 +141,8 @@ class SubgraphLoader(ABC):
           step: number of the step in it, below ``len(loader)``.
 
         Raises:
-          ValueError: if there is no such epoch or step.
+          ValueError: if there is no such epoch or step, or a file that the graph or the features
+            are mapped from has become shorter.
 
         Warns:
           UserWarning: if the batch does not fit into the capacity, which grows.
@@ -143,8 +150,10 @@ class SubgraphLoader(ABC):
         _checks.counters(self._where, 0, epoch, 0)
         if not 0 <= step < len(self):
             raise bad_input(self._where, "step", f"in [0, {len(self)})", step)
+        self._graph.check_files(self._where)
         part = self._part(epoch, step)
-        return jax.device_put(self._padded(part, self._holding(_sizes(part), (epoch, step))))
+        on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
+        return jax.device_put(on_host, self._device)
 
     # -- what a subclass has ------------------------------------------------------------------
 
@@ -159,7 +168,8 @@ class SubgraphLoader(ABC):
     def _subgraph(self, part: Induced, slots: tuple[int, int]) -> CSRGraph:
         """The padded graph of a batch."""
         weights = self._graph.weights
-        return padded_graph(part, None if weights is None else weights[part.e_id], slots)
+        chosen = None if weights is None else weights[part.e_id]
+        return padded_graph(part, chosen, slots, with_plan=self._with_plan)
 
     def _key(self, epoch: int, step: int) -> Key:
         """The key of the random numbers of a batch."""
@@ -204,13 +214,12 @@ class SubgraphLoader(ABC):
         n_id = filled(part.n_id, nodes, -1, id_dtype(self._graph.num_nodes))
         dtype = id_dtype(self._graph.num_edges)
         fits = dtype == np.int32 or jax.config.jax_enable_x64
-        features = self._data.features
         return SubgraphBatch(
             graph=self._subgraph(part, (nodes, edges)),
             n_id=n_id,
             node_mask=own(n_id >= 0),
             e_id=filled(part.e_id, edges, -1, dtype) if fits else None,
-            x=None if features is None else features.gather(n_id),
+            x=None if self._rows is None else self._rows.gather(n_id),
             **self._own_fields(part, nodes),
         )
 

@@ -17,7 +17,8 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.validation import check_finite
 from jaxgnn.graph.plan.plan import make_plan
 from jaxgnn.graph.plan.sorting import row_ids_on_host
-from jaxgnn.sampling._source import HostGraph
+from jaxgnn.sampling._mapped import check_files
+from jaxgnn.sampling._source import HostGraph, on_host
 
 
 @jax.tree_util.register_dataclass
@@ -112,12 +113,17 @@ class WholeGraph(HostGraph):
             raise bad_input(where, "graph", "concrete; make loaders outside jit", "a tracer")
         if graph.weights is None:
             return cls(host.indptr, host.indices, None)
-        weights = np.asarray(graph.weights)[: host.num_edges]
+        weights = on_host(graph.weights)[: host.num_edges]
         if weights.ndim != 1:
             expected = "one number for each edge"
             raise bad_input(where, "graph.weights", expected, f"shape {weights.shape}")
         check_finite(where, "graph.weights", weights)
         return cls(host.indptr, host.indices, None, weights)
+
+    def check_files(self, where: str) -> None:
+        """Raises ValueError if a file that an array is mapped from has become shorter."""
+        arrays = {"indptr": self.indptr, "indices": self.indices, "weights": self.weights}
+        check_files(where, **{f"graph.{name}": array for name, array in arrays.items()})
 
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Edges that enter some nodes, in the order of the nodes.
@@ -167,10 +173,16 @@ def union(parts: Iterable[Induced]) -> Induced:
     )
 
 
-def padded_graph(part: Induced, weights: np.ndarray | None, slots: tuple[int, int]) -> CSRGraph:
-    """The graph of a part with slots for nodes and edges.
+def padded_graph(
+    part: Induced, weights: np.ndarray | None, slots: tuple[int, int], *, with_plan: bool
+) -> CSRGraph:
+    """The graph of a part, padded.
 
-    On a CPU its edges are also sorted by sender here, for gradients, and not in each step.
+    Args:
+      part: the part.
+      weights: weights of its edges, or None.
+      slots: number of node slots and of edge slots.
+      with_plan: whether to sort the edges by sender here, for gradients, and not in each step.
     """
     num_nodes, num_edges = slots
     indptr = filled(part.indptr, num_nodes + 1, len(part.e_id), np.int32)
@@ -179,7 +191,7 @@ def padded_graph(part: Induced, weights: np.ndarray | None, slots: tuple[int, in
     indices = filled(part.senders, num_edges, padding, np.int32)
     if weights is not None:
         weights = filled(weights, num_edges, 0, weights.dtype)
-    plan = make_plan(indptr, indices, num_nodes) if jax.default_backend() == "cpu" else None
+    plan = make_plan(indptr, indices, num_nodes) if with_plan else None
     return CSRGraph(indptr, indices, weights, num_nodes, plan=plan, in_range=True)
 
 

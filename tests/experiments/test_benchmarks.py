@@ -25,6 +25,7 @@ from experiments.benchmarks import (
     _break_even,
     _hypergraphs,
     _layers,
+    _sampling_peers,
     _streams,
     aggregate,
     maxk,
@@ -32,6 +33,7 @@ from experiments.benchmarks import (
     preparation,
     report,
     run_all,
+    sample_neighbours,
     scaling,
     segment_softmax,
     spmm,
@@ -813,6 +815,8 @@ def test_the_most_frequent_class_is_that_of_the_training_nodes():
         (scaling, {"min_edges": 0}, "--min-edges must be at least 1, got 0"),
         (scaling, {"k": 300}, r"--k must be in 1\.\.256 \(--dim\), got 300"),
         (preparation, {"edges": 0}, r"--edges must be in \[1, 2\^31\), got 0"),
+        (sample_neighbours, {"batches": 0}, r"--batches must be in \[1, 2\^31\), got 0"),
+        (sample_neighbours, {"only": ("pyg",)}, "--only must be among neighbour, .*, got 'pyg'"),
         (preparation, {"only": ("pyg",)}, "--only must be among numpy, device, .*, got 'pyg'"),
     ],
 )
@@ -823,6 +827,7 @@ def test_a_command_names_the_option_at_fault(command, options, message):
         "training_step": training_step.TrainingStepOptions,
         "scaling": scaling.ScalingOptions,
         "preparation": preparation.PreparationOptions,
+        "sample_neighbours": sample_neighbours.SampleOptions,
     }
     with pytest.raises(ValueError, match=f"^{name}: {message}$"):
         command.main(of_command[name](**options))
@@ -848,6 +853,23 @@ def test_preparation_times_all_candidates_and_counts_bytes(tmp_path):
     for row in rows:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
         assert (row["of_edges"] or 2) >= 2
+
+
+def test_sample_neighbours_times_all_that_is_ours(tmp_path):
+    sizes = {"nodes": 300, "edges": 5000, "fanouts": (3, 2), "batch_size": 8, "batches": 2}
+    options = sample_neighbours.SampleOptions(**sizes, threads=(2,), out=tmp_path)
+    rows = sample_neighbours.main(options)
+    assert read_rows(tmp_path / "sample_neighbours.jsonl") == [origin() | row for row in rows]
+    by_name = {row["candidate"]: row for row in rows}
+    assert list(by_name) == ["neighbour", "at once", "replace", "weighted", "labor"]
+    for row in rows:
+        assert row["sampled_nodes"] >= 8 and 0 < row["sampled_edges"] <= 2 * 8 * (3 + 8 * 2)
+        assert row["edges_per_us_core"] == row["edges_per_us"] / 2 > 0
+
+
+def test_a_peer_that_can_not_be_imported_says_why():
+    with pytest.raises(NotImplementedError, match="dgl: ModuleNotFoundError: No module named"):
+        _sampling_peers.Peer(sys.executable, "dgl", Path(), (5,), 1)
 
 
 @pytest.mark.again("tests/test_documented_commands.py")

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgnn import CSRGraph
 from jaxgnn.sampling import NeighborLoader, features
+from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.testing import random_array
 
 ROWS = 300
@@ -140,7 +141,9 @@ def test_a_file_that_has_become_shorter_is_named(name, tmp_path):
     assert loader.batch(0, 0).x.shape[1] == 6
     with open(path, "r+b") as file:
         file.truncate(5000)
-    with pytest.raises(ValueError, match=r"in a file of at least \d+ bytes, got 5000 bytes in .*x\."):
+    with pytest.raises(
+        ValueError, match=r"in a file of at least \d+ bytes, got 5000 bytes in .*x\."
+    ):
         next(iter(loader))
 
 
@@ -152,7 +155,10 @@ BAD = [
     (lambda p: features.CachedFeatures(X, [ROWS]), r"rows must be in \[0, 300\), got 300 to 300"),
     (lambda p: features.CachedFeatures.hottest(X, X[:, 0], share=2), r"share must be in \[0, 1\]"),
     (lambda p: features.Int8Features(X, X[:, 0]), "values must be of dtype int8, got float32"),
-    (lambda p: features.Int8Features(X.astype(np.int8), [1.0]), r"scales must be of shape \(300,\)"),
+    (
+        lambda p: features.Int8Features(X.astype(np.int8), [1.0]),
+        r"scales must be of shape \(300,\)",
+    ),
     (lambda p: features.Int8Features.of(np.full((2, 1), np.inf)), r"array\[0\] must be finite"),
 ]
 
@@ -167,3 +173,25 @@ def _unlike(path):
 def test_bad_input_is_named(make, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         make(tmp_path)
+
+
+def test_buffers_are_reused_where_the_device_does_not_read_them_in_place(monkeypatch):
+    outs = []
+
+    class Store(features.HostFeatures):
+        def gather(self, ids, out=None):
+            outs.append(out)
+            return super().gather(ids, out)
+
+    # A stand-in for a GPU, which copies: a CPU would read the buffer after it was refilled.
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda rows, device=None: put(rows.copy(), device))
+    staged = StagedRows(Store(X), None)
+    staged._reuses = True
+    first, second = staged.gather(IDS), staged.gather(IDS[::-1])
+    assert outs[0] is outs[1]
+    assert staged.gather(IDS[:3]).shape == (3, 6) and outs[2] is not outs[0]
+    np.testing.assert_array_equal(first, EXPECTED)
+    np.testing.assert_array_equal(second, EXPECTED[::-1])
+    on_device = StagedRows(features.DeviceFeatures(jnp.asarray(X)), None)
+    np.testing.assert_array_equal(on_device.gather(IDS), EXPECTED)

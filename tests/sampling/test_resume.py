@@ -24,11 +24,11 @@ from jaxgnn.training import LoopConfig, RunFolder, fit
 ROOT = Path(__file__).parents[2]
 
 
-def make_loader(num_threads):
+def make_loader(num_threads, x=None):
     """The loader of all processes of these tests."""
     rng = np.random.default_rng(0)
     graph = CSRGraph.from_edges(*rng.integers(0, 500, (2, 4000)), 500)
-    x = rng.normal(size=(500, 4)).astype(np.float32)
+    x = rng.normal(size=(500, 4)).astype(np.float32) if x is None else x
     options = {"method": "labor", "batch_dependency": 4, "seed": 9, "num_threads": num_threads}
     return NeighborLoader(graph, range(200), (4, 3), 30, x, np.arange(500) % 3, **options)
 
@@ -99,8 +99,6 @@ def test_fit_takes_a_loader_and_resumes_within_an_epoch(tmp_path):
 
 
 def test_fit_reports_an_error_of_a_loader_thread():
-    loader = make_loader(num_threads=2)
-
     class Broken:
         num_rows, shape, dtype = 500, (500, 4), np.dtype(np.float32)
 
@@ -108,7 +106,7 @@ def test_fit_reports_an_error_of_a_loader_thread():
             time.sleep(0.001)
             raise ConnectionError("the disk of the features is gone")
 
-    loader.features = Broken()
+    loader = make_loader(num_threads=2, x=Broken())
     with pytest.raises(ConnectionError, match="the disk of the features is gone"):
         fit(_Network(), optax.sgd(0.1), _loss, loader, config=LoopConfig(steps=2), progress=False)
 

@@ -130,6 +130,23 @@ def test_features_come_from_files_and_stores(kind, tmp_path):
     assert_bit_equal(_made("walk", features=given).batch(0, 0), _made("walk").batch(0, 0))
 
 
+def test_a_mapped_graph_gives_the_same_batches_and_names_a_file_that_shrinks(tmp_path):
+    whole, path = random_graph(), tmp_path / "indices"
+    np.asarray(whole.indices).tofile(path)
+    indices = np.memmap(path, np.int32, mode="r")
+    mapped = CSRGraph(np.asarray(whole.indptr), indices, in_range=True)
+    loader = _made("walk", mapped)
+    assert_bit_equal(loader.batch(0, 0), _made("walk", whole).batch(0, 0))
+    infer = lambda: sampling.infer_layerwise(  # noqa: E731
+        [lambda block, x: x[0]], mapped, X, progress=False
+    )
+    np.testing.assert_array_equal(infer(), X)
+    path.write_bytes(path.read_bytes()[:100])
+    for call in (lambda: loader.batch(0, 1), infer):
+        with pytest.raises(ValueError, match=r"graph.indices must be in a file of at least 1200"):
+            call()
+
+
 @pytest.mark.costly(4)
 @pytest.mark.parametrize("case", [c for c in GRAPHS if c.build().is_square], ids=lambda c: c.name)
 def test_loaders_take_degenerate_graphs(case):

@@ -5,9 +5,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <utility>
+#include <cstring>
 
 #include "jaxgnn_ffi/isa.h"
 
@@ -56,12 +55,18 @@ JAXGNN_INLINE inline uint64_t Word(Key result) {
   return static_cast<uint64_t>(result.first) << 32 | result.second;
 }
 
+// Words are drawn in groups of so many: memory for whole groups is needed.
+constexpr int64_t kDrawGroup = 16;
+
 // Replaces counters, as `Word` writes them, by random words.
 inline void Draw(Key key, int64_t count, uint64_t* words) {
   WithWidestIsa([=]() JAXGNN_INLINE {
-    for (int64_t i = 0; i < count; ++i) {
-      const Key counter{static_cast<uint32_t>(words[i] >> 32), static_cast<uint32_t>(words[i])};
-      words[i] = Word(Threefry(key, counter));
+    for (int64_t begin = 0; begin < count; begin += kDrawGroup) {
+      uint64_t* group = words + begin;
+      for (int64_t i = 0; i < kDrawGroup; ++i) {
+        const Key counter{static_cast<uint32_t>(group[i] >> 32), static_cast<uint32_t>(group[i])};
+        group[i] = Word(Threefry(key, counter));
+      }
     }
   });
 }
@@ -74,14 +79,19 @@ inline uint64_t Below(uint64_t word, uint64_t bound) {
 // A multiple of 2^-53 in [0, 1).
 inline double Uniform(uint64_t word) { return static_cast<double>(word >> 11) * 0x1p-53; }
 
-// Natural logarithm of a positive number.
+// Natural logarithm of a positive number that is not denormal.
 inline double Log(double value) {
-  int exponent;
-  double mantissa = std::frexp(value, &exponent);
-  if (mantissa < 0.70710678118654757) mantissa *= 2.0, --exponent;
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  double exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1022), mantissa;
+  bits = (bits & (~uint64_t{0} >> 12)) | uint64_t{1022} << 52;
+  std::memcpy(&mantissa, &bits, sizeof mantissa);
+  if (mantissa < 0.70710678118654757) mantissa *= 2.0, exponent -= 1.0;
   const double s = (mantissa - 1.0) / (mantissa + 1.0), square = s * s;
-  double series = 1.0 / 21.0;
-  for (int odd = 19; odd > 1; odd -= 2) series = series * square + 1.0 / odd;
+  constexpr double kOdd[] = {1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11,
+                             1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3};
+  double series = 1.0 / 21;
+  for (double part : kOdd) series = series * square + part;
   const double artanh = s + s * (square * series);
   return exponent * 0x1.62e42fefa3800p-1 + (2.0 * artanh + exponent * 0x1.ef35793c76730p-45);
 }

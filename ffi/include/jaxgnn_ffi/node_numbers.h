@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "jaxgnn_ffi/buffer.h"
@@ -25,11 +28,14 @@ class NodeNumbers {
 
   int64_t num_nodes() const { return num_nodes_; }
   int64_t bytes() const {
-    return num_words_ * static_cast<int64_t>(sizeof(uint64_t) + levels_.size() * sizeof(Word));
+    const size_t sets = 1 + found_.size();
+    return num_words_ *
+           static_cast<int64_t>(sets * sizeof(uint64_t) + levels_.size() * sizeof(Word));
   }
 
-  // Begins with distinct seeds, for so many hops.
-  void Begin(const int64_t* seeds, int64_t count, int64_t hops) {
+  // Begins with distinct seeds, for so many hops and threads.
+  void Begin(const int64_t* seeds, int64_t count, int64_t hops, int threads) {
+    while (static_cast<int>(found_.size()) < threads) found_.emplace_back(num_words_);
     while (static_cast<int64_t>(levels_.size()) <= hops) levels_.emplace_back(num_words_);
     places_.resize(count);
     std::iota(places_.begin(), places_.end(), 0);
@@ -44,15 +50,11 @@ class NodeNumbers {
     }
   }
 
-  // Adds a node to those that a hop has found; threads may do so at once.
-  void Find(int64_t level, int64_t node) {
-    uint64_t& bits = levels_[level][node >> 6].bits;
-    if (!(__atomic_load_n(&bits, __ATOMIC_RELAXED) & Bit(node))) {
-      __atomic_fetch_or(&bits, Bit(node), __ATOMIC_RELAXED);
-    }
-  }
+  // Adds a node to those that a hop has found. Each thread has a set of its own: in a common one
+  // they would wait for each other's cache lines.
+  void Find(int thread, int64_t node) { found_[thread][node >> 6] |= Bit(node); }
 
-  // Numbers those nodes of a level that no earlier one has, and appends them to `nodes`.
+  // Numbers those found nodes that no earlier level has, and appends them to `nodes`.
   void Number(Team& team, int64_t level, Buffer<int64_t>& nodes) {
     const int64_t tasks = (num_words_ + kTaskWords - 1) / kTaskWords;
     std::vector<int64_t> ends(tasks + 1);
@@ -74,13 +76,17 @@ class NodeNumbers {
   }
 
   // Forgets a sample, whose level `l` ended with the node `ends[l]`.
-  void Clear(const Buffer<int64_t>& nodes, const std::vector<int64_t>& ends) {
-    int64_t i = 0;
+  void Clear(Team& team, const Buffer<int64_t>& nodes, const std::vector<int64_t>& ends) {
     for (size_t level = 0; level < ends.size(); ++level) {
-      for (; i < ends[level]; ++i) {
-        levels_[level][nodes[i] >> 6].bits = 0;
-        seen_[nodes[i] >> 6] = 0;
-      }
+      const int64_t begin = level == 0 ? 0 : ends[level - 1], end = ends[level];
+      team.For((end - begin + kTaskNodes - 1) / kTaskNodes, [&](int, int64_t task) {
+        const int64_t first = begin + task * kTaskNodes;
+        for (int64_t i = first; i < std::min(first + kTaskNodes, end); ++i) {
+          // Another task may have nodes of the same word.
+          __atomic_store_n(&levels_[level][nodes[i] >> 6].bits, 0, __ATOMIC_RELAXED);
+          __atomic_store_n(&seen_[nodes[i] >> 6], 0, __ATOMIC_RELAXED);
+        }
+      });
     }
   }
 
@@ -106,7 +112,7 @@ class NodeNumbers {
     std::unique_ptr<T, void (*)(void*)> data_;
   };
 
-  static constexpr int64_t kTaskWords = 4096;
+  static constexpr int64_t kTaskWords = 512, kTaskNodes = 1 << 14;
 
   JAXGNN_INLINE static inline uint64_t Bit(int64_t node) { return uint64_t{1} << (node & 63); }
 
@@ -116,10 +122,14 @@ class NodeNumbers {
     int64_t count = 0;
     WithWidestIsa([&]() JAXGNN_INLINE {
       for (int64_t i = task * kTaskWords; i < LastWord(task); ++i) {
-        uint64_t& bits = levels_[level][i].bits;
+        uint64_t bits = 0;
+        for (Zeros<uint64_t>& found : found_) {
+          if (found[i] != 0) bits |= std::exchange(found[i], 0);
+        }
         if (bits == 0) continue;
         bits &= ~seen_[i];
         seen_[i] |= bits;
+        levels_[level][i].bits = bits;
         count += __builtin_popcountll(bits);
       }
     });
@@ -137,7 +147,8 @@ class NodeNumbers {
   }
 
   int64_t num_nodes_, num_words_;
-  Zeros<uint64_t> seen_;
+  Zeros<uint64_t> seen_;                // in any level
+  std::vector<Zeros<uint64_t>> found_;  // by each thread, in this hop
   std::vector<Zeros<Word>> levels_;
   std::vector<uint32_t> places_;  // of the seeds, in ascending order of seeds
 };

@@ -136,6 +136,7 @@ class RowDraws {
       for (int64_t slot = 0; slot < fanout; ++slot) words[slot] = Word(Counter(rows[i], slot));
       words_.Add(fanout);
     }
+    words_.Reserve(kDrawGroup);
     Draw(rule_.neighbours, words_.size(), words_.data());
     const uint64_t* words = words_.data();
     int64_t* positions = out_.positions.Reserve(total);
@@ -229,7 +230,7 @@ class RowDraws {
     for (int64_t i = 0; i < row.degree; ++i) {
       ends_[i] = total = i == 0 ? graph_.weights[row.first] : total + graph_.weights[row.first + i];
     }
-    words_.Resize(fanout);
+    words_.Resize(fanout + kDrawGroup);
     for (int64_t slot = 0; slot < fanout; ++slot) words_[slot] = Word(Counter(row.node, slot));
     Draw(rule_.weighted, fanout, words_.data());
     int64_t* positions = out_.positions.Reserve(fanout);
@@ -246,24 +247,21 @@ class RowDraws {
   // The edges of least key; equal keys in the order of the graph.
   void TakeLeastKeys(const Row& row) {
     candidates_.clear();
-    threshold_ = ~uint64_t{0};
-    is_full_ = false;
+    const bool is_weighted = graph_.weights.data != nullptr;
+    bool is_full = false;
+    uint64_t largest = 0;
     for (int64_t begin = 0; begin < row.degree; begin += kBlock) {
       const int64_t count = std::min(kBlock, row.degree - begin);
       DrawBlock(row, begin, count);
       for (int64_t i = 0; i < count; ++i) {
-        uint64_t key;
-        if (graph_.weights.data == nullptr) {
-          key = block_[i];
-        } else if (!WeightedKey(block_[i], graph_.weights[row.first + begin + i], &key)) {
-          continue;
-        }
-        if (is_full_ && key >= threshold_) continue;
-        candidates_.push_back({key, begin + i});
-        if (static_cast<int64_t>(candidates_.size()) == 2 * rule_.fanout + 32) KeepLeast();
+        uint64_t key = block_[i];
+        if (is_weighted && !WeightedKey(key, graph_.weights[row.first + begin + i], &key)) continue;
+        if (is_full && key >= largest) continue;
+        Keep({key, begin + i});
+        is_full = IsFull();
+        largest = candidates_.front().key;
       }
     }
-    KeepLeast();
     int64_t* positions = out_.positions.Reserve(candidates_.size());
     for (size_t i = 0; i < candidates_.size(); ++i)
       positions[i] = row.first + candidates_[i].offset;
@@ -292,20 +290,25 @@ class RowDraws {
   bool WeightedKey(uint64_t drawn, double weight, uint64_t* key) const {
     if (weight == 0) return false;
     const double larger = rule_.mixes ? rule_.mix.Larger(drawn) : 1.0 - Uniform(drawn);
-    if (is_full_ && 1.0 - larger > limit_ * weight * (1 + 1e-12) + 1e-15) return false;
+    if (IsFull() && 1.0 - larger > limit_ * weight * (1 + 1e-12) + 1e-15) return false;
     const double value = (0.0 - Log(larger)) / weight;
     std::memcpy(key, &value, sizeof value);
     return true;
   }
 
-  void KeepLeast() {
-    if (static_cast<int64_t>(candidates_.size()) <= rule_.fanout) return;
-    const auto last = candidates_.begin() + (rule_.fanout - 1);
-    std::nth_element(candidates_.begin(), last, candidates_.end());
-    threshold_ = last->key;
-    std::memcpy(&limit_, &threshold_, sizeof limit_);
-    is_full_ = true;
-    candidates_.resize(rule_.fanout);
+  bool IsFull() const { return static_cast<int64_t>(candidates_.size()) == rule_.fanout; }
+
+  // Candidates become a heap, with the largest in front, when there are as many as are drawn.
+  void Keep(Candidate candidate) {
+    if (IsFull()) {
+      std::pop_heap(candidates_.begin(), candidates_.end());
+      candidates_.back() = candidate;
+      std::push_heap(candidates_.begin(), candidates_.end());
+    } else {
+      candidates_.push_back(candidate);
+      if (IsFull()) std::make_heap(candidates_.begin(), candidates_.end());
+    }
+    if (IsFull()) std::memcpy(&limit_, &candidates_.front().key, sizeof limit_);
   }
 
   const Graph<Id>& graph_;
@@ -314,11 +317,9 @@ class RowDraws {
   Buffer<int64_t> first_, degree_;
   Buffer<uint64_t> words_;
   Buffer<double> ends_;
-  uint64_t block_[kBlock], next_block_[kBlock];
+  uint64_t block_[kBlock] = {}, next_block_[kBlock] = {};
   std::vector<Candidate> candidates_;
-  uint64_t threshold_ = 0;
-  double limit_ = 0;
-  bool is_full_ = false;
+  double limit_ = 0;  // the largest key of a full heap, as a number
 };
 
 }  // namespace sampling

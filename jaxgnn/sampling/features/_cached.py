@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -113,14 +112,6 @@ class CachedFeatures:
         into = np.full(slots, ids.size, np.int32)
         into[: missing.size] = missing
         return _with_rows(self._cached, places, self._store.gather(wanted), into)
-
-
-def hot_counts(num_rows: int, batches: Iterable[np.ndarray]) -> np.ndarray:
-    """How often rows occur in lists of ids, of which -1 are ignored: int64 [rows]."""
-    counts = np.zeros(num_rows, np.int64)
-    for ids in batches:
-        np.add.at(counts, ids[ids >= 0], 1)
-    return counts
 
 
 def _slots(count: int, most: int) -> int:

@@ -98,7 +98,9 @@ def _mapped(file: Path) -> np.ndarray:
     try:
         array = np.load(file, mmap_mode="r")
     except ValueError as error:
-        raise bad_input("FileFeatures", "path", ".npy files of numbers", f"{file}: {error}") from None
+        raise bad_input(
+            "FileFeatures", "path", ".npy files of numbers", f"{file}: {error}"
+        ) from None
     if array.dtype == np.dtype("V2"):
         return array.view(jnp.dtype(jnp.bfloat16))
     return array

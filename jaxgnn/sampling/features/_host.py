@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.sampling import _checks
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._memory import aligned_empty
 
 
@@ -50,7 +50,7 @@ class HostFeatures:
         Raises:
           ValueError: if the features are mapped from a file that has become shorter.
         """
-        _checks.files("HostFeatures", array=self._array)
+        check_files("HostFeatures", array=self._array)
         if out is None:
             out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
         # Any other mode goes through a copy of the result.

@@ -1,0 +1,33 @@
+"""Files of memory-mapped arrays."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+
+
+def check_files(where: str, **arrays: np.ndarray | None) -> None:
+    """Raises ValueError if the file of a memory-mapped array has become shorter; names the file.
+
+    To read a mapped file beyond its end kills the process, without an exception.
+    """
+    for name, array in arrays.items():
+        mapped = _memmap_of(array)
+        if mapped is None or mapped.filename is None:
+            continue
+        needed, size = mapped.offset + mapped.nbytes, os.path.getsize(mapped.filename)
+        if size < needed:
+            expected = f"in a file of at least {needed} bytes"
+            raise bad_input(where, name, expected, f"{size} bytes in {mapped.filename}")
+
+
+def _memmap_of(array: object) -> np.memmap | None:
+    """The whole memory-mapped array of which this is a view, if any."""
+    found = None
+    while isinstance(array, np.ndarray):
+        found = array if isinstance(array, np.memmap) else found
+        array = array.base
+    return found
