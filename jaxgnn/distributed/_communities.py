@@ -87,7 +87,7 @@ def _by_affinity(neighbours: _Matrix) -> np.ndarray:
     cluster_of, degrees = np.arange(num_nodes), np.diff(neighbours.indptr).astype(np.float64)
     path, draws = [cluster_of], np.random.default_rng(0)
     while joined.nnz:
-        count = joined.shape[0]
+        count = len(degrees)
         rows, columns = _rows(joined), joined.indices
         # The same factor for both directions, so that chains of equal neighbours are short.
         draw = draws.random(count)

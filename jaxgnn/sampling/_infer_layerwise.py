@@ -262,7 +262,7 @@ class _Blocks:
 
 def _other_senders(host: WholeGraph, begin: int, end: int) -> np.ndarray:
     """Distinct senders of some rows that are not among the rows, ascending."""
-    senders = np.unique(host.indices[host.indptr[begin] : host.indptr[end]])
+    senders = host.distinct(host.indices[host.indptr[begin] : host.indptr[end]])
     return senders[(senders < begin) | (senders >= end)]
 
 

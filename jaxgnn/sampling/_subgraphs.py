@@ -150,6 +150,14 @@ class WholeGraph(HostGraph):
         indptr = np.searchsorted(inside, ends)
         return Induced(nodes, indptr, senders[inside], positions[inside])
 
+    def distinct(self, nodes: np.ndarray) -> np.ndarray:
+        """The distinct ones of some nodes, ascending; a table is faster than ``np.unique``."""
+        places, order = self._places(), np.arange(len(nodes), dtype=np.int32)
+        places[nodes] = order
+        found = np.sort(nodes[places[nodes] == order])  # one place of each node is left
+        places[found] = -1
+        return found
+
     def _places(self) -> np.ndarray:
         """A table of -1 for all nodes, one for each thread, which its user leaves as it was."""
         if not hasattr(self._local, "places"):
