@@ -7,7 +7,6 @@ from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._cluster_loader import ClusterLoader as ClusterLoader
 from jaxgnn.sampling._cluster_loader import ClusterMethod as ClusterMethod
 from jaxgnn.sampling._host import sample_hops as sample_hops
-from jaxgnn.sampling._infer_layerwise import Layer as Layer
 from jaxgnn.sampling._infer_layerwise import infer_layerwise as infer_layerwise
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights

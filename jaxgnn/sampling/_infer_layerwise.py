@@ -24,6 +24,8 @@ from jaxgnn.sampling.features import FeatureStore, as_store
 Layer = Callable[[CSRGraph, tuple[Any, Any]], Any]
 """A layer of a pair ``(x_dst, x_src)``, or a function of the same arguments."""
 
+_WHERE = "sampling.infer_layerwise"
+
 # A batch of rows has at most as many edges as its share of all edges, by this.
 _MARGIN = 1.25
 _MULTIPLE = 128
@@ -50,10 +52,10 @@ def infer_layerwise(
 
     Layers see a graph of some rows, whose columns are these rows and then their other senders, and
     a pair ``(x_dst, x_src)``, as bipartite layers do. Put norms, activations and linear layers
-    between convolutions into functions. A layer that needs the degrees of senders, such as
-    ``GCNConv``, needs a graph that is normalised: ``graph.with_self_loops().normalized("gcn")``.
-    Each layer is compiled once. Its arrays are arguments if it is a pytree of arrays, as Flax
-    modules are, and otherwise constants.
+    between convolutions into functions. ``GCNConv`` needs the degrees of senders, so its graph must
+    be normalised, ``graph.with_self_loops().normalized("gcn")``, and it takes one array:
+    ``lambda block, x: layer(block, x[1])``. Each layer is compiled once. Its arrays are arguments
+    if it is a pytree of arrays, as Flax modules are, and otherwise constants.
 
     Args:
       layers: ``layer(block, (x_dst, x_src)) -> [rows, ...]``, in their order; in evaluation mode.
@@ -85,15 +87,14 @@ def infer_layerwise(
       >>> made[2].tolist()
       [1.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
     """
-    where = "infer_layerwise"
     layers = list(layers) if isinstance(layers, Sequence) else layers
     if not isinstance(layers, list) or not layers or not all(map(callable, layers)):
         expected = "a list of layers or functions, at least one"
-        raise bad_input(where, "layers", expected, repr(layers)[:80])
-    whole = WholeGraph.read(where, graph, allow_normalized=True)
-    x = checks.checked_features(where, as_store(where, features), whole.num_nodes)
+        raise bad_input(_WHERE, "layers", expected, repr(layers)[:80])
+    whole = WholeGraph.read(_WHERE, graph, allow_normalized=True)
+    x = checks.checked_features(_WHERE, as_store(_WHERE, features), whole.num_nodes)
     assert x is not None
-    blocks = _Blocks.of(graph, whole, checked_size(where, "batch_size", batch_size))
+    blocks = _Blocks.of(graph, whole, checked_size(_WHERE, "batch_size", batch_size))
     results = np.empty(0)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         paths = [os.path.join(folder, f"{number}.npy") for number in range(len(layers) - 1)]
@@ -101,7 +102,7 @@ def infer_layerwise(
         for number, (layer, target) in enumerate(zip(layers, targets, strict=True), 1):
             name = f"layer {number} of {len(layers)}" if progress else None
             results = _apply(layer, blocks, x, _Results(target, whole.num_nodes), name)
-            x = as_store(where, results)
+            x = as_store(_WHERE, results)
         return results
 
 
@@ -133,7 +134,7 @@ def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
         if not hasattr(made, "shape") or made.shape[:1] != (block.num_rows,):
             got = f"shape {made.shape}" if hasattr(made, "shape") else type(made).__name__
             expected = f"to return an array of {block.num_rows} rows, as the block has"
-            raise bad_input("infer_layerwise", "layers", expected, got)
+            raise bad_input(_WHERE, "layers", expected, got)
         return made
 
     if all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(layer)):
@@ -173,7 +174,7 @@ class _Results:
             expected = f"an array of {dtype} and shape {shape}, as the results, or a path"
             kind = type(target).__name__
             got = f"{target.dtype} of shape {target.shape}" if hasattr(target, "shape") else kind
-            raise bad_input("infer_layerwise", "out", expected, got)
+            raise bad_input(_WHERE, "out", expected, got)
         return target
 
 
@@ -229,7 +230,7 @@ class _Blocks:
     def __iter__(self) -> Iterator[_Block]:
         """The blocks in the order of the rows."""
         for begin, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True):
-            self.host.check_files("infer_layerwise")
+            self.host.check_files(_WHERE)
             yield self._block(begin, end)
 
     def _block(self, begin: int, end: int) -> _Block:

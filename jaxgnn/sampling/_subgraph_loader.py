@@ -99,9 +99,10 @@ class SubgraphLoader(ABC):
         return f"sampling.{type(self).__name__}"
 
     def __repr__(self) -> str:
-        """Shows sizes."""
-        nodes, edges = self.capacity
-        return f"{type(self).__name__}({len(self)} steps of {nodes} nodes and {edges} edges)"
+        """Shows the number of steps, and of slots if they have been measured."""
+        known = self._known_capacity
+        sizes = "" if known is None else f" of {_shown(known)}"
+        return f"{type(self).__name__}({len(self)} steps{sizes})"
 
     @property
     def capacity(self) -> tuple[int, int]:
