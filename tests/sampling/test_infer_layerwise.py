@@ -64,6 +64,7 @@ def test_a_normalised_graph_has_the_degrees_of_senders():
     np.testing.assert_allclose(made, layer(looped, X), atol=1e-5)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("batch_size", [1, 7, 60, 1000])
 def test_rows_are_cut_anywhere(batch_size):
     hub = CSRGraph.from_edges(np.arange(NODES), np.full(NODES, 9), NODES)

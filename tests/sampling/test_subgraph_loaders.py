@@ -33,6 +33,7 @@ def _made(name, graph=None, **options):
     return LOADERS[name](random_graph(weighted=True) if graph is None else graph, **options)
 
 
+@pytest.mark.costly(3)
 @each_loader
 def test_a_batch_is_a_function_of_epoch_and_step(name):
     loader, other = _made(name), _made(name, num_threads=1)
