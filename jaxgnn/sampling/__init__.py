@@ -6,12 +6,15 @@ from jaxgnn.sampling._blocks import SampledBatch as SampledBatch
 from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._cluster_loader import ClusterLoader as ClusterLoader
 from jaxgnn.sampling._cluster_loader import ClusterMethod as ClusterMethod
+from jaxgnn.sampling._dense_ranks import Relabelling as Relabelling
 from jaxgnn.sampling._host import sample_hops as sample_hops
 from jaxgnn.sampling._infer_layerwise import infer_layerwise as infer_layerwise
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
 from jaxgnn.sampling._negative_edges import negative_edges as negative_edges
 from jaxgnn.sampling._neighbor_loader import NeighborLoader as NeighborLoader
+from jaxgnn.sampling._on_device import DeviceSample as DeviceSample
+from jaxgnn.sampling._on_device import sample_on_device as sample_on_device
 from jaxgnn.sampling._reference import Hop as Hop
 from jaxgnn.sampling._reference import Hops as Hops
 from jaxgnn.sampling._saint_loader import SaintLoader as SaintLoader

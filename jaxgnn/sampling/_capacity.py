@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +24,8 @@ class Capacity:
     Attributes:
       nodes: slots for the seeds, then for all nodes up to and with each hop, [hops + 1].
       edges: slots for the edges of each hop, from the seeds outwards, [hops].
+      candidates: for LABOR on the device, slots for all edges of the rows of each hop, [hops]; else
+        empty.
 
     Example:
       >>> capacity = Capacity(nodes=(2, 128), edges=(256,))
@@ -31,23 +35,28 @@ class Capacity:
 
     nodes: tuple[int, ...]
     edges: tuple[int, ...]
+    candidates: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name in ("nodes", "edges"):
+        for name in ("nodes", "edges", "candidates"):
             object.__setattr__(self, name, tuple(map(int, getattr(self, name))))
 
     def holds(self, sizes: Capacity) -> bool:
         """Whether each number of ``sizes`` is at most that of this capacity."""
-        pairs = zip(self.nodes + self.edges, sizes.nodes + sizes.edges, strict=True)
-        return all(slots >= size for slots, size in pairs)
+        return all(map(operator.ge, self._numbers(), sizes._numbers()))
 
     def grown(self, sizes: Capacity, bound: Capacity) -> Capacity:
         """Returns the capacity for this one and for ``sizes`` with a margin, up to ``bound``."""
-        wanted = measured([sizes], bound)
-        return Capacity(
-            nodes=tuple(map(max, self.nodes, wanted.nodes)),
-            edges=tuple(map(max, self.edges, wanted.edges)),
-        )
+        return self._with(map(max, self._numbers(), measured([sizes], bound)._numbers()))
+
+    def _numbers(self) -> tuple[int, ...]:
+        return self.nodes + self.edges + self.candidates
+
+    def _with(self, numbers: Iterable[int]) -> Capacity:
+        """Returns other numbers of slots, in the order of ``_numbers``."""
+        each = iter(numbers)
+        kinds = (self.nodes, self.edges, self.candidates)
+        return Capacity(*(tuple(itertools.islice(each, len(kind))) for kind in kinds))
 
 
 def measured(sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
@@ -55,19 +64,19 @@ def measured(sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
 
     No number is above ``bound``, and seeds have as many slots as it says.
     """
-    each = list(sizes)
-    nodes = np.max([s.nodes for s in each], axis=0)
-    edges = np.max([s.edges for s in each], axis=0)
-    with_margin = Capacity(tuple(map(_padded, nodes)), tuple(map(_padded, edges)))
-    most = tuple(map(min, with_margin.nodes, bound.nodes))
-    return Capacity(
-        nodes=(bound.nodes[0], *most[1:]),
-        edges=tuple(map(min, with_margin.edges, bound.edges)),
-    )
+    largest = np.max([each._numbers() for each in sizes], axis=0)
+    made = bound._with(map(min, map(_padded, largest), bound._numbers()))
+    return Capacity((bound.nodes[0], *made.nodes[1:]), made.edges, made.candidates)
 
 
 def bound_of(
-    num_seeds: int, fanouts: Sequence[int], num_nodes: int, num_edges: int, max_degree: int
+    num_seeds: int,
+    fanouts: Sequence[int],
+    num_nodes: int,
+    num_edges: int,
+    max_degree: int,
+    *,
+    with_candidates: bool = False,
 ) -> Capacity:
     """Returns the sizes that no batch exceeds.
 
@@ -75,15 +84,18 @@ def bound_of(
       num_seeds: seeds of a batch.
       fanouts: neighbours that each hop draws, -1 for all.
       num_nodes: nodes of the graph.
-      num_edges: edges of the graph; of each row not more than a fan-out are drawn.
-      max_degree: largest number of edges of a row, or of draws where edges are drawn repeatedly.
+      num_edges: edges of the graph, or draws of all nodes where edges are drawn repeatedly.
+      max_degree: largest number of edges of a row, or of draws.
+      with_candidates: whether to bound the edges that LABOR chooses from.
     """
-    nodes, edges = [min(num_seeds, num_nodes)], []
+    nodes, edges, candidates = [num_seeds], [], []
     for fanout in fanouts:
         drawn = max_degree if fanout < 0 else min(fanout, max_degree)
+        candidates.append(min(nodes[-1] * max_degree, num_edges))
         edges.append(min(nodes[-1] * drawn, num_edges))
-        nodes.append(min(nodes[-1] + edges[-1], num_nodes))
-    return Capacity(tuple(nodes), tuple(edges))
+        # Seeds may be repeated, and more than there are nodes.
+        nodes.append(max(nodes[-1], min(nodes[-1] + edges[-1], num_nodes)))
+    return Capacity(tuple(nodes), tuple(edges), tuple(candidates) if with_candidates else ())
 
 
 def _padded(size: int) -> int:

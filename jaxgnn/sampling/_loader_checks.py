@@ -23,6 +23,14 @@ def checked_fanouts(where: str, fanouts: Any) -> tuple[int, ...]:
     return tuple(fanouts)
 
 
+def check_place(where: str, on: Any, weights: Any) -> None:
+    """Raises ValueError unless ``on`` is a place that draws, by weights only on the host."""
+    if on not in ("host", "device"):
+        raise bad_input(where, "on", '"host" or "device"', repr(on))
+    if on == "device" and weights is not None:
+        raise bad_input(where, "weights", 'None with on="device"; on="host" draws by them', "some")
+
+
 def checked_seeds(where: str, seeds: Any, num_nodes: int) -> np.ndarray:
     """Ids of the seeds."""
     if seeds is None:

@@ -6,6 +6,8 @@ import itertools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -16,13 +18,22 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
 from jaxgnn.sampling import _loader_checks as checks
-from jaxgnn.sampling._blocks import EdgeValues, SampledBatch, blocks_of
+from jaxgnn.sampling._blocks import SampledBatch
 from jaxgnn.sampling._capacity import Capacity, bound_of, measured
 from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._device_source import DeviceSource
+from jaxgnn.sampling._edge_values import EdgeValues, parts_of, parts_on_device
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
-from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, Source
+from jaxgnn.sampling._source import (
+    Drawing,
+    HostGraph,
+    HostSource,
+    RawSample,
+    Source,
+    on_host,
+)
 from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling.features import FeatureStore
 
@@ -68,6 +79,8 @@ class NeighborLoader:
       shuffle: whether each epoch has another order of the seeds.
       drop_last: whether to leave out the last batch of an epoch if it has fewer seeds.
       seed: of all random numbers, from 0 to 2^64 - 1.
+      on: what draws: threads of the host, or the device, for a graph that fits there. Both draw the
+        same batches. The device draws without ``weights``, at most 64 neighbours of a node or all.
       num_threads: number of threads; None for one for each core.
       capacity: numbers of slots of a batch; None measures eight batches.
       edge_ids: whether batches have ``e_id``.
@@ -107,12 +120,14 @@ class NeighborLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
+        on: Literal["host", "device"] = "host",
         num_threads: int | None = None,
         capacity: Capacity | None = None,
         edge_ids: bool = True,
         processes: tuple[int, int] | None = None,
     ):
         fanouts = checks.checked_fanouts(_WHERE, fanouts)
+        checks.check_place(_WHERE, on, weights)
         _checks.options(_WHERE, fanouts, replace, method, batch_dependency)
         _checks.counters(_WHERE, seed, 0, 0)
         checks.require_positive(_WHERE, "batch_size", batch_size)
@@ -132,26 +147,32 @@ class NeighborLoader:
         self._with_edge_ids = checks.checked_edge_ids(_WHERE, edge_ids, host.num_edges)
         self.features = checks.checked_features(_WHERE, features, host.num_nodes)
         self._labels = checks.checked_labels(_WHERE, labels, host.num_nodes)
-        self._values = EdgeValues.of(graph, host.degrees(), direction)
         self._workers = min(num_threads, _CONCURRENT_BATCHES)
-        self._source: Source = HostSource(
+        source = HostSource(
             host,
             checks.checked_weights(_WHERE, weights, graph, host),
             Drawing(fanouts, seed, replace, method, batch_dependency),
             max(num_threads // self._workers, 1),
         )
-        self._num_nodes = host.num_nodes
-        self._bound = _bound(host, self._batch_size, fanouts, replace)
-        # A GPU sorts edges by sender in less time than copying the order to it would take.
-        self._with_plans = jax.default_backend() == "cpu"
-        self._growing = threading.Lock()
-        self.capacity = self._measured() if capacity is None else self._checked(capacity)
-        self._epochs = itertools.count()
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
         self._device = jax.devices(device)[0] if isinstance(device, str) else device
-        store = self.features
-        self._rows = None if store is None else StagedRows(store, self._device)
+        self._source: Source = source
+        self._values = EdgeValues.of(graph, host.degrees(), direction)
+        if on == "device":
+            self._source = DeviceSource.of(source, graph, direction, self._device)
+            self._values = jax.device_put(self._values, self._device)
+            self._parts = parts_on_device
+        else:
+            self._values = jax.tree.map(on_host, self._values)
+            # A GPU sorts edges in less time than copying their order to it would take.
+            self._parts = partial(parts_of, with_plans=jax.default_backend() == "cpu")
+        self._rows = None if self.features is None else StagedRows(self.features, self._device)
+        self._num_nodes = host.num_nodes
+        self._bound = _bound(source, self._batch_size, with_candidates=on == "device")
+        self._growing = threading.Lock()
+        self.capacity = self._measured() if capacity is None else self._checked(capacity)
+        self._epochs = itertools.count()
 
     def __repr__(self) -> str:
         """Shows sizes."""
@@ -200,20 +221,16 @@ class NeighborLoader:
             raise bad_input(_WHERE, "step", f"in [0, {len(self)})", step)
         seeds = self._seeds_of(epoch, step, self._process)
         raw = self._draw(seeds, epoch, step)
-        count, size = len(seeds), self._batch_size
-        rows = self._rows
-        on_host: dict[str, Any] = {
-            "blocks": blocks_of(raw, self._values, with_plans=self._with_plans),
-            "n_id": raw.n_id,
-            "e_id": raw.e_id[::-1] if self._with_edge_ids else None,
-            "seed_ids": filled(raw.seed_ids, size, 0),
-            "seed_mask": np.arange(size) < count,
-            "num_nodes": raw.num_nodes[::-1],
-            "num_edges": raw.num_edges[::-1],
+        parts = self._parts(raw, self._values)
+        if not self._with_edge_ids:
+            parts["e_id"] = None
+        size, rows, labels = self._batch_size, self._rows, self._labels
+        parts |= {
+            "seed_mask": np.arange(size) < len(seeds),
             "x": None if rows is None else rows.gather(raw.n_id),
-            "y": None if self._labels is None else filled(self._labels[seeds], size, 0),
+            "y": None if labels is None else filled(labels[seeds], size, 0),
         }
-        return SampledBatch(**jax.device_put(on_host, self._device))
+        return SampledBatch(**jax.device_put(parts, self._device))
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
         """Counts how often the first batches of an epoch contain each node, int64 [nodes].
@@ -284,12 +301,12 @@ class NeighborLoader:
         """A user's capacity, after a check that it holds some batch."""
         if not isinstance(capacity, Capacity):
             raise bad_input(_WHERE, "capacity", "a Capacity or None", type(capacity).__name__)
-        hops = len(self._bound.edges)
-        if len(capacity.edges) != hops or len(capacity.nodes) != hops + 1:
-            expected = f"numbers for {hops} fanouts: {hops + 1} of nodes and {hops} of edges"
+        lengths, expected = ([*map(len, c)] for c in (astuple(capacity), astuple(self._bound)))
+        if lengths != expected:
+            expected = "numbers of nodes, edges and candidates, {}, {} and {}".format(*expected)
             raise bad_input(_WHERE, "capacity", expected, capacity)
         least = self._source.sizes(self._seeds[:1], 0, 0)
-        least = Capacity((self._bound.nodes[0], *least.nodes[1:]), least.edges)
+        least = replace(least, nodes=(self._bound.nodes[0], *least.nodes[1:]))
         ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
         if not capacity.holds(least) or not ascending:
             expected = f"ascending, and at least that of one seed, {least}"
@@ -322,11 +339,19 @@ class StepBatches:
         self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
 
 
-def _bound(host: HostGraph, batch_size: int, fanouts: Sequence[int], replace: bool) -> Capacity:
+def _bound(source: HostSource, batch_size: int, *, with_candidates: bool) -> Capacity:
     """The sizes that no batch exceeds."""
+    host, drawing = source.graph, source.drawing
     max_degree = int(host.degrees().max(initial=0))
     num_edges = host.num_edges
-    if replace:
-        max_degree = max(max_degree, *fanouts)
+    if drawing.replace:
+        max_degree = max(max_degree, *drawing.fanouts)
         num_edges = max(num_edges, host.num_nodes * max_degree)
-    return bound_of(batch_size, fanouts, host.num_nodes, num_edges, max_degree)
+    return bound_of(
+        batch_size,
+        drawing.fanouts,
+        host.num_nodes,
+        num_edges,
+        max_degree,
+        with_candidates=with_candidates and drawing.method == "labor",
+    )

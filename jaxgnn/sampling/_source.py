@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import is_concrete
+from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
@@ -27,7 +27,7 @@ class RawSample(NamedTuple):
       e_id: for each hop the position in the graph of each edge slot, -1 for padding.
       num_nodes: number of seeds, then of nodes up to and with each hop, [hops + 1].
       num_edges: number of edges of each hop, [hops].
-      seed_ids: place in ``n_id`` of each seed that was given, without padding.
+      seed_ids: place in ``n_id`` of each seed slot, 0 for padding.
     """
 
     n_id: Any
@@ -98,11 +98,7 @@ class HostGraph:
             graph.concrete_parts()  # checks offsets and ids
         if direction not in ("in", "out"):
             raise bad_input(where, "direction", '"in" or "out"', repr(direction))
-        arrays: tuple[Any, Any, Any] = graph.indptr, graph.indices, None
-        if direction == "out":
-            plan = graph.made_plan("transpose", "permutation")
-            arrays = plan.transposed_indptr, plan.transposed_indices, plan.permutation
-        indptr, indices, edge_ids = map(on_host, arrays)
+        indptr, indices, edge_ids = map(on_host, drawn_arrays(graph, direction))
         num_edges = int(indptr[-1])
         return cls(indptr, indices[:num_edges], None if edge_ids is None else edge_ids[:num_edges])
 
@@ -119,6 +115,14 @@ class HostGraph:
     def num_edges(self) -> int:
         """Number of edges, without padding."""
         return self.indices.shape[0]
+
+
+def drawn_arrays(graph: CSRGraph, direction: str) -> tuple[Any, Any, Any]:
+    """Offsets and neighbours of the rows that draw, and the edge of the graph of each, or None."""
+    if direction == "in":
+        return graph.indptr, graph.indices, None
+    plan = graph.made_plan("transpose", "permutation")
+    return plan.transposed_indptr, plan.transposed_indices, plan.permutation
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,19 +143,20 @@ class HostSource:
 
     def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
         """Sizes of a sample."""
-        return _sizes(self._hops(seeds, epoch, step))
+        return sizes_of(self.hops(seeds, epoch, step))
 
     def draw(
         self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
     ) -> RawSample | Capacity:
         """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
-        hops = self._hops(seeds, epoch, step)
-        sizes = _sizes(hops)
+        hops = self.hops(seeds, epoch, step)
+        sizes = sizes_of(hops)
         if not capacity.holds(sizes):
             return sizes
         return _padded(hops, capacity, self.graph)
 
-    def _hops(self, seeds: np.ndarray, epoch: int, step: int) -> Hops:
+    def hops(self, seeds: np.ndarray, epoch: int, step: int) -> Hops:
+        """A sample without padding."""
         drawing = self.drawing
         return sample_hops(
             self.graph.indptr,
@@ -169,7 +174,8 @@ class HostSource:
         )
 
 
-def _sizes(hops: Hops) -> Capacity:
+def sizes_of(hops: Hops) -> Capacity:
+    """Numbers of nodes and edges of a sample."""
     edges = tuple(hop.senders.shape[0] for hop in hops.hops)
     return Capacity(tuple(map(int, hops.num_nodes)), edges)
 
@@ -193,7 +199,7 @@ def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
         e_id=tuple(e_id),
         num_nodes=np.asarray(hops.num_nodes, np.int32),
         num_edges=np.asarray([hop.senders.shape[0] for hop in hops.hops], np.int32),
-        seed_ids=hops.seed_ids.astype(np.int32),
+        seed_ids=filled(hops.seed_ids, capacity.nodes[0], 0, np.int32),
     )
 
 

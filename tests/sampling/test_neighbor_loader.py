@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -131,6 +132,34 @@ def test_batches_do_not_depend_on_threads_or_on_how_they_are_asked_for(method):
     _assert_equal([steps(2), steps(3), steps(1)], [expected[1], expected[2], expected[0]])
 
 
+@pytest.mark.parametrize(
+    ("graph", "options"),
+    [
+        (GRAPH.normalized("sym"), {"fanouts": (3, -1)}),
+        (GRAPH.with_weights(rng.random(EDGES, np.float32)).normalized("sym"), {"replace": True}),
+        (GRAPH, {"method": "labor", "batch_dependency": 3}),
+        (GRAPH, {"direction": "out", "edge_ids": False}),
+    ],
+    ids=["scales", "weights", "labor", "out"],
+)
+def test_the_device_draws_the_batches_of_the_host(graph, options):
+    options = {"graph": graph, "seeds": [7, 7, 49, *range(20)]} | options
+    host, device = (_loader(on=on, **options) for on in ("host", "device"))
+    for theirs, ours in zip(host.epoch(1), device.epoch(1), strict=True):
+        assert ours.capacity == theirs.capacity
+        plans = [[replace(b, plan=None) for b in batch.blocks] for batch in (ours, theirs)]
+        ours, theirs = (replace(b, blocks=p) for b, p in zip((ours, theirs), plans, strict=True))
+        _assert_equal([ours], [theirs])
+
+
+def test_a_batch_that_does_not_fit_on_the_device_grows_the_capacity_to_what_it_needs():
+    loader = _loader(capacity=Capacity((8, 12, 14), (12, 14)), on="device")
+    with pytest.warns(UserWarning, match="compiles again"):
+        batch = loader.batch(0, 0)
+    assert batch.capacity == loader.capacity
+    _assert_equal([batch.n_id], [_loader(capacity=loader.capacity).batch(0, 0).n_id])
+
+
 def test_epochs_steps_and_seeds_give_different_batches():
     def ids(**options):
         return [b.n_id.tolist() for b in _loader(**options).epoch(0)]
@@ -222,7 +251,9 @@ BAD = [
     ({"weights": np.full(EDGES, np.nan)}, "weights must be .* got nan at 0"),
     ({"weights": np.zeros(EDGES)}, "weights must be .* got zeros alone for node"),
     ({"capacity": Capacity((8, 9, 9), (1, 1))}, "capacity must be .* at least that of one seed"),
-    ({"capacity": Capacity((8, 90), (90,))}, "capacity must be numbers for 2 fanouts"),
+    ({"capacity": Capacity((8, 90), (90,))}, "capacity must be numbers of nodes, edges and candid"),
+    ({"on": "gpu"}, 'on must be "host" or "device"'),
+    ({"on": "device", "weights": np.ones(EDGES)}, 'weights must be None with on="device"'),
     ({"graph": GRAPH.normalized("mean"), "weights": np.ones(EDGES)}, "weights must be None for a"),
     ({"graph": CSRGraph.from_edges([0], [0], 1, num_senders=2)}, "graph must be square"),
 ]
