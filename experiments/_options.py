@@ -135,7 +135,7 @@ class BatchDevices:
         return Mesh(np.array(jax.devices()[: self.devices]), ("batch",))
 
 
-PartitionMethod = Literal["degree", "contiguous", "random", "metis"]
+PartitionMethod = Literal["degree", "contiguous", "random", "communities", "metis"]
 """Partitions of nodes over devices, as described in ``jaxgnn.distributed.partition``."""
 
 

@@ -233,8 +233,10 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._ffi",
+        "jaxgnn.distributed",
         "jaxgnn.graph",
         "jaxgnn.sampling",
+        "jaxgnn.training.progress",
     },
     "jaxgnn.pretrained": {
         "jaxgnn._errors",

@@ -130,6 +130,7 @@ RECORDS = {
     sampling.Hop: lambda: _hops().hops[0],
     sampling.Hops: lambda: _hops(),
     sampling.SampledBatch: lambda: sampling.NeighborLoader(GRAPH, [1], (2,), 1).batch(0, 0),
+    sampling.SubgraphBatch: lambda: sampling.ShadowLoader(GRAPH, [1], (2,)).batch(0, 0),
     sampling.NegativeSampler: lambda: sampling.NegativeSampler.of(GRAPH),
     nn.LSTMState: lambda: nn.LSTMState(X, X, jnp.array(True)),
     datasets.EdgeSplit: _edge_split,
@@ -173,6 +174,7 @@ RECORDS = {
 # Handles of what is elsewhere, and a base of other classes.
 NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
+NO_RECORDS |= {sampling.ClusterLoader, sampling.SaintLoader, sampling.ShadowLoader}
 
 
 def test_the_tables_have_every_class():

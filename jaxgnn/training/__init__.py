@@ -16,11 +16,11 @@ from ._loop import LoopConfig as LoopConfig
 from ._loop import fit as fit
 from ._many import ManyResult as ManyResult
 from ._many import fit_many as fit_many
-from ._progress import phase as phase
 from ._step import jit_apply as jit_apply
 from ._table import Confusion as Confusion
 from ._table import Table as Table
 from .files import read_rows as read_rows
 from .plots import plot_curves as plot_curves
+from .progress import phase as phase
 from .report import write_report as write_report
 from .run import RunFolder as RunFolder

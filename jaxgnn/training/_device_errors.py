@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from ._progress import say
+from .progress import say
 
 LAUNCH_S = 60.0
 """Seconds after which a launch of a compiled program on several devices counts as failed. One call

@@ -13,7 +13,6 @@ from flax import nnx
 
 from ._checkpoints import Checkpoints
 from ._device_errors import LaunchWatch, launching, wait_for_devices
-from ._progress import Progress, say
 from ._step import (
     DataParallel,
     LossFn,
@@ -31,6 +30,7 @@ from ._step import (
 )
 from .files import Row, RowLog
 from .processes import Watch, as_first, writes_files
+from .progress import Progress, say
 from .run import RunFolder
 
 

@@ -13,7 +13,6 @@ import optax
 from flax import nnx
 
 from ._loop import Best, LoopConfig, is_better
-from ._progress import Progress
 from ._step import (
     LossFn,
     ModelState,
@@ -26,6 +25,7 @@ from ._step import (
     start_state,
 )
 from .files import Row
+from .progress import Progress
 
 
 @dataclasses.dataclass(frozen=True)

@@ -373,7 +373,7 @@ def test_progress_off_a_terminal_is_a_few_plain_lines(capsys):
 
 
 def test_progress_on_a_terminal_is_a_bar(capsys, monkeypatch):
-    monkeypatch.setattr("jaxgnn.training._progress.sys", SimpleNamespace(stderr=_Terminal()))
+    monkeypatch.setattr("jaxgnn.training.progress.sys", SimpleNamespace(stderr=_Terminal()))
     train(None, Config(), progress=True)
     text = capsys.readouterr().err
     assert "18/18" in text and "validation accuracy" in text

@@ -23,7 +23,7 @@ def test_a_phase_is_said_before_it_begins(capsys):
 
 def test_a_long_phase_says_how_long_it_took(capsys, monkeypatch):
     clock = iter([10.0, 13.25])
-    monkeypatch.setattr("jaxgnn.training._progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("jaxgnn.training.progress.time.monotonic", lambda: next(clock))
     with phase("reading Reddit"):
         pass
     assert lines(capsys) == ["reading Reddit …", "reading Reddit: 3.2 s"]
@@ -31,7 +31,7 @@ def test_a_long_phase_says_how_long_it_took(capsys, monkeypatch):
 
 def test_a_phase_that_fails_is_not_said_to_be_done(capsys, monkeypatch):
     clock = iter([10.0, 13.25])
-    monkeypatch.setattr("jaxgnn.training._progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("jaxgnn.training.progress.time.monotonic", lambda: next(clock))
     with pytest.raises(OSError, match="no such disk"), phase("reading Reddit"):
         raise OSError("no such disk")
     assert lines(capsys) == ["reading Reddit …"]

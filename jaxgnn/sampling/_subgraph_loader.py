@@ -1,0 +1,267 @@
+"""Common part of the loaders whose batches are subgraphs: arguments, shapes, epochs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from jaxgnn._arrays.arrays import own, require_count
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.transforms import distinct_ids
+from jaxgnn.sampling import _checks, _random
+from jaxgnn.sampling import _loader_checks as checks
+from jaxgnn.sampling._capacity import Capacity, measured
+from jaxgnn.sampling._neighbor_loader import StepBatches
+from jaxgnn.sampling._prefetch import Prefetched
+from jaxgnn.sampling._random import Key
+from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling._subgraphs import (
+    Induced,
+    SubgraphBatch,
+    WholeGraph,
+    filled,
+    id_dtype,
+    padded_graph,
+)
+from jaxgnn.sampling.features import FeatureStore
+
+# Batches whose sizes give the shape of all batches.
+_MEASURED_BATCHES = 8
+# Batches that are made at the same time, by one thread each.
+_CONCURRENT_BATCHES = 4
+# Stream of random numbers of samplers of subgraphs; ``_random`` has those of the other samplers.
+_SUBGRAPHS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class NodeData:
+    """Arguments of loaders that have an entry for each node.
+
+    Attributes:
+      features: store that ``x`` of a batch is gathered from, or None.
+      labels: [nodes, ...], or None.
+      train: ids of the nodes to train on, ascending; all nodes if none are given.
+    """
+
+    features: FeatureStore | None
+    labels: np.ndarray | None
+    train: np.ndarray
+
+    @classmethod
+    def of(
+        cls, where: str, num_nodes: int, features: Any, labels: Any, train: Any = None
+    ) -> NodeData:
+        """Reads and checks the arguments."""
+        ids = np.arange(num_nodes)
+        if train is not None:
+            ids = np.sort(distinct_ids(where, "train", train, num_nodes))
+        if not len(ids):
+            raise bad_input(where, "train", "at least one node", "none")
+        return cls(
+            checks.checked_features(where, features, num_nodes),
+            checks.checked_labels(where, labels, num_nodes),
+            ids,
+        )
+
+
+class SubgraphLoader(ABC):
+    """Base class of loaders; a batch is a function of ``(epoch, step)`` and of the arguments.
+
+    A subclass draws parts of the graph (``_part``) and adds to a batch what only it has.
+    """
+
+    def __init__(self, graph: WholeGraph, data: NodeData, seed: int, num_threads: int | None):
+        _checks.counters(self._where, seed, 0, 0)
+        self._graph, self._data, self._seed = graph, data, int(seed)
+        threads = checks.checked_threads(self._where, num_threads)
+        self._workers = min(threads, _CONCURRENT_BATCHES)
+        self._growing = threading.Lock()
+        self._known_capacity: Capacity | None = None
+        self._epochs = itertools.count()
+        self._with_plan = jax.default_backend() == "cpu"
+        # ``with jax.default_device(...)`` is not seen by other threads.
+        device = jax.config.jax_default_device
+        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        self._rows = None if data.features is None else StagedRows(data.features, self._device)
+
+    @property
+    def _where(self) -> str:
+        return f"sampling.{type(self).__name__}"
+
+    def __repr__(self) -> str:
+        """Shows the number of steps, and of slots if they have been measured."""
+        known = self._known_capacity
+        sizes = "" if known is None else f" of {_shown(known)}"
+        return f"{type(self).__name__}({len(self)} steps{sizes})"
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """Number of node slots and of edge slots of a batch.
+
+        They are measured. If a batch does not fit, they grow, with a warning.
+        """
+        capacity = self._capacity()
+        return capacity.nodes[-1], capacity.edges[-1]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of steps of an epoch."""
+
+    def __iter__(self) -> Iterator[SubgraphBatch]:
+        """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""
+        return self.epoch(next(self._epochs))
+
+    def epoch(self, epoch: int, start: int = 0) -> Prefetched[SubgraphBatch]:
+        """Iterates over the batches of an epoch, from a step on."""
+        return self._ahead((epoch, step) for step in range(start, len(self)))
+
+    def steps(self, start: int = 1) -> StepBatches:
+        """Returns a function from a step of a training, counted from 1, to its batch.
+
+        ``training.fit`` takes the loader itself, and calls this with the step to start from. Step
+        ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
+        ahead.
+        """
+        return StepBatches(cast(Any, self), start)
+
+    def batch(self, epoch: int, step: int) -> SubgraphBatch:
+        """Makes one batch, on the default device.
+
+        Args:
+          epoch: number of the epoch, from 0 on.
+          step: number of the step in it, below ``len(loader)``.
+
+        Raises:
+          ValueError: if there is no such epoch or step, or a file that the graph or the features
+            are mapped from has become shorter.
+
+        Warns:
+          UserWarning: if the batch does not fit into the capacity, which grows.
+        """
+        _checks.counters(self._where, 0, epoch, 0)
+        if not 0 <= step < len(self):
+            raise bad_input(self._where, "step", f"in [0, {len(self)})", step)
+        self._graph.check_files(self._where)
+        part = self._part(epoch, step)
+        on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
+        return jax.device_put(on_host, self._device)
+
+    # -- what a subclass has ------------------------------------------------------------------
+
+    @abstractmethod
+    def _part(self, epoch: int, step: int) -> Induced:
+        """The nodes and edges of a batch."""
+
+    @abstractmethod
+    def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:
+        """Fields of a batch that only some loaders have."""
+
+    def _subgraph(self, part: Induced, slots: tuple[int, int]) -> CSRGraph:
+        """The padded graph of a batch."""
+        weights = self._graph.weights
+        chosen = None if weights is None else weights[part.e_id]
+        return padded_graph(part, chosen, slots, with_plan=self._with_plan)
+
+    def _key(self, epoch: int, step: int) -> Key:
+        """The key of the random numbers of a batch."""
+        return _random.hop_key(_random.batch_key(self._seed, epoch, step), 0, _SUBGRAPHS)
+
+    # -- shapes -------------------------------------------------------------------------------
+
+    def _bound(self) -> Capacity:
+        """Sizes that no batch exceeds."""
+        return sizes_of(self._graph.num_nodes, self._graph.num_edges)
+
+    def _capacity(self) -> Capacity:
+        """The capacity, measured when it is first needed from batches spread over the epoch."""
+        with self._growing:
+            if self._known_capacity is None:
+                stride = max(1, len(self) // _MEASURED_BATCHES)
+                places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
+                sizes = (_sizes(self._part(*place)) for place in places)
+                self._known_capacity = measured(sizes, self._bound())
+            return self._known_capacity
+
+    def _holding(self, sizes: Capacity, place: tuple[int, int]) -> Capacity:
+        """The capacity, large enough for a batch of these sizes."""
+        before = self._capacity()
+        if before.holds(sizes):
+            return before
+        with self._growing:  # unless another thread has done so
+            before = self._known_capacity or before
+            if before.holds(sizes):
+                return before
+            grown = self._known_capacity = before.grown(sizes, self._bound())
+        warnings.warn(
+            f"{self._where}: the batch of epoch {place[0]} and step {place[1]} has "
+            f"{_shown(sizes)}, more than the {_shown(before)} of the capacity; from now on it is "
+            f"{_shown(grown)}, for which a jitted step compiles again",
+            stacklevel=3,
+        )
+        return grown
+
+    def _padded(self, part: Induced, capacity: Capacity) -> SubgraphBatch:
+        nodes, edges = capacity.nodes[-1], capacity.edges[-1]
+        n_id = filled(part.n_id, nodes, -1, id_dtype(self._graph.num_nodes))
+        dtype = id_dtype(self._graph.num_edges)
+        fits = dtype == np.int32 or jax.config.jax_enable_x64
+        return SubgraphBatch(
+            graph=self._subgraph(part, (nodes, edges)),
+            n_id=n_id,
+            node_mask=own(n_id >= 0),
+            e_id=filled(part.e_id, edges, -1, dtype) if fits else None,
+            x=None if self._rows is None else self._rows.gather(n_id),
+            **self._own_fields(part, nodes),
+        )
+
+    def _trained_fields(
+        self, part: Induced, slots: int, probability: npt.ArrayLike
+    ) -> dict[str, Any]:
+        """Labels, nodes to train on and their weights; batches have a node with ``probability``."""
+        data = self._data
+        place = np.minimum(np.searchsorted(data.train, part.n_id), len(data.train) - 1)
+        is_trained = data.train[place] == part.n_id
+        weight = np.where(is_trained, 1.0 / (np.asarray(probability) * len(data.train)), 0.0)
+        labels = data.labels
+        return {
+            "y": None if labels is None else filled(labels[part.n_id], slots, 0, labels.dtype),
+            "train_mask": filled(is_trained, slots, False, bool),
+            "node_weight": filled(weight, slots, 0, np.float32),
+        }
+
+    # -- epochs -------------------------------------------------------------------------------
+
+    def _ahead(self, places: Iterator[tuple[int, int]]) -> Prefetched[SubgraphBatch]:
+        self._capacity()  # measured by this thread, which can be interrupted
+        workers = self._workers
+        return Prefetched(
+            lambda place: self.batch(*place), places, threads=workers, depth=workers + 2
+        )
+
+
+def checked_size(where: str, argument: str, value: Any) -> int:
+    """Returns a count of at least 1."""
+    return require_count(where, argument, value, "an integer of at least 1")
+
+
+def sizes_of(nodes: int, edges: int) -> Capacity:
+    """Sizes of a subgraph; the first number is that of seeds, of which none are counted."""
+    return Capacity((1, nodes), (edges,))
+
+
+def _sizes(part: Induced) -> Capacity:
+    return sizes_of(len(part.n_id), len(part.e_id))
+
+
+def _shown(sizes: Capacity) -> str:
+    return f"{sizes.nodes[-1]:,} nodes and {sizes.edges[-1]:,} edges"
