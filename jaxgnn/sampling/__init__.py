@@ -6,6 +6,8 @@ from jaxgnn.sampling._blocks import SampledBatch as SampledBatch
 from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._dense_ranks import Relabelling as Relabelling
 from jaxgnn.sampling._host import sample_hops as sample_hops
+from jaxgnn.sampling._link_loader import LinkBatch as LinkBatch
+from jaxgnn.sampling._link_loader import LinkNeighborLoader as LinkNeighborLoader
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
 from jaxgnn.sampling._negative_edges import negative_edges as negative_edges
