@@ -141,10 +141,11 @@ class LinkNeighborLoader(NeighborLoader):
             raise bad_input(self._where, "negatives", "an int of at least 0", repr(negatives))
         self._per_pair, self._keep_senders = int(negatives), keep_senders
         self._sampler, self._undirected = negative_sampler, undirected
-        self._pair_labels = labels
+        self._pair_labels: Any = labels
         self._is_transposed = options.get("direction") == "out"
         self._seed = seed
-        super().__init__(graph, edges, fanouts, batch_size, features, seed=seed, **options)
+        pairs: Any = edges
+        super().__init__(graph, pairs, fanouts, batch_size, features, seed=seed, **options)
 
     def __iter__(self) -> Iterator[LinkBatch]:
         """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""

@@ -41,8 +41,5 @@ def _kept(
     if not len(removed):
         return indptr, indices, e_id
     offsets = indptr - np.searchsorted(removed, indptr).astype(indptr.dtype)
-    lists = (
-        filled(np.delete(array, removed), len(array), padding)
-        for array, padding in ((indices, 0), (e_id, -1))
-    )
-    return offsets, *lists
+    left, ids = np.delete(indices, removed), np.delete(e_id, removed)
+    return offsets, filled(left, len(indices), 0), filled(ids, len(e_id), -1)
