@@ -16,7 +16,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._blocks import SampledBatch
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._link_messages import without_edges
+from jaxgnn.sampling._link_messages import MOST_ON_DEVICE, without_edges
 from jaxgnn.sampling._link_negatives import Negatives, checked_sampler
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._negative_edges import NegativeSampler
@@ -65,6 +65,7 @@ class LoaderOptions(TypedDict, total=False):
     batch_dependency: int
     shuffle: bool
     drop_last: bool
+    on: Literal["host", "device"]
     num_threads: int | None
     capacity: Capacity | None
     edge_ids: bool
@@ -100,8 +101,9 @@ class LinkNeighborLoader(NeighborLoader):
         messages, and neither is drawn as a negative. The graph must have both directions.
       seed: of all random numbers, from 0 to 2^64 - 1.
       options: ``replace``, ``weights``, ``direction``, ``method``, ``batch_dependency``,
-        ``shuffle``, ``drop_last``, ``num_threads``, ``capacity``, ``edge_ids`` and ``processes`` as
-        for ``NeighborLoader``. The host draws.
+        ``shuffle``, ``drop_last``, ``on``, ``num_threads``, ``capacity``, ``edge_ids`` and
+        ``processes`` as for ``NeighborLoader``. With ``on="device"`` a batch has at most 65,535
+        ends, and the host draws the negatives.
 
     Raises:
       ValueError: if an argument has another form than described above; the message names it.
@@ -133,16 +135,13 @@ class LinkNeighborLoader(NeighborLoader):
         seed: int = 0,
         **options: Unpack[LoaderOptions],
     ):
-        unknown = options.keys() - LoaderOptions.__annotations__.keys()
-        if unknown:
-            expected = f"among {', '.join(LoaderOptions.__annotations__)}"
-            raise bad_input(self._where, "options", expected, ", ".join(sorted(unknown)))
         if isinstance(negatives, bool) or not hasattr(negatives, "__index__") or negatives < 0:
             raise bad_input(self._where, "negatives", "an int of at least 0", repr(negatives))
         self._per_pair, self._keep_senders = int(negatives), keep_senders
         self._sampler, self._undirected = negative_sampler, undirected
         self._pair_labels: Any = labels
         self._is_transposed = options.get("direction") == "out"
+        self._is_on_device = options.get("on") == "device"
         self._seed = seed
         pairs: Any = edges
         super().__init__(graph, pairs, fanouts, batch_size, features, seed=seed, **options)
@@ -188,7 +187,11 @@ class LinkNeighborLoader(NeighborLoader):
 
     def _seed_slots(self) -> int:
         """Most distinct ends of the pairs of a batch."""
-        return min(2 * self._batch_size * (1 + self._per_pair), self._num_nodes)
+        slots = min(2 * self._batch_size * (1 + self._per_pair), self._num_nodes)
+        if self._is_on_device and slots > MOST_ON_DEVICE:
+            expected = f"at most {MOST_ON_DEVICE // (2 * (1 + self._per_pair))} with on='device'"
+            raise bad_input(self._where, "batch_size", expected, self._batch_size)
+        return slots
 
     def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
         return self._asked(epoch, step, process).ends
@@ -221,7 +224,8 @@ class LinkNeighborLoader(NeighborLoader):
             cols, rows = np.concatenate([cols, rows]), np.concatenate([rows, cols])
         elif self._is_transposed:
             cols, rows = rows, cols
-        return without_edges(raw, len(asked.ends), cols, rows)
+        num_slots = self._batch_size * (1 + self._undirected)
+        return without_edges(raw, len(asked.ends), cols, rows, num_slots)
 
     def _pair_fields(self, asked: _Asked) -> dict[str, Any]:
         """Pairs and labels in their slots."""

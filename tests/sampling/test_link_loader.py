@@ -1,5 +1,7 @@
 """Batches of pairs do not read what they predict, and are a function of epoch and step."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,6 +173,15 @@ def test_repeated_pairs_share_their_ends():
     assert batch.seed_mask.sum() == 2 and batch.n_id[:2].tolist() == [5, 6]
 
 
+@pytest.mark.parametrize("on", ["host", "device"])
+def test_a_process_without_pairs_in_the_last_step_has_padding_alone(on):
+    edges = SUPERVISION[:, :5]
+    first, second = (_loader(edges=edges, batch_size=2, processes=(i, 2), on=on) for i in (0, 1))
+    assert len(first) == len(second) == 2
+    assert [int(part.batch(0, 1).pair_mask.sum()) for part in (first, second)] == [2, 0]
+    assert second.batch(0, 1).num_nodes.tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("undirected", [True, False])
 def test_negatives_are_neither_edges_nor_given_pairs_and_differ_by_step_and_epoch(undirected):
     given = np.concatenate([SUPERVISION, [[NODES - 1], [0]]], axis=1)  # the last is no edge
@@ -243,6 +254,26 @@ def test_reads_are_counted_for_a_cache():
     np.testing.assert_array_equal(counts, expected)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"graph": GRAPH.normalized("mean")},
+        {"graph": DIRECTED, "undirected": False, "direction": "out", "method": "labor"},
+    ],
+    ids=["undirected", "out"],
+)
+def test_the_device_makes_the_same_batches(options):
+    loader = _loader(on="device", features=X, fanouts=(5, -1), **options)
+    capacity = replace(loader.capacity, candidates=())
+    expected = _loader(capacity=capacity, features=X, fanouts=(5, -1), **options)
+    for ours, theirs in zip(loader.epoch(0), expected.epoch(0), strict=True):
+        for name in (*vars(theirs).keys() - {"blocks"},):
+            _assert_equal([getattr(ours, name)], [getattr(theirs, name)])
+        for a, b in zip(ours.blocks, theirs.blocks, strict=True):
+            for name in ("indptr", "indices", "row_scale"):
+                _assert_equal([getattr(a, name)], [getattr(b, name)])
+
+
 # -- training --------------------------------------------------------------------------------
 
 
@@ -305,6 +336,7 @@ BAD = [
     ({"fanouts": ()}, "fanouts must be a number for each layer"),
     ({"batch_size": 0}, "batch_size must be an int of at least 1"),
     ({"seed": -1}, "seed must be"),
+    ({"on": "moon"}, 'on must be "host" or "device"'),
     ({"features": X[1:]}, f"features must be of {NODES} rows"),
     (
         {"edges": ([0, 1, 2], [3, 4, 5]), "processes": (0, 2), "drop_last": True},
