@@ -77,7 +77,7 @@ class LinkNeighborLoader(NeighborLoader):
 
     A network that reads the edge that it predicts learns to repeat it. So the edges that join the
     given pairs of a batch are removed from its messages, with all of their repeats. Negatives are
-    drawn anew in each step, without rejection, from all pairs that no edge joins.
+    drawn again in each step, without rejection, from all pairs that no edge joins.
 
     A batch is a function of ``seed``, its epoch and its step, as those of ``NeighborLoader`` are.
 
