@@ -18,6 +18,7 @@ from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._link_messages import MOST_ON_DEVICE, without_edges
 from jaxgnn.sampling._link_negatives import Negatives, checked_sampler
+from jaxgnn.sampling._loader_checks import checked_labels
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._negative_edges import NegativeSampler
 from jaxgnn.sampling._neighbor_loader import NeighborLoader
@@ -174,7 +175,7 @@ class LinkNeighborLoader(NeighborLoader):
     def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
         self._edges = _checked_edges(self._where, seeds, graph.num_rows)
         count = self._edges.shape[1]
-        self._pair_labels = _checked_labels(self._where, self._pair_labels, count)
+        self._pair_labels = checked_labels(self._where, self._pair_labels, count, "edge")
         self._negatives = None
         if self._per_pair:
             sampler = checked_sampler(
@@ -258,11 +259,14 @@ class _Asked(NamedTuple):
 
 def _checked_edges(where: str, edges: Any, num_nodes: int) -> np.ndarray:
     """Pairs as int64 [2, edges]."""
-    lists = [np.asarray(on_host(ends)) for ends in edges] if hasattr(edges, "__len__") else []
+    expected = "two lists of one length, (senders, receivers)"
+    if not hasattr(edges, "__len__") or len(edges) != 2:
+        got = getattr(edges, "shape", type(edges).__name__)
+        raise bad_input(where, "edges", expected, got)
+    lists = [np.asarray(on_host(ends)) for ends in edges]
     shapes = [ends.shape for ends in lists]
-    if len(shapes) != 2 or len(shapes[0]) != 1 or shapes[0] != shapes[1]:
-        got = ", ".join(map(str, shapes)) if shapes else type(edges).__name__
-        raise bad_input(where, "edges", "two lists of one length, (senders, receivers)", got)
+    if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+        raise bad_input(where, "edges", expected, "shapes {} and {}".format(*shapes))
     if not shapes[0][0]:
         raise bad_input(where, "edges", "at least one pair", "none")
     for name, ends in zip(("senders", "receivers"), lists, strict=True):
@@ -273,14 +277,3 @@ def _checked_edges(where: str, edges: Any, num_nodes: int) -> np.ndarray:
             expected = f"node ids from 0 to {num_nodes - 1}"
             raise bad_input(where, "edges", expected, f"{name}[{wrong[0]}] = {ends[wrong[0]]}")
     return np.stack(lists).astype(np.int64)
-
-
-def _checked_labels(where: str, labels: Any, count: int) -> np.ndarray | None:
-    """Labels with an entry for each pair, or None."""
-    if labels is None:
-        return None
-    values = np.asarray(on_host(labels))
-    if values.ndim == 0 or values.shape[0] != count:
-        expected = f"of shape ({count}, ...), one for each pair of edges"
-        raise bad_input(where, "labels", expected, f"shape {values.shape}")
-    return values

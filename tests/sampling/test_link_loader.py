@@ -319,8 +319,11 @@ def test_a_training_beats_chance_on_pairs_it_has_not_seen_and_compiles_once():
 BAD = [
     ({"edges": ([0, NODES], [1, 2])}, rf"edges must be node ids .* got senders\[1\] = {NODES}"),
     ({"edges": ([0], [-1])}, r"edges must be node ids .* got receivers\[0\] = -1"),
-    ({"edges": ([0, 1], [1])}, r"edges must be two lists of one length.* got \(2,\), \(1,\)"),
-    ({"edges": np.zeros((5, 2), int)}, "edges must be two lists of one length"),
+    (
+        {"edges": ([0, 1], [1])},
+        r"edges must be two lists of one length.* got shapes \(2,\) and \(1,\)",
+    ),
+    ({"edges": np.zeros((5, 2), int)}, r"edges must be two lists of one length.* got \(5, 2\)"),
     ({"edges": None}, "edges must be two lists .* got NoneType"),
     ({"edges": ([], [])}, "edges must be at least one pair"),
     ({"edges": ([0.5], [1])}, "edges must be senders that are integers"),
