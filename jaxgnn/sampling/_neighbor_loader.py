@@ -37,8 +37,6 @@ from jaxgnn.sampling._source import (
 from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling.features import FeatureStore
 
-_WHERE = "sampling.NeighborLoader"
-
 # Batches whose sizes are measured for a capacity.
 _MEASURED_BATCHES = 8
 # Batches that are made at the same time; each has an equal part of the threads.
@@ -126,31 +124,32 @@ class NeighborLoader:
         edge_ids: bool = True,
         processes: tuple[int, int] | None = None,
     ):
-        fanouts = checks.checked_fanouts(_WHERE, fanouts)
-        checks.check_place(_WHERE, on, weights)
-        _checks.options(_WHERE, fanouts, replace, method, batch_dependency)
-        _checks.counters(_WHERE, seed, 0, 0)
-        checks.require_positive(_WHERE, "batch_size", batch_size)
-        num_threads = checks.checked_threads(_WHERE, num_threads)
-        host = HostGraph.of(_WHERE, graph, direction)
-        self._seeds = checks.checked_seeds(_WHERE, seeds, host.num_nodes)
-        self._process, num_processes = checks.checked_processes(_WHERE, processes)
-        self._batch_size = min(batch_size, -(-len(self._seeds) // num_processes))
+        where = self._where
+        fanouts = checks.checked_fanouts(where, fanouts)
+        checks.check_place(where, on, weights)
+        _checks.options(where, fanouts, replace, method, batch_dependency)
+        _checks.counters(where, seed, 0, 0)
+        checks.require_positive(where, "batch_size", batch_size)
+        num_threads = checks.checked_threads(where, num_threads)
+        host = HostGraph.of(where, graph, direction)
+        self._count = self._take_seeds(seeds, graph)
+        self._process, num_processes = checks.checked_processes(where, processes)
+        self._batch_size = min(batch_size, -(-self._count // num_processes))
         self._order = SeedOrder(
-            len(self._seeds),
+            self._count,
             self._batch_size,
             seed=seed,
             shuffle=shuffle,
             drop_last=drop_last,
             num_processes=num_processes,
         )
-        self._with_edge_ids = checks.checked_edge_ids(_WHERE, edge_ids, host.num_edges)
-        self.features = checks.checked_features(_WHERE, features, host.num_nodes)
-        self._labels = checks.checked_labels(_WHERE, labels, host.num_nodes)
+        self._with_edge_ids = checks.checked_edge_ids(where, edge_ids, host.num_edges)
+        self.features = checks.checked_features(where, features, host.num_nodes)
+        self._labels = checks.checked_labels(where, labels, host.num_nodes)
         self._workers = min(num_threads, _CONCURRENT_BATCHES)
         source = HostSource(
             host,
-            checks.checked_weights(_WHERE, weights, graph, host),
+            checks.checked_weights(where, weights, graph, host),
             Drawing(fanouts, seed, replace, method, batch_dependency),
             max(num_threads // self._workers, 1),
         )
@@ -169,7 +168,7 @@ class NeighborLoader:
             self._parts = partial(parts_of, with_plans=jax.default_backend() == "cpu")
         self._rows = None if self.features is None else StagedRows(self.features, self._device)
         self._num_nodes = host.num_nodes
-        self._bound = _bound(source, self._batch_size, with_candidates=on == "device")
+        self._bound = _bound(source, self._seed_slots(), with_candidates=on == "device")
         self._growing = threading.Lock()
         self.capacity = self._measured() if capacity is None else self._checked(capacity)
         self._epochs = itertools.count()
@@ -177,8 +176,8 @@ class NeighborLoader:
     def __repr__(self) -> str:
         """Shows sizes."""
         return (
-            f"NeighborLoader({len(self._seeds)} seeds, {len(self)} steps of {self._batch_size}, "
-            f"{self.capacity})"
+            f"{type(self).__name__}({self._count} {self._things}, {len(self)} steps of "
+            f"{self._batch_size}, {self.capacity})"
         )
 
     def __len__(self) -> int:
@@ -216,20 +215,11 @@ class NeighborLoader:
         Warns:
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
-        _checks.counters(_WHERE, 0, epoch, 0)
-        if not 0 <= step < len(self):
-            raise bad_input(_WHERE, "step", f"in [0, {len(self)})", step)
-        seeds = self._seeds_of(epoch, step, self._process)
-        raw = self._draw(seeds, epoch, step)
-        parts = self._parts(raw, self._values)
-        if not self._with_edge_ids:
-            parts["e_id"] = None
-        size, rows, labels = self._batch_size, self._rows, self._labels
-        parts |= {
-            "seed_mask": np.arange(size) < len(seeds),
-            "x": None if rows is None else rows.gather(raw.n_id),
-            "y": None if labels is None else filled(labels[seeds], size, 0),
-        }
+        self._check_place(epoch, step)
+        seeds, labels = self._seeds_of(epoch, step, self._process), self._labels
+        parts = self._fields(self._draw(seeds, epoch, step), len(seeds))
+        slots = len(parts["seed_mask"])
+        parts["y"] = None if labels is None else filled(labels[seeds], slots, 0)
         return SampledBatch(**jax.device_put(parts, self._device))
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
@@ -246,16 +236,47 @@ class NeighborLoader:
             counts[ids] += 1
         return counts
 
+    # -- what loaders of other things than nodes replace --------------------------------------
+
+    _things = "seeds"
+
+    @property
+    def _where(self) -> str:
+        return f"sampling.{type(self).__name__}"
+
+    def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
+        """Keeps what an epoch visits, after checks, and returns its number."""
+        self._seeds = checks.checked_seeds(self._where, seeds, graph.num_rows)
+        return len(self._seeds)
+
+    def _seed_slots(self) -> int:
+        """Most seeds of a batch."""
+        return self._batch_size
+
+    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
+        return self._seeds[self._order.of_step(epoch, step, process)]
+
     # -- parts of a batch --------------------------------------------------------------------
+
+    def _check_place(self, epoch: int, step: int) -> None:
+        _checks.counters(self._where, 0, epoch, 0)
+        if not 0 <= step < len(self):
+            raise bad_input(self._where, "step", f"in [0, {len(self)})", step)
+
+    def _fields(self, raw: RawSample, num_seeds: int) -> dict[str, Any]:
+        """The fields of a batch that do not depend on what is asked about its seeds."""
+        parts, rows = self._parts(raw, self._values), self._rows
+        if not self._with_edge_ids:
+            parts["e_id"] = None
+        parts["seed_mask"] = np.arange(raw.seed_ids.shape[0]) < num_seeds
+        parts["x"] = None if rows is None else rows.gather(raw.n_id)
+        return parts
 
     def _ahead(self, places: Iterator[tuple[int, int]]) -> Prefetched[SampledBatch]:
         workers = self._workers
         return Prefetched(
             lambda place: self.batch(*place), places, threads=workers, depth=workers + 2
         )
-
-    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
-        return self._seeds[self._order.of_step(epoch, step, process)]
 
     def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
         n_id = self._draw(self._seeds_of(epoch, step, self._process), epoch, step).n_id
@@ -276,7 +297,7 @@ class NeighborLoader:
                 return
             self.capacity = before.grown(sizes, self._bound)
         warnings.warn(
-            f"{_WHERE}: the batch of epoch {epoch} and step {step} has {sizes}, more than "
+            f"{self._where}: the batch of epoch {epoch} and step {step} has {sizes}, more than "
             f"{before}; from now on it is {self.capacity}, for which a jitted step compiles again",
             stacklevel=2,
         )
@@ -284,8 +305,8 @@ class NeighborLoader:
     def _measured(self) -> Capacity:
         """The capacity for some batches, those of the first process, so that all have the same."""
         if not len(self):
-            expected = f"at most the number of seeds, {len(self._seeds)}, with drop_last"
-            raise bad_input(_WHERE, "batch_size", expected, self._batch_size)
+            expected = f"at most the number of {self._things}, {self._count}, with drop_last"
+            raise bad_input(self._where, "batch_size", expected, self._batch_size)
         # Spread over the epoch, whose seeds may be in an order that matters, or over several.
         stride = max(len(self) // _MEASURED_BATCHES, 1)
         places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
@@ -300,17 +321,17 @@ class NeighborLoader:
     def _checked(self, capacity: Capacity) -> Capacity:
         """A user's capacity, after a check that it holds some batch."""
         if not isinstance(capacity, Capacity):
-            raise bad_input(_WHERE, "capacity", "a Capacity or None", type(capacity).__name__)
+            raise bad_input(self._where, "capacity", "a Capacity or None", type(capacity).__name__)
         lengths, expected = ([*map(len, c)] for c in (astuple(capacity), astuple(self._bound)))
         if lengths != expected:
             expected = "numbers of nodes, edges and candidates, {}, {} and {}".format(*expected)
-            raise bad_input(_WHERE, "capacity", expected, capacity)
-        least = self._source.sizes(self._seeds[:1], 0, 0)
+            raise bad_input(self._where, "capacity", expected, capacity)
+        least = self._source.sizes(self._seeds_of(0, 0, 0)[:1], 0, 0)
         least = replace(least, nodes=(self._bound.nodes[0], *least.nodes[1:]))
         ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
         if not capacity.holds(least) or not ascending:
             expected = f"ascending, and at least that of one seed, {least}"
-            raise bad_input(_WHERE, "capacity", expected, capacity)
+            raise bad_input(self._where, "capacity", expected, capacity)
         return capacity
 
 
@@ -334,7 +355,7 @@ class StepBatches:
 
     def _begin(self, step: int) -> None:
         if step < 1:
-            raise bad_input(_WHERE, "step", "at least 1", step)
+            raise bad_input(self._loader._where, "step", "at least 1", step)
         steps, self._next = len(self._loader), step
         self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
 
