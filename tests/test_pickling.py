@@ -94,6 +94,10 @@ def _device_sample():
     return sampling.sample_on_device(*arrays, (2,), **sizes, seed=0, epoch=0, step=0)
 
 
+def _link_batch():
+    return sampling.LinkNeighborLoader(GRAPH, ([0], [1]), (2,), 1).batch(0, 0)
+
+
 _NODES = np.zeros(4, np.int32)
 
 # One of each record, by its class.
@@ -129,6 +133,7 @@ RECORDS = {
     sampling.DeviceSample: lambda: _device_sample(),
     sampling.Hop: lambda: _hops().hops[0],
     sampling.Hops: lambda: _hops(),
+    sampling.LinkBatch: lambda: _link_batch(),
     sampling.SampledBatch: lambda: sampling.NeighborLoader(GRAPH, [1], (2,), 1).batch(0, 0),
     sampling.SubgraphBatch: lambda: sampling.ShadowLoader(GRAPH, [1], (2,)).batch(0, 0),
     sampling.NegativeSampler: lambda: sampling.NegativeSampler.of(GRAPH),
@@ -173,6 +178,7 @@ RECORDS = {
 }
 # Handles of what is elsewhere, and a base of other classes.
 NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
+NO_RECORDS |= {sampling.LinkNeighborLoader}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
 NO_RECORDS |= {sampling.ClusterLoader, sampling.SaintLoader, sampling.ShadowLoader}
 
