@@ -33,7 +33,7 @@ class SampledLoss:
     def __call__(self, model: LinkPredictor, batch: LinkBatch, rngs: nnx.Rngs):
         x = dropout(batch.x, self.input_dropout, rngs)
         h = model.encoder(batch.blocks, x, rngs=rngs)
-        logits = model.decoder(h, batch.pairs.T).astype(jnp.float32)
+        logits = model.decoder(h, batch.pairs).astype(jnp.float32)
         is_edge = batch.pair_labels > 0
         missed = mean_of(jax.nn.softplus(-logits), batch.pair_mask & is_edge)
         invented = mean_of(jax.nn.softplus(logits), batch.pair_mask & ~is_edge)

@@ -40,20 +40,20 @@ class LinkBatch(SampledBatch):
     an epoch may have padding in both.
 
     Attributes:
-      pairs: first and second node of each pair, as rows of the last result, int32 [pairs, 2]; zeros
-        for padding. ``decoder(h, batch.pairs.T)`` scores them.
+      pairs: first and second node of each pair, as rows of the last result, int32 [2, pairs]; zeros
+        for padding. ``decoder(h, batch.pairs)`` scores them.
       pair_labels: [pairs, ...]; by default float32 ones for given pairs, and zeros for negatives.
       pair_mask: False for padding, and for a negative whose first node has edges to all nodes, bool
         [pairs].
     """
 
-    pairs: Int32[Array, "pairs 2"]
+    pairs: Int32[Array, "2 pairs"]
     pair_labels: Any
     pair_mask: Bool[Array, " pairs"]
 
     def __repr__(self) -> str:
         """Shows shapes instead of arrays."""
-        return f"LinkBatch({self.pairs.shape[-2]} pairs, {super().__repr__()})"
+        return f"LinkBatch({self.pairs.shape[-1]} pairs, {super().__repr__()})"
 
 
 class LoaderOptions(TypedDict, total=False):
@@ -115,7 +115,7 @@ class LinkNeighborLoader(NeighborLoader):
       >>> loader = LinkNeighborLoader(graph, (ring, (ring + 1) % 8), fanouts=(2,), batch_size=4)
       >>> batch = loader.batch(epoch=0, step=0)
       >>> batch.pairs.shape, batch.pair_labels.tolist()
-      ((8, 2), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+      ((2, 8), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     """
 
     _things = "edges"
@@ -232,8 +232,8 @@ class LinkNeighborLoader(NeighborLoader):
         """Pairs and labels in their slots."""
         size, count = self._batch_size, len(asked.places)
         num_slots = size * (1 + self._per_pair)
-        pairs, mask = np.zeros((num_slots, 2), np.int32), np.zeros(num_slots, bool)
-        pairs[asked.slots], mask[asked.slots] = asked.pairs, asked.mask
+        pairs, mask = np.zeros((2, num_slots), np.int32), np.zeros(num_slots, bool)
+        pairs[:, asked.slots], mask[asked.slots] = asked.pairs.T, asked.mask
         labels = self._pair_labels
         given = np.ones(count, np.float32) if labels is None else labels[asked.places]
         return {"pairs": pairs, "pair_mask": mask, "pair_labels": filled(given, num_slots, 0)}

@@ -36,7 +36,7 @@ def _edge_set(graph):
 
 def _pairs(batch):
     """Given pairs and negatives as ids of the graph, without those that the mask excludes."""
-    ends, mask = np.asarray(batch.n_id)[np.asarray(batch.pairs)], np.asarray(batch.pair_mask)
+    ends, mask = np.asarray(batch.n_id)[np.asarray(batch.pairs).T], np.asarray(batch.pair_mask)
     given = np.asarray(batch.pair_labels) > 0
     both = ends[mask & given], ends[mask & ~given]
     return [[tuple(pair) for pair in pairs.tolist()] for pairs in both]
@@ -111,7 +111,7 @@ def test_a_batch_without_edges_between_its_pairs_is_that_of_the_ends_alone():
     isolated = np.array([[NODES - 1, 3], [NODES - 2, NODES - 1]])
     (batch,) = _loader(edges=isolated, negatives=0, shuffle=False, features=X)
     assert batch.n_id[:3].tolist() == [NODES - 1, NODES - 2, 3]
-    assert batch.pairs.tolist() == [[0, 1], [2, 0]] and batch.pair_mask.all()
+    assert batch.pairs.tolist() == [[0, 2], [1, 0]] and batch.pair_mask.all()
     np.testing.assert_array_equal(batch.x[:3], X[[NODES - 1, NODES - 2, 3]])
     assert np.diff(batch.blocks[-1].indptr)[:2].tolist() == [0, 0]
 
@@ -119,7 +119,7 @@ def test_a_batch_without_edges_between_its_pairs_is_that_of_the_ends_alone():
 def test_blocks_of_a_graph_without_edges_and_of_a_pair_with_itself():
     empty = CSRGraph.from_edges([], [], 4)
     (batch,) = _loader(empty, ([1, 2], [1, 3]), shuffle=False)
-    assert batch.num_edges.tolist() == [0, 0] and batch.pairs[0].tolist() == [0, 0]
+    assert batch.num_edges.tolist() == [0, 0] and batch.pairs[:, 0].tolist() == [0, 0]
     loops = CSRGraph.from_edges([0, 1, 1], [0, 0, 1], 3)
     (batch,) = _loader(loops, ([1], [1]), negatives=0)
     assert not _messages(batch)
@@ -152,10 +152,10 @@ def test_an_epoch_has_every_pair_once_with_its_label_and_pads_the_last_batch():
     labels = np.arange(1, 91, dtype=np.int32)
     batches = list(_loader(labels=labels, negatives=2))
     assert [int(b.pair_mask.sum()) for b in batches] == [48] * 5 + [30]
-    assert {b.pairs.shape for b in batches} == {(48, 2)}
+    assert {b.pairs.shape for b in batches} == {(2, 48)}
     seen = []
     for batch in batches:
-        ends, named = np.asarray(batch.n_id)[batch.pairs], np.asarray(batch.pair_labels)
+        ends, named = np.asarray(batch.n_id)[batch.pairs.T], np.asarray(batch.pair_labels)
         assert named.dtype == np.int32 and not named[16:].any()
         real = np.asarray(batch.pair_mask)[:16]
         np.testing.assert_array_equal(ends[:16][real].T, SUPERVISION[:, named[:16][real] - 1])
@@ -164,12 +164,12 @@ def test_an_epoch_has_every_pair_once_with_its_label_and_pads_the_last_batch():
     # 10 given pairs, their 20 negatives, and padding after both.
     mask = np.asarray(batches[-1].pair_mask)
     assert mask[:10].all() and mask[16:36].all() and mask.sum() == 30
-    assert not np.asarray(batches[-1].pairs)[~mask].any()
+    assert not np.asarray(batches[-1].pairs)[:, ~mask].any()
 
 
 def test_repeated_pairs_share_their_ends():
     (batch,) = _loader(edges=([5, 5, 6], [6, 6, 5]), negatives=0, shuffle=False)
-    assert batch.pairs.tolist() == [[0, 1], [0, 1], [1, 0]] and int(batch.num_nodes[-1]) == 2
+    assert batch.pairs.tolist() == [[0, 0, 1], [1, 1, 0]] and int(batch.num_nodes[-1]) == 2
     assert batch.seed_mask.sum() == 2 and batch.n_id[:2].tolist() == [5, 6]
 
 
@@ -299,7 +299,7 @@ def test_a_training_beats_chance_on_pairs_it_has_not_seen_and_compiles_once():
         traces.append(batch.pairs.shape)
         (block,) = batch.blocks
         h = model(block, (batch.x[: block.num_rows], batch.x))
-        logits = decoder(h, batch.pairs.T)
+        logits = decoder(h, batch.pairs)
         losses = optax.sigmoid_binary_cross_entropy(logits, batch.pair_labels)
         return jnp.mean(losses, where=batch.pair_mask), {}
 
