@@ -35,6 +35,7 @@ from jaxgnn.sampling._source import (
     on_host,
 )
 from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling._temporal_source import Temporal, timed_source
 from jaxgnn.sampling.features import FeatureStore
 
 _WHERE = "sampling.NeighborLoader"
@@ -84,6 +85,14 @@ class NeighborLoader:
       num_threads: number of threads; None for one for each core.
       capacity: numbers of slots of a batch; None measures eight batches.
       edge_ids: whether batches have ``e_id``.
+      edge_times: for each edge slot of the graph its time: integers, floats or ``datetime64``. None
+        to draw from all edges.
+      seed_times: with ``edge_times``, the time of each seed, of the same kind. Only edges strictly
+        before the time of a seed are drawn for it, in all hops, so each seed has nodes of its own
+        (``batch.batch``), even where two seeds are one node. ``labels`` then have an entry for each
+        seed, [seeds, ...], and edges of a row are in the order of their times.
+      temporal: which edges before the time of a seed: ``"uniform"``, or the ``"last"``, the most
+        recent ones; of equal times those that come last in the graph.
       processes: ``(index, count)`` of this process: each draws its own part of the seeds of each
         step. None for those of JAX.
 
@@ -124,6 +133,9 @@ class NeighborLoader:
         num_threads: int | None = None,
         capacity: Capacity | None = None,
         edge_ids: bool = True,
+        edge_times: npt.ArrayLike | None = None,
+        seed_times: npt.ArrayLike | None = None,
+        temporal: Temporal = "uniform",
         processes: tuple[int, int] | None = None,
     ):
         fanouts = checks.checked_fanouts(_WHERE, fanouts)
@@ -146,7 +158,8 @@ class NeighborLoader:
         )
         self._with_edge_ids = checks.checked_edge_ids(_WHERE, edge_ids, host.num_edges)
         self.features = checks.checked_features(_WHERE, features, host.num_nodes)
-        self._labels = checks.checked_labels(_WHERE, labels, host.num_nodes)
+        labelled = (host.num_nodes, "node") if seed_times is None else (len(self._seeds), "seed")
+        self._labels = checks.checked_labels(_WHERE, labels, *labelled)
         self._workers = min(num_threads, _CONCURRENT_BATCHES)
         source = HostSource(
             host,
@@ -157,7 +170,10 @@ class NeighborLoader:
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
         self._device = jax.devices(device)[0] if isinstance(device, str) else device
-        self._source: Source = source
+        timed = timed_source(_WHERE, source, graph, self._seeds, edge_times, seed_times, temporal, on)
+        if timed is not None:
+            self._seeds = np.arange(len(self._seeds))  # by number, as times and labels are
+        self._source: Source = source if timed is None else timed
         self._values = EdgeValues.of(graph, host.degrees(), direction)
         if on == "device":
             self._source = DeviceSource.of(source, graph, direction, self._device)
@@ -169,7 +185,12 @@ class NeighborLoader:
             self._parts = partial(parts_of, with_plans=jax.default_backend() == "cpu")
         self._rows = None if self.features is None else StagedRows(self.features, self._device)
         self._num_nodes = host.num_nodes
-        self._bound = _bound(source, self._batch_size, with_candidates=on == "device")
+        self._bound = _bound(
+            source,
+            self._batch_size,
+            copies=1 if timed is None else self._batch_size,
+            with_candidates=on == "device",
+        )
         self._growing = threading.Lock()
         self.capacity = self._measured() if capacity is None else self._checked(capacity)
         self._epochs = itertools.count()
@@ -339,8 +360,10 @@ class StepBatches:
         self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
 
 
-def _bound(source: HostSource, batch_size: int, *, with_candidates: bool) -> Capacity:
-    """The sizes that no batch exceeds."""
+def _bound(
+    source: HostSource, batch_size: int, *, copies: int, with_candidates: bool
+) -> Capacity:
+    """The sizes that no batch exceeds, with so many copies of the graph to draw from."""
     host, drawing = source.graph, source.drawing
     max_degree = int(host.degrees().max(initial=0))
     num_edges = host.num_edges
@@ -350,8 +373,8 @@ def _bound(source: HostSource, batch_size: int, *, with_candidates: bool) -> Cap
     return bound_of(
         batch_size,
         drawing.fanouts,
-        host.num_nodes,
-        num_edges,
+        copies * host.num_nodes,
+        copies * num_edges,
         max_degree,
         with_candidates=with_candidates and drawing.method == "labor",
     )
