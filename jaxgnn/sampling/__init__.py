@@ -14,5 +14,8 @@ from jaxgnn.sampling._on_device import DeviceSample as DeviceSample
 from jaxgnn.sampling._on_device import sample_on_device as sample_on_device
 from jaxgnn.sampling._reference import Hop as Hop
 from jaxgnn.sampling._reference import Hops as Hops
+from jaxgnn.sampling._hetero_blocks import HeteroBatch as HeteroBatch
+from jaxgnn.sampling._hetero_capacity import HeteroCapacity as HeteroCapacity
+from jaxgnn.sampling._hetero_loader import HeteroNeighborLoader as HeteroNeighborLoader
 
 _suggest_names(__name__)
