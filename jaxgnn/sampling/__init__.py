@@ -5,6 +5,9 @@ from jaxgnn.sampling import features as features
 from jaxgnn.sampling._blocks import SampledBatch as SampledBatch
 from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._dense_ranks import Relabelling as Relabelling
+from jaxgnn.sampling._hetero_blocks import HeteroBatch as HeteroBatch
+from jaxgnn.sampling._hetero_capacity import HeteroCapacity as HeteroCapacity
+from jaxgnn.sampling._hetero_loader import HeteroNeighborLoader as HeteroNeighborLoader
 from jaxgnn.sampling._host import sample_hops as sample_hops
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
@@ -14,8 +17,5 @@ from jaxgnn.sampling._on_device import DeviceSample as DeviceSample
 from jaxgnn.sampling._on_device import sample_on_device as sample_on_device
 from jaxgnn.sampling._reference import Hop as Hop
 from jaxgnn.sampling._reference import Hops as Hops
-from jaxgnn.sampling._hetero_blocks import HeteroBatch as HeteroBatch
-from jaxgnn.sampling._hetero_capacity import HeteroCapacity as HeteroCapacity
-from jaxgnn.sampling._hetero_loader import HeteroNeighborLoader as HeteroNeighborLoader
 
 _suggest_names(__name__)

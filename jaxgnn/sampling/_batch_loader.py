@@ -31,8 +31,9 @@ class BatchLoader[Batch](ABC):
     """
 
     capacity: Any
-    _things = "seeds"  # that an epoch visits
+    _things = "seeds"
     _seeds: np.ndarray
+    _count: int  # of things that an epoch visits
     _order: SeedOrder
     _batch_size: int  # seeds of a batch
     _process: int  # index of this process
@@ -48,7 +49,7 @@ class BatchLoader[Batch](ABC):
     def __repr__(self) -> str:
         """Shows sizes."""
         return (
-            f"{type(self).__name__}({len(self._seeds)} {self._things}, {len(self)} steps of "
+            f"{type(self).__name__}({self._count} {self._things}, {len(self)} steps of "
             f"{self._batch_size}, {self.capacity})"
         )
 
@@ -67,7 +68,7 @@ class BatchLoader[Batch](ABC):
 
     def epoch(self, epoch: int, start: int = 0) -> Prefetched[Batch]:
         """Iterates over the batches of an epoch, from a step on."""
-        return self.ahead((epoch, step) for step in range(start, len(self)))
+        return self._ahead((epoch, step) for step in range(start, len(self)))
 
     def steps(self, start: int = 1) -> StepBatches[Batch]:
         """Returns a function from a step of a training, counted from 1, to its batch.
@@ -89,7 +90,7 @@ class BatchLoader[Batch](ABC):
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
 
-    def ahead(self, places: Iterable[tuple[int, int]]) -> Prefetched[Batch]:
+    def _ahead(self, places: Iterable[tuple[int, int]]) -> Prefetched[Batch]:
         """Iterates over the batches of pairs of an epoch and a step, which threads make ahead."""
         workers = self._workers
         return Prefetched(
@@ -133,7 +134,7 @@ class BatchLoader[Batch](ABC):
     def _measured(self) -> Any:
         """The capacity for some batches, those of the first process, so that all have the same."""
         if not len(self):
-            expected = f"at most the number of {self._things}, {len(self._seeds)}, with drop_last"
+            expected = f"at most the number of {self._things}, {self._count}, with drop_last"
             raise bad_input(self._where, "batch_size", expected, self._batch_size)
         # Spread over the epoch, whose seeds may be in an order that matters, or over several.
         stride = max(len(self) // _MEASURED_BATCHES, 1)
@@ -167,7 +168,6 @@ class StepBatches[Batch]:
 
     def _begin(self, step: int) -> None:
         if step < 1:
-            where = f"sampling.{type(self._loader).__name__}"
-            raise bad_input(where, "step", "at least 1", step)
+            raise bad_input(self._loader._where, "step", "at least 1", step)
         steps, self._next = len(self._loader), step
-        self._batches = self._loader.ahead(divmod(s - 1, steps) for s in itertools.count(step))
+        self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))

@@ -27,8 +27,8 @@ from jaxgnn.sampling._typed_hops import Relation, TypedHops
 class HeteroBatch:
     """Seeds with a sample of their neighbourhoods along relations, in fixed shapes; a pytree.
 
-    Block i has all relations, between the nodes that layer i reads. Each next block has the first of
-    these nodes, so that features are cut before a layer:
+    Block i has all relations, between the nodes that layer i reads. The next block has the first of
+    these nodes, so features are cut before each layer:
 
         for layer, block in zip(layers, batch.blocks):
             x = layer(block, {t: x[t][:count] for t, count in block.num_nodes.items()})
@@ -39,18 +39,18 @@ class HeteroBatch:
 
     Attributes:
       blocks: the relations for each layer, in the order in which layers are applied.
-      n_id: for each type the node of the graph for each row of ``x``, -1 for padding; the seeds come
-        first. int32 [nodes] (int64 beyond 2^31 - 1 nodes).
-      e_id: for each relation and block the position in the arrays of its graph of each edge slot, -1
-        for padding; None if the loader was made with ``edge_ids=False``.
+      n_id: for each type the node of the graph for each row of ``x``, -1 for padding; the seeds
+        come first. int32 [nodes] (int64 beyond 2^31 - 1 nodes).
+      e_id: for each relation and block the position of each edge slot in the arrays of its graph,
+        -1 for padding; None if the loader was made with ``edge_ids=False``.
       seed_ids: row of the last result for each seed, int32 [batch_size]; 0 for padding.
       seed_mask: False for padding seeds, bool [batch_size].
       num_nodes: for each type the number of nodes of each block that are no padding, then of seeds,
         int32 [blocks + 1].
       num_edges: for each relation the number of edges of each block, int32 [blocks].
       seed_type: type of the seeds.
-      x: for each type that the loader has features of, those of the nodes of ``n_id``, [nodes, ...],
-        zeros in padding.
+      x: features of the nodes of ``n_id``, for each type that the loader has features of, [nodes,
+        ...]; zeros in padding.
       y: labels of the seeds, [batch_size, ...], zeros in padding; None without labels.
       batch: for each type the place in the batch of the seed of each node, ``batch_size`` for
         padding, int32 [nodes]. None unless the loader has ``seed_times``, where each seed has nodes
@@ -127,13 +127,15 @@ def parts_of(
             filled(edges, slots[hop], -1, id_dtype(relation.graph.num_edges))
             for hop, edges in zip(hops, ids, strict=True)
         )
-    sizes = {t: capacity.nodes[t][-1] for t in found.n_id}
     return {
         "blocks": tuple(
             HeteroGraph(block, num_nodes={t: n[hop + 1] for t, n in capacity.nodes.items()})
             for block, hop in zip(graphs, hops, strict=True)
         ),
-        "n_id": {t: filled(ids, sizes[t], -1, id_dtype(num_nodes[t])) for t, ids in found.n_id.items()},
+        "n_id": {
+            t: filled(ids, capacity.nodes[t][-1], -1, id_dtype(num_nodes[t]))
+            for t, ids in found.n_id.items()
+        },
         "e_id": e_id,
         "num_nodes": {t: n[::-1].astype(np.int32) for t, n in found.num_nodes.items()},
         "num_edges": {
@@ -152,9 +154,9 @@ def _graph(
 ) -> CSRGraph:
     """One relation of a block; rows behind those that were drawn for have no edges."""
     num_rows, num_cols = shape
-    indptr = np.full(num_rows + 1, len(hop.senders), np.int32)
+    indptr: Any = np.full(num_rows + 1, len(hop.senders), np.int32)
     indptr[: len(hop.indptr)] = hop.indptr
-    indices = filled(hop.senders, slots, 0, np.int32)
+    indices: Any = filled(hop.senders, slots, 0, np.int32)
     own(indptr), own(indices)
     plan = make_plan(indptr, indices, num_cols) if with_plan else None
     return CSRGraph(

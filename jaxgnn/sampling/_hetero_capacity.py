@@ -57,13 +57,8 @@ class HeteroCapacity:
 
     def like(self, other: HeteroCapacity) -> HeteroCapacity | None:
         """Returns it in the order of another one; None if that has other types or hops."""
-        pairs = (self.nodes, other.nodes), (self.edges, other.edges)
-        for own, others in pairs:
-            if own.keys() != others.keys():
-                return None
-            if any(len(own[key]) != len(numbers) for key, numbers in others.items()):
-                return None
-        return HeteroCapacity(*({k: tuple(own[k]) for k in others} for own, others in pairs))
+        nodes, edges = _ordered(self.nodes, other.nodes), _ordered(self.edges, other.edges)
+        return None if nodes is None or edges is None else HeteroCapacity(nodes, edges)
 
     def with_rows(self, num_seeds: int) -> HeteroCapacity:
         """Returns it with slots for the seeds, and with a node of each type for each layer."""
@@ -78,11 +73,24 @@ class HeteroCapacity:
 
     def _typed(self, flat: Capacity) -> HeteroCapacity:
         """Numbers in the order of ``_flat``, by the types of this one."""
-        made = []
-        for kind, numbers in ((self.nodes, flat.nodes), (self.edges, flat.edges)):
-            each = iter(numbers)
-            made.append({t: tuple(itertools.islice(each, len(n))) for t, n in kind.items()})
-        return HeteroCapacity(*made)
+        return HeteroCapacity(_split(flat.nodes, self.nodes), _split(flat.edges, self.edges))
+
+
+def _split[Type](
+    numbers: Iterable[int], like: Mapping[Type, Sequence[int]]
+) -> dict[Type, tuple[int, ...]]:
+    """Numbers of all types, one type after the other, by type."""
+    each = iter(numbers)
+    return {t: tuple(itertools.islice(each, len(of_type))) for t, of_type in like.items()}
+
+
+def _ordered[Type](
+    kind: Mapping[Type, Sequence[int]], like: Mapping[Type, Sequence[int]]
+) -> dict[Type, tuple[int, ...]] | None:
+    """The numbers in the order of another dictionary; None if it has others."""
+    if {t: len(n) for t, n in kind.items()} != {t: len(n) for t, n in like.items()}:
+        return None
+    return {t: tuple(kind[t]) for t in like}
 
 
 def bound_of(
@@ -121,5 +129,6 @@ def bound_of(
             limit = copies * num_nodes[node_type]
             # Seeds may be repeated, and more than there are nodes.
             counts.append(max(counts[-1], min(counts[-1] + found, limit)))
-    sizes = ({t: tuple(n) for t, n in kind.items()} for kind in (nodes, edges))
-    return HeteroCapacity(*sizes).with_rows(num_seeds)
+    of_nodes = {t: tuple(counts) for t, counts in nodes.items()}
+    of_edges = {e: tuple(counts) for e, counts in edges.items()}
+    return HeteroCapacity(of_nodes, of_edges).with_rows(num_seeds)

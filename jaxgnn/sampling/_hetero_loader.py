@@ -38,21 +38,21 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
     ahead by threads, and are on the default device. Their blocks are ``HeteroGraph``, which
     ``nn.HeteroConv`` and ``nn.HGTConv`` take; see ``HeteroBatch``.
 
-    Neighbours are senders: types that receive from no relation have none. Add the missing directions
-    by ``graph.with_reverse()``.
+    Neighbours are senders, and types that receive from no relation have none:
+    ``graph.with_reverse()`` adds the missing directions.
 
-    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. It does
-    not depend on the number of threads or on restarts. In the random numbers of hop h and of the
-    relation at position r in ``graph.edge_types`` the hop counts as ``r * 2^16 + h``. With one type
+    A batch is a function of ``seed``, its epoch and its step: ``loader.batch(epoch, step)``. It
+    does not depend on the number of threads or on restarts. In the counters of random numbers, hop
+    h of the relation at position r in ``graph.edge_types`` is hop ``r * 2^16 + h``. With one type
     of nodes and one relation the sample is that of ``NeighborLoader``.
 
     Args:
       graph: the relations, concrete and not normalised; blocks have their weights. Their arrays may
         be memory-mapped.
       seeds: ``(node type, nodes)``: ids, a mask [nodes], or None for all nodes of the type.
-      fanouts: neighbours that each relation draws of each node, from the seeds outwards; -1 for all,
-        0 for none. One number for each layer, ``(15, 10)``, for all relations, or a dictionary of
-        these with all relations.
+      fanouts: neighbours that each relation draws of each node, from the seeds outwards; -1 for
+        all, 0 for none. One number for each layer, ``(15, 10)``, for all relations, or a dictionary
+        of these with all relations.
       batch_size: number of seeds of a batch.
       features: for each type of nodes its features, [nodes, ...]: an array of NumPy or JAX, a path
         of .npy files, or a store of ``sampling.features``. Types without features may be left out.
@@ -154,6 +154,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
             max(threads // self._workers, 1),
         )
         self._source = source
+        self._count = len(nodes)
         self._seeds = np.arange(len(nodes))  # by number, as their nodes and times are
         self._process, num_processes = checks.checked_processes(where, processes)
         self._batch_size = min(batch_size, -(-len(nodes) // num_processes))

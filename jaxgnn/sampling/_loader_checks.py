@@ -77,9 +77,7 @@ def checked_features(where: str, features: Any, num_nodes: int) -> FeatureStore 
     return store
 
 
-def checked_labels(
-    where: str, labels: Any, count: int, of_each: str = "node"
-) -> np.ndarray | None:
+def checked_labels(where: str, labels: Any, count: int, of_each: str = "node") -> np.ndarray | None:
     """Labels with an entry for each node or each seed, or None."""
     if labels is None:
         return None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Literal
@@ -18,8 +16,10 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
 from jaxgnn.sampling import _loader_checks as checks
+from jaxgnn.sampling._batch_loader import BatchLoader
+from jaxgnn.sampling._batch_loader import StepBatches as StepBatches
 from jaxgnn.sampling._blocks import SampledBatch
-from jaxgnn.sampling._capacity import Capacity, bound_of, measured
+from jaxgnn.sampling._capacity import Capacity, bound_of
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._device_source import DeviceSource
 from jaxgnn.sampling._edge_values import EdgeValues, parts_of, parts_on_device
@@ -30,7 +30,6 @@ from jaxgnn.sampling._source import (
     Drawing,
     HostGraph,
     HostSource,
-    RawSample,
     Source,
     on_host,
 )
@@ -38,15 +37,11 @@ from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling._temporal_source import Temporal, timed_source
 from jaxgnn.sampling.features import FeatureStore
 
-_WHERE = "sampling.NeighborLoader"
-
-# Batches whose sizes are measured for a capacity.
-_MEASURED_BATCHES = 8
 # Batches that are made at the same time; each has an equal part of the threads.
 _CONCURRENT_BATCHES = 4
 
 
-class NeighborLoader:
+class NeighborLoader(BatchLoader[SampledBatch]):
     """Draws batches of seeds with sampled neighbours, for training on graphs of any size.
 
     For each batch, hop after hop, some neighbours are drawn of all nodes found so far. All batches
@@ -138,41 +133,46 @@ class NeighborLoader:
         temporal: Temporal = "uniform",
         processes: tuple[int, int] | None = None,
     ):
-        fanouts = checks.checked_fanouts(_WHERE, fanouts)
-        checks.check_place(_WHERE, on, weights)
-        _checks.options(_WHERE, fanouts, replace, method, batch_dependency)
-        _checks.counters(_WHERE, seed, 0, 0)
-        checks.require_positive(_WHERE, "batch_size", batch_size)
-        num_threads = checks.checked_threads(_WHERE, num_threads)
-        host = HostGraph.of(_WHERE, graph, direction)
-        self._seeds = checks.checked_seeds(_WHERE, seeds, host.num_nodes)
-        self._process, num_processes = checks.checked_processes(_WHERE, processes)
-        self._batch_size = min(batch_size, -(-len(self._seeds) // num_processes))
+        super().__init__()
+        where = self._where
+        fanouts = checks.checked_fanouts(where, fanouts)
+        checks.check_place(where, on, weights)
+        _checks.options(where, fanouts, replace, method, batch_dependency)
+        _checks.counters(where, seed, 0, 0)
+        checks.require_positive(where, "batch_size", batch_size)
+        num_threads = checks.checked_threads(where, num_threads)
+        host = HostGraph.of(where, graph, direction)
+        self._seeds = checks.checked_seeds(where, seeds, host.num_nodes)
+        self._count = len(self._seeds)
+        self._process, num_processes = checks.checked_processes(where, processes)
+        self._batch_size = min(batch_size, -(-self._count // num_processes))
         self._order = SeedOrder(
-            len(self._seeds),
+            self._count,
             self._batch_size,
             seed=seed,
             shuffle=shuffle,
             drop_last=drop_last,
             num_processes=num_processes,
         )
-        self._with_edge_ids = checks.checked_edge_ids(_WHERE, edge_ids, host.num_edges)
-        self.features = checks.checked_features(_WHERE, features, host.num_nodes)
-        labelled = (host.num_nodes, "node") if seed_times is None else (len(self._seeds), "seed")
-        self._labels = checks.checked_labels(_WHERE, labels, *labelled)
+        self._with_edge_ids = checks.checked_edge_ids(where, edge_ids, host.num_edges)
+        self.features = checks.checked_features(where, features, host.num_nodes)
+        labelled = (host.num_nodes, "node") if seed_times is None else (self._count, "seed")
+        self._labels = checks.checked_labels(where, labels, *labelled)
         self._workers = min(num_threads, _CONCURRENT_BATCHES)
         source = HostSource(
             host,
-            checks.checked_weights(_WHERE, weights, graph, host),
+            checks.checked_weights(where, weights, graph, host),
             Drawing(fanouts, seed, replace, method, batch_dependency),
             max(num_threads // self._workers, 1),
         )
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
         self._device = jax.devices(device)[0] if isinstance(device, str) else device
-        timed = timed_source(_WHERE, source, graph, self._seeds, edge_times, seed_times, temporal, on)
+        timed = timed_source(
+            where, source, graph, self._seeds, edge_times, seed_times, temporal, on
+        )
         if timed is not None:
-            self._seeds = np.arange(len(self._seeds))  # by number, as times and labels are
+            self._seeds = np.arange(self._count)  # by number, as times and labels are
         self._source: Source = source if timed is None else timed
         self._values = EdgeValues.of(graph, host.degrees(), direction)
         if on == "device":
@@ -191,42 +191,7 @@ class NeighborLoader:
             copies=1 if timed is None else self._batch_size,
             with_candidates=on == "device",
         )
-        self._growing = threading.Lock()
         self.capacity = self._measured() if capacity is None else self._checked(capacity)
-        self._epochs = itertools.count()
-
-    def __repr__(self) -> str:
-        """Shows sizes."""
-        return (
-            f"NeighborLoader({len(self._seeds)} seeds, {len(self)} steps of {self._batch_size}, "
-            f"{self.capacity})"
-        )
-
-    def __len__(self) -> int:
-        """Number of steps of an epoch."""
-        return self._order.num_steps
-
-    @property
-    def batch_size(self) -> int:
-        """Number of seeds of a batch, at most that of all seeds."""
-        return self._batch_size
-
-    def __iter__(self) -> Iterator[SampledBatch]:
-        """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""
-        return self.epoch(next(self._epochs))
-
-    def epoch(self, epoch: int, start: int = 0) -> Prefetched[SampledBatch]:
-        """Iterates over the batches of an epoch, from a step on."""
-        return self._ahead((epoch, step) for step in range(start, len(self)))
-
-    def steps(self, start: int = 1) -> StepBatches:
-        """Returns a function from a step of a training, counted from 1, to its batch.
-
-        ``training.fit`` takes the loader itself, and calls this with the step to start from. Step
-        ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
-        ahead.
-        """
-        return StepBatches(self, start)
 
     def batch(self, epoch: int, step: int) -> SampledBatch:
         """Makes one batch, on the default device.
@@ -237,9 +202,7 @@ class NeighborLoader:
         Warns:
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
-        _checks.counters(_WHERE, 0, epoch, 0)
-        if not 0 <= step < len(self):
-            raise bad_input(_WHERE, "step", f"in [0, {len(self)})", step)
+        self._check_place(epoch, step)
         seeds = self._seeds_of(epoch, step, self._process)
         raw = self._draw(seeds, epoch, step)
         parts = self._parts(raw, self._values)
@@ -269,100 +232,28 @@ class NeighborLoader:
 
     # -- parts of a batch --------------------------------------------------------------------
 
-    def _ahead(self, places: Iterator[tuple[int, int]]) -> Prefetched[SampledBatch]:
-        workers = self._workers
-        return Prefetched(
-            lambda place: self.batch(*place), places, threads=workers, depth=workers + 2
-        )
-
-    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
-        return self._seeds[self._order.of_step(epoch, step, process)]
-
     def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
         n_id = self._draw(self._seeds_of(epoch, step, self._process), epoch, step).n_id
         return n_id[n_id >= 0]
 
-    def _draw(self, seeds: np.ndarray, epoch: int, step: int) -> RawSample:
-        while True:
-            made = self._source.draw(seeds, epoch, step, self.capacity)
-            if isinstance(made, RawSample):
-                return made
-            self._grow(made, epoch, step)
-
-    def _grow(self, sizes: Capacity, epoch: int, step: int) -> None:
-        """Makes the capacity large enough, unless another thread has done so."""
-        with self._growing:
-            before = self.capacity
-            if before.holds(sizes):
-                return
-            self.capacity = before.grown(sizes, self._bound)
-        warnings.warn(
-            f"{_WHERE}: the batch of epoch {epoch} and step {step} has {sizes}, more than "
-            f"{before}; from now on it is {self.capacity}, for which a jitted step compiles again",
-            stacklevel=2,
-        )
-
-    def _measured(self) -> Capacity:
-        """The capacity for some batches, those of the first process, so that all have the same."""
-        if not len(self):
-            expected = f"at most the number of seeds, {len(self._seeds)}, with drop_last"
-            raise bad_input(_WHERE, "batch_size", expected, self._batch_size)
-        # Spread over the epoch, whose seeds may be in an order that matters, or over several.
-        stride = max(len(self) // _MEASURED_BATCHES, 1)
-        places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
-        sizes = Prefetched(
-            lambda place: self._source.sizes(self._seeds_of(*place, 0), *place),
-            places,
-            threads=self._workers,
-            depth=_MEASURED_BATCHES,
-        )
-        return measured(sizes, self._bound)
-
     def _checked(self, capacity: Capacity) -> Capacity:
         """A user's capacity, after a check that it holds some batch."""
         if not isinstance(capacity, Capacity):
-            raise bad_input(_WHERE, "capacity", "a Capacity or None", type(capacity).__name__)
+            raise bad_input(self._where, "capacity", "a Capacity or None", type(capacity).__name__)
         lengths, expected = ([*map(len, c)] for c in (astuple(capacity), astuple(self._bound)))
         if lengths != expected:
             expected = "numbers of nodes, edges and candidates, {}, {} and {}".format(*expected)
-            raise bad_input(_WHERE, "capacity", expected, capacity)
+            raise bad_input(self._where, "capacity", expected, capacity)
         least = self._source.sizes(self._seeds[:1], 0, 0)
         least = replace(least, nodes=(self._bound.nodes[0], *least.nodes[1:]))
         ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
         if not capacity.holds(least) or not ascending:
             expected = f"ascending, and at least that of one seed, {least}"
-            raise bad_input(_WHERE, "capacity", expected, capacity)
+            raise bad_input(self._where, "capacity", expected, capacity)
         return capacity
 
 
-class StepBatches:
-    """Batches of the steps of a training, counted from 1, of which the next are made ahead."""
-
-    def __init__(self, loader: NeighborLoader, start: int):
-        self._loader = loader
-        self._begin(start)
-
-    def __call__(self, step: int) -> SampledBatch:
-        """Returns the batch of a step; another than the next one is made without preparation."""
-        if step != self._next:
-            self._begin(step)
-        self._next += 1
-        return next(self._batches)
-
-    def close(self) -> None:
-        """Ends the threads that make batches."""
-        self._batches.close()
-
-    def _begin(self, step: int) -> None:
-        if step < 1:
-            raise bad_input(_WHERE, "step", "at least 1", step)
-        steps, self._next = len(self._loader), step
-        self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
-
-
-def _bound(
-    source: HostSource, batch_size: int, *, copies: int, with_candidates: bool
-) -> Capacity:
+def _bound(source: HostSource, batch_size: int, *, copies: int, with_candidates: bool) -> Capacity:
     """The sizes that no batch exceeds, with so many copies of the graph to draw from."""
     host, drawing = source.graph, source.drawing
     max_degree = int(host.degrees().max(initial=0))

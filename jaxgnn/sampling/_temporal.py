@@ -11,6 +11,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph.plan.sorting import row_ids_on_host
 from jaxgnn.sampling._source import HostGraph, on_host
 
+
 @dataclass(frozen=True, eq=False)
 class EdgeTimes:
     """Times of the edges of a graph, which never decrease within a row.
@@ -41,9 +42,7 @@ class EdgeTimes:
         edge_ids = order if graph.edge_ids is None else graph.edge_ids[order]
         return replace(graph, indices=graph.indices[order], edge_ids=edge_ids), cls(values[order])
 
-    def ends_before(
-        self, first: np.ndarray, ends: np.ndarray, limits: np.ndarray
-    ) -> np.ndarray:
+    def ends_before(self, first: np.ndarray, ends: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """Ends of the parts of rows that are strictly before a limit, one for each row.
 
         Args:

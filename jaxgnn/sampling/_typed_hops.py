@@ -5,6 +5,7 @@ Rows are drawn by ``_host.sample_rows``, which does the same as ``_reference.sam
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,8 @@ class TypedHops:
       owners: for each node of ``n_id`` the place of its seed; None where seeds share their nodes.
       num_nodes: for each type the number of nodes before the first hop and after each, int64
         [hops + 1].
-      hops: for each relation its drawn edges, hop by hop. Row i is node i of the receiving type, and
-        local ids are places among the nodes of the sending type.
+      hops: for each relation its drawn edges, hop by hop. Row i is node i of the receiving type,
+        and local ids are places among the nodes of the sending type.
       seed_ids: local id of each seed, int64 [seeds].
     """
 
@@ -86,8 +87,8 @@ def sample_typed_hops(
     one relation the sample is that of ``sample_hops``.
 
     With ``seed_times`` each seed has nodes of its own, even if another seed is the same node. An
-    edge is drawn only if its time is before that of the seed whose nodes it joins. The draws of node
-    i of a type are those of the number 2 i + 1.
+    edge is drawn only if its time is before that of the seed whose nodes it joins. In the draws of
+    the node at place i of its type, the node counts as 2 i + 1.
 
     Args:
       relations: all relations, with equally many fan-outs.
@@ -102,87 +103,89 @@ def sample_typed_hops(
       num_threads: number of threads; None for as many as the process may use.
       draw_rows: draws edges of rows, as ``_host.sample_rows``.
     """
-    if seed_times is None:
-        first, seed_ids = distinct(seeds)
-    else:
-        seed_ids = np.arange(len(seeds))
-        first = seed_ids * num_nodes[seed_type] + seeds
+    is_disjoint = seed_times is not None
+    first, seed_ids = (seeds, np.arange(len(seeds))) if is_disjoint else distinct(seeds)
+    if is_disjoint:
+        first = first + seed_ids * num_nodes[seed_type]
     known = {t: _Numbers(first if t == seed_type else first[:0]) for t in num_nodes}
-    counts = {t: [len(numbers)] for t, numbers in known.items()}
-    options = {
-        "seed": drawing.seed,
-        "epoch": epoch,
-        "step": step,
-        "replace": drawing.replace,
-        "method": drawing.method,
-        "batch_dependency": drawing.batch_dependency,
-        "num_threads": num_threads,
-    }
+    counts = {t: [len(numbers.keys)] for t, numbers in known.items()}
+    draw = functools.partial(
+        draw_rows,
+        seed=drawing.seed,
+        epoch=epoch,
+        step=step,
+        replace=drawing.replace,
+        method=drawing.method,
+        batch_dependency=drawing.batch_dependency,
+        num_threads=num_threads,
+    )
     hops: list[list[Hop]] = [[] for _ in relations]
     for hop in range(len(relations[0].fanouts)):
         drawn = []
         for place, relation in enumerate(relations):
-            keys, total = known[relation.receiver].keys, num_nodes[relation.receiver]
-            owners, rows = (None, keys) if seed_times is None else np.divmod(keys, total)
-            ends, e_id = _edges_of(
-                relation,
-                rows,
-                None if owners is None else seed_times[owners],
-                relation.fanouts[hop],
-                latest=latest,
-                draw_rows=draw_rows,
-                hop=place << _HOP_BITS | hop,
-                **options,
-            )
-            senders = _senders(relation, e_id, num_nodes[relation.sender])
-            if owners is not None:
-                senders += np.repeat(owners, np.diff(ends)) * num_nodes[relation.sender]
-            drawn.append((ends, senders, e_id))
+            draw_hop = functools.partial(draw, hop=place << _HOP_BITS | hop)
+            rows = _Rows(relation, known[relation.receiver].keys, num_nodes, seed_times)
+            drawn.append(rows.drawn(relation.fanouts[hop], draw_hop, latest=latest))
         for node_type, numbers in known.items():
             pairs = zip(relations, drawn, strict=True)
-            numbers.add([found[1] for r, found in pairs if r.sender == node_type])
-            counts[node_type].append(len(numbers))
+            numbers.add([senders for r, (_, senders, _) in pairs if r.sender == node_type])
+            counts[node_type].append(len(numbers.keys))
         for relation, of_hops, (ends, senders, e_id) in zip(relations, hops, drawn, strict=True):
             of_hops.append(Hop(ends, known[relation.sender].of(senders), e_id))
-    n_id = {t: numbers.keys for t, numbers in known.items()}
-    owners_of = None
-    if seed_times is not None:
-        pairs_of = {t: np.divmod(keys, max(num_nodes[t], 1)) for t, keys in n_id.items()}
-        owners_of = {t: pair[0] for t, pair in pairs_of.items()}
-        n_id = {t: pair[1] for t, pair in pairs_of.items()}
-    num_found = {t: np.array(count, np.int64) for t, count in counts.items()}
-    return TypedHops(n_id, owners_of, num_found, tuple(map(tuple, hops)), seed_ids)
+
+    pairs_of = {t: np.divmod(numbers.keys, num_nodes[t]) for t, numbers in known.items()}
+    return TypedHops(
+        n_id={t: nodes for t, (_, nodes) in pairs_of.items()},
+        owners={t: owners for t, (owners, _) in pairs_of.items()} if is_disjoint else None,
+        num_nodes={t: np.array(count, np.int64) for t, count in counts.items()},
+        hops=tuple(map(tuple, hops)),
+        seed_ids=seed_ids,
+    )
 
 
-def _edges_of(
-    relation: Relation,
-    rows: np.ndarray,
-    limits: np.ndarray | None,
-    fanout: int,
-    *,
-    latest: bool,
-    draw_rows: RowSampler,
-    **options,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws edges of rows, before limits if there are any; offsets and positions."""
-    graph = relation.graph
-    if fanout == 0:
-        return np.zeros(len(rows) + 1, np.int64), np.empty(0, np.int64)
-    indptr = graph.indptr
-    if limits is not None:
-        first, ends = np.asarray(indptr[rows], np.int64), np.asarray(indptr[rows + 1], np.int64)
-        if relation.times is not None:
-            ends = relation.times.ends_before(first, ends, limits)
-        if latest and fanout > 0 and relation.times is not None:
-            first, fanout = np.maximum(first, ends - fanout), -1
-        indptr, rows = rows_of_spans(first, ends)
-    return draw_rows(indptr, graph.indices, rows, fanout, weights=relation.weights, **options)
+class _Rows:
+    """Nodes that draw along a relation.
 
+    Args:
+      relation: the relation.
+      keys: the node of each row, plus the place of its seed times the number of nodes.
+      num_nodes: number of nodes of each type.
+      seed_times: times of the seeds, or None.
+    """
 
-def _senders(relation: Relation, e_id: np.ndarray, num_nodes: int) -> np.ndarray:
-    found = relation.graph.indices[e_id].astype(np.int64)
-    _checks.senders("sampling.sample_hops", found, e_id, num_nodes)
-    return found
+    def __init__(
+        self,
+        relation: Relation,
+        keys: np.ndarray,
+        num_nodes: Mapping[str, int],
+        seed_times: np.ndarray | None,
+    ):
+        self._relation, self._seed_times = relation, seed_times
+        self._owners, self._nodes = np.divmod(keys, num_nodes[relation.receiver])
+        self._num_senders = num_nodes[relation.sender]
+
+    def drawn(
+        self, fanout: int, draw: RowSampler, *, latest: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets of the drawn edges, keys of their senders, and their positions."""
+        ends, e_id = self._edges(fanout, draw, latest)
+        senders = self._relation.graph.indices[e_id].astype(np.int64)
+        _checks.senders("sampling.sample_hops", senders, e_id, self._num_senders)
+        return ends, senders + np.repeat(self._owners * self._num_senders, np.diff(ends)), e_id
+
+    def _edges(self, fanout: int, draw: RowSampler, latest: bool) -> tuple[np.ndarray, np.ndarray]:
+        relation, rows = self._relation, self._nodes
+        indptr, times = relation.graph.indptr, relation.times
+        if fanout == 0:
+            return np.zeros(len(rows) + 1, np.int64), np.empty(0, np.int64)
+        if self._seed_times is not None:
+            first, ends = (indptr[at].astype(np.int64) for at in (rows, rows + 1))
+            if times is not None:
+                ends = times.ends_before(first, ends, self._seed_times[self._owners])
+                if latest and fanout > 0:
+                    first, fanout = np.maximum(first, ends - fanout), -1
+            indptr, rows = rows_of_spans(first, ends)
+        return draw(indptr, relation.graph.indices, rows, fanout, weights=relation.weights)
 
 
 class _Numbers:
@@ -192,9 +195,6 @@ class _Numbers:
         self.keys = keys
         self._places = np.argsort(keys, kind="stable")
         self._sorted = keys[self._places]
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
     def add(self, parts: list[np.ndarray]) -> None:
         """Adds the keys that are new, ascending."""
