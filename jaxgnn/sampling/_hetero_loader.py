@@ -310,8 +310,8 @@ def _relations(
     seed_times: np.ndarray | None,
 ) -> dict[EdgeType, Relation]:
     """What each relation draws, after checks."""
-    of_draws = _by_relation(where, "weights", weights or {}, graph, needs_all=False)
-    of_times = _by_relation(where, "edge_times", edge_times or {}, graph, bool(edge_times))
+    of_draws = _by_relation(where, "weights", weights, graph)
+    of_times = _by_relation(where, "edge_times", edge_times, graph, needs_all=True)
     made = {}
     for edge_type, relation in graph.items():
         argument = f"graph[{edge_type!r}]"
@@ -329,9 +329,11 @@ def _relations(
 
 
 def _by_relation(
-    where: str, argument: str, given: Any, graph: HeteroGraph, needs_all: bool
+    where: str, argument: str, given: Any, graph: HeteroGraph, *, needs_all: bool = False
 ) -> Mapping[EdgeType, Any]:
-    """A dictionary by relations, after a check that the graph has them."""
+    """A dictionary by relations, empty for None, after a check that the graph has them."""
+    if given is None:
+        return {}
     if not isinstance(given, Mapping):
         raise bad_input(where, argument, "a dictionary by relations", type(given).__name__)
     for edge_type in given:
