@@ -88,6 +88,12 @@ def _hops():
     return sampling.sample_hops(*arrays, np.array([1]), (2,), seed=0, epoch=0, step=0)
 
 
+def _device_sample():
+    sizes = {"nodes": (1, 3), "edges": (2,)}
+    arrays = GRAPH.indptr, GRAPH.indices, jnp.array([1], jnp.int32)
+    return sampling.sample_on_device(*arrays, (2,), **sizes, seed=0, epoch=0, step=0)
+
+
 _NODES = np.zeros(4, np.int32)
 
 # One of each record, by its class.
@@ -120,6 +126,7 @@ RECORDS = {
     Setting: lambda: Setting("strict", 0.1),
     nn.Pooled: lambda: nn.Pooled(X, graph.GraphBatch.from_graphs([GRAPH], None), _NODES),
     sampling.Capacity: lambda: sampling.Capacity((2, 4), (3,)),
+    sampling.DeviceSample: lambda: _device_sample(),
     sampling.Hop: lambda: _hops().hops[0],
     sampling.Hops: lambda: _hops(),
     sampling.SampledBatch: lambda: sampling.NeighborLoader(GRAPH, [1], (2,), 1).batch(0, 0),

@@ -86,7 +86,7 @@ def _dgl(folder: str, fanouts: Sequence[int]) -> tuple[dict[str, str], Callable]
 
 
 def _graphbolt(folder: str, fanouts: Sequence[int]) -> tuple[dict[str, str], Callable]:
-    """What the data pipe ``sample_neighbor`` of ``dgl.graphbolt`` calls; without ids of edges."""
+    """Calls of the data pipe ``sample_neighbor`` of ``dgl.graphbolt``; without ids of edges."""
     import dgl  # pyrefly: ignore
     import torch  # pyrefly: ignore
     from dgl import graphbolt  # pyrefly: ignore

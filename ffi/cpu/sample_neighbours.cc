@@ -2,6 +2,7 @@
 // jaxgnn/_ffi/sample_neighbours.py.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -234,6 +235,10 @@ void SampleHops(const Request& request, const Graph<Id>& graph, Team& team, Samp
       return;  // the numbers are not clean any more
     }
     numbers->Number(team, level, sample.nodes);
+    if (sample.nodes.size() > std::numeric_limits<int32_t>::max()) {
+      sample.problem.kind = Problem::kTooLarge;
+      return;
+    }
     sampler.Write(numbers.get(), level, hop);
     sample.ends.push_back(sample.nodes.size());
   }

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxgnn._ffi._library import open_library, why_not_open
 
-OFFSETS, SENDER, WEIGHT, ZERO_WEIGHTS = range(1, 5)
+OFFSETS, SENDER, WEIGHT, ZERO_WEIGHTS, TOO_LARGE = range(1, 6)
 """Kinds of problems."""
 
 
@@ -215,26 +215,37 @@ class _Sample:
         """The problem that ended the call, if any."""
         found = (ctypes.c_int64 * 4)()
         weight = self._library.jaxgnn_sample_problem(self._handle, found)
-        return Problem(*found, weight) if found[0] else None
+        kind, place, first, degree = found
+        return Problem(kind, place, first, degree, weight) if kind else None
 
     def arrays(self, hops: int) -> tuple[np.ndarray, np.ndarray, list[HopArrays]]:
         """Nodes, their numbers, and offsets, senders and positions of each hop."""
         found = np.zeros(2 * (1 + 3 * hops) + hops + 1, np.int64)
         self._library.jaxgnn_sample_arrays(self._handle, _address(found))
-        nodes, *of_hops = found[: -hops - 1].reshape(-1, 2).tolist()
+        (address, size), *of_hops = found[: -hops - 1].reshape(-1, 2).tolist()
+        nodes = self._view(address, size, np.int64)
         views = [
             self._view(address, size, dtype)
             for (address, size), dtype in zip(of_hops, hops * _HOP_DTYPES, strict=True)
         ]
         edges = [(views[i], views[i + 1], views[i + 2]) for i in range(0, len(views), 3)]
-        return self._view(*nodes, np.int64), found[-hops - 1 :], edges
+        return nodes, found[-hops - 1 :], edges
 
     def _view(self, address: int, size: int, dtype: type) -> np.ndarray:
-        if size == 0:
-            return np.empty(0, dtype)
-        memory = (ctypes.c_char * (size * np.dtype(dtype).itemsize)).from_address(address)
-        memory.sample = self  # pyrefly: ignore[missing-attribute]
-        return np.frombuffer(memory, dtype)
+        return np.asarray(_Memory(self, address, size, dtype)) if size else np.empty(0, dtype)
+
+
+class _Memory:
+    """Part of the memory of a sample, which NumPy reads in place."""
+
+    def __init__(self, sample: _Sample, address: int, size: int, dtype: type):
+        self.sample = sample
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, False),
+            "shape": (size,),
+            "typestr": np.dtype(dtype).str,
+        }
 
 
 def _address(array: np.ndarray) -> int:

@@ -65,7 +65,7 @@ def measured(sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
     No number is above ``bound``, and seeds have as many slots as it says.
     """
     largest = np.max([each._numbers() for each in sizes], axis=0)
-    made = bound._with(map(min, map(_padded, largest), bound._numbers()))
+    made = bound._with(map(min, map(_with_margin, largest), bound._numbers()))
     return Capacity((bound.nodes[0], *made.nodes[1:]), made.edges, made.candidates)
 
 
@@ -98,6 +98,6 @@ def bound_of(
     return Capacity(tuple(nodes), tuple(edges), tuple(candidates) if with_candidates else ())
 
 
-def _padded(size: int) -> int:
+def _with_margin(size: int) -> int:
     wanted = int(np.ceil(size * _MARGIN))
     return max(-(-wanted // _MULTIPLE), 1) * _MULTIPLE

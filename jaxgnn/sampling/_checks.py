@@ -124,8 +124,9 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_list_of(array: object, dtypes: tuple[type, ...]) -> bool:
-    is_list = isinstance(array, np.ndarray) and array.ndim == 1 and array.flags.c_contiguous
-    return is_list and array.dtype in dtypes
+    if not isinstance(array, np.ndarray):
+        return False
+    return array.ndim == 1 and array.flags.c_contiguous and array.dtype in dtypes
 
 
 def _kind(array: object) -> str:

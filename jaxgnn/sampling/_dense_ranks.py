@@ -64,7 +64,7 @@ def _by_marks(ids: Array, num_nodes: int, marks: Array) -> Ranks:
     marks = marks.at[places].set(np.uint8(1), mode="drop")
     bits = jnp.arange(_WORD, dtype=jnp.uint32)
     words = jnp.sum(marks.reshape(-1, _WORD).astype(jnp.uint32) << bits, axis=1, dtype=jnp.uint32)
-    ends = jnp.cumsum(lax.population_count(words).astype(jnp.int32))
+    ends = jnp.cumsum(lax.population_count(words), dtype=jnp.int32)
     word, below = ids // _WORD, (np.uint32(1) << (ids % _WORD).astype(jnp.uint32)) - np.uint32(1)
     # The ends of words and the bits of words that are not below a node in its own word.
     found = words.at[word].get(mode="clip")

@@ -17,7 +17,7 @@ _PARITY = np.uint32(0x1BD11BDA)
 _HALF, _LOW = np.uint32(16), np.uint32(0xFFFF)
 
 
-def threefry(key: Words, counter: Words) -> Words:
+def threefry_2x32(key: Words, counter: Words) -> Words:
     """Encrypts a counter of two uint32 words by a key of two words; arrays broadcast."""
     keys = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     first, second = counter[0] + keys[0], counter[1] + keys[1]
@@ -33,13 +33,13 @@ def threefry(key: Words, counter: Words) -> Words:
 
 def hop_key(seed: Words, epoch: Array, step: Array, hop: int, stream: int) -> Words:
     """The key of one stream of random numbers of one hop of a batch."""
-    batch_key = threefry(seed, (epoch, step))
-    return threefry(batch_key, (jnp.uint32(hop), jnp.uint32(stream)))
+    batch_key = threefry_2x32(seed, (epoch, step))
+    return threefry_2x32(batch_key, (jnp.uint32(hop), jnp.uint32(stream)))
 
 
 def draw(key: Words, nodes: Array, slots: Array) -> Words:
     """Random words for pairs of a node and a slot, both int32 and not negative; they broadcast."""
-    return threefry(key, (nodes.astype(jnp.uint32), slots.astype(jnp.uint32)))
+    return threefry_2x32(key, (nodes.astype(jnp.uint32), slots.astype(jnp.uint32)))
 
 
 def below(words: Words, bounds: Array) -> Array:

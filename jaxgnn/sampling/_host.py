@@ -192,6 +192,8 @@ def _error(where: str, problem: _ffi.Problem, num_nodes: int) -> ValueError:
         return _checks.bad_offsets(where, place, first, problem.degree)
     if problem.kind == _ffi.SENDER:
         return _checks.bad_sender(where, first, place, num_nodes)
+    if problem.kind == _ffi.TOO_LARGE:
+        return bad_input(where, "fanouts", "so that a batch has fewer than 2^31 nodes", "more")
     if problem.kind == _ffi.WEIGHT:
         return _checks.bad_weight(where, problem.weight, place)
     return _checks.zero_weights(where, place)

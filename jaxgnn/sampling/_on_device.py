@@ -163,7 +163,7 @@ def sample_on_device(
     )
     words = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
     counters = (jnp.asarray(counter, jnp.uint32) for counter in (epoch, step))
-    return _sample(plan, indptr, indices, seeds, words, *counters)
+    return _sample_hops(plan, indptr, indices, seeds, words, *counters)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class _Plan:
 
 
 @partial(jax.jit, static_argnums=0)
-def _sample(
+def _sample_hops(
     plan: _Plan,
     indptr: Array,
     indices: Array,
@@ -210,7 +210,7 @@ def _sample(
     counts = [nodes_of, [hop.indptr[-1] for hop in hops], [hop.candidates for hop in hops]]
     num_nodes, num_edges, num_candidates = map(jnp.stack, counts)
     pairs = ((num_nodes, plan.nodes), (num_edges, plan.edges), (num_candidates, plan.candidates))
-    exceeded = [jnp.any(number > np.array(slots)) for number, slots in pairs]
+    exceeded = [jnp.any(number > np.array(slots, np.int32)) for number, slots in pairs]
     # A batch without room must not lead out of its arrays either.
     ends = [jnp.minimum(hop.indptr, slots) for hop, slots in zip(hops, plan.edges, strict=True)]
     return DeviceSample(

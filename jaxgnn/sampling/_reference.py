@@ -74,14 +74,16 @@ def randomness(seed: int, epoch: int, step: int, hop: int, batch_dependency: int
     neighbours = _random.hop_key(key, hop, _random.NEIGHBOURS)
     weighted = _random.hop_key(key, hop, _random.WEIGHTED)
     period, part = divmod(step, batch_dependency)
-    labor, next_labor = (
-        _random.hop_key(_random.batch_key(seed, epoch, i), hop, _random.LABOR)
-        for i in (period, period + 1)
-    )
+    labor = _labor_key(seed, epoch, period, hop)
     if batch_dependency == 1:
         return Randomness(neighbours, weighted, labor)
+    next_labor = _labor_key(seed, epoch, period + 1, hop)
     factors = _random.turn(part, batch_dependency)
     return Randomness(neighbours, weighted, labor, next_labor, factors)
+
+
+def _labor_key(seed: int, epoch: int, step: int, hop: int) -> Key:
+    return _random.hop_key(_random.batch_key(seed, epoch, step), hop, _random.LABOR)
 
 
 def sample_hops(

@@ -53,7 +53,7 @@ def test_rows_are_those_of_the_array_and_zeros_for_none(name, tmp_path):
     store = features.as_store("test", STORES[name](tmp_path))
     assert isinstance(store, features.FeatureStore)
     assert (store.num_rows, store.shape, store.dtype) == (ROWS, X.shape, X.dtype)
-    for ids in (IDS, IDS.astype(np.int64), IDS[:0], np.full(3, -1)):
+    for ids in (IDS, IDS.astype(np.int64), IDS[:0], np.full(3, -1), np.arange(ROWS)):
         rows = store.gather(ids)
         np.testing.assert_array_equal(rows, np.where(ids[:, None] >= 0, X[ids], 0))
 

@@ -251,6 +251,14 @@ def test_seed_epoch_step_and_hop_give_other_draws():
     assert offsets() == drawn[:2]
 
 
+def test_the_last_seed_epoch_and_step_agree_too():
+    indptr, indices, _ = power_law()
+    last = {"seed": 2**64 - 1, "epoch": 2**32 - 1, "step": 2**32 - 1}
+    for options in ({}, {"method": "labor"}, {"method": "labor", "batch_dependency": 2}):
+        expected = sample("numpy", indptr, indices, [30, 60], (9, 9), **last, **options)
+        assert_same(sample("c++", indptr, indices, [30, 60], (9, 9), **last, **options), expected)
+
+
 def test_threads_of_one_process_sample_at_once():
     indptr, indices, _ = power_law()
     expected = [sample("c++", indptr, indices, [30, 60], (9, 9), step=i) for i in range(8)]

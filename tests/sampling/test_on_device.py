@@ -102,14 +102,14 @@ def test_random_words_and_numbers_below_bounds_equal_the_reference():
 @pytest.mark.parametrize("case", CASES)
 def test_batches_equal_the_reference_and_compile_once(case):
     fanouts, options = CASES[case]
-    before = _on_device._sample._cache_size()
+    before = _on_device._sample_hops._cache_size()
     for step, name in enumerate(GRAPHS, start=4):
         expected = _reference_of(GRAPHS[name], SEEDS, fanouts, step=step, **options)
         made = _on_the_device(
             GRAPHS[name], SEEDS, fanouts, step=step, **options, **_capacity(fanouts)
         )
         _assert_same(made, expected)
-    assert _on_device._sample._cache_size() <= before + 1
+    assert _on_device._sample_hops._cache_size() <= before + 1
 
 
 def test_padding_of_seeds_draws_nothing():

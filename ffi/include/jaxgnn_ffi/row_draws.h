@@ -41,9 +41,9 @@ struct Rule {
   Mix mix;
 };
 
-// What is wrong with a graph; `place` is a node or the position of an edge.
+// What is wrong with a graph or a sample; `place` is a node or the position of an edge.
 struct Problem {
-  enum Kind : int64_t { kNone, kOffsets, kSender, kWeight, kZeroWeights };
+  enum Kind : int64_t { kNone, kOffsets, kSender, kWeight, kZeroWeights, kTooLarge };
 
   int64_t kind = kNone;
   int64_t place = 0;
