@@ -177,6 +177,11 @@ class SampleOptions:
     sample: tuple[int, ...] = ()
     batch_size: int = 1024
 
+    def sample_name(self) -> str:
+        """Part of a folder name that distinguishes sampled runs; empty for the whole graph."""
+        numbers = "".join(f"-{fanout}" for fanout in self.sample)
+        return numbers and f"-sample{numbers}-of{self.batch_size}"
+
     def check_sample(self, command: str, num_layers: int, not_with: Mapping[str, bool]) -> None:
         """Raises unless there is a number for each layer, and no option that excludes sampling.
 

@@ -9,7 +9,14 @@ from typing import Literal
 import tyro
 
 from experiments._node_options import name_of_data
-from experiments._options import PAGE_ALONE, GraphDevices, Reporting, check_options, option
+from experiments._options import (
+    PAGE_ALONE,
+    GraphDevices,
+    Reporting,
+    SampleOptions,
+    check_options,
+    option,
+)
 from jaxgnn._errors import bad_input
 
 # Minimum of each numeric option.
@@ -35,7 +42,7 @@ _FRACTIONS = ("dropout", "input_dropout", "validation", "test", "supervision")
 
 
 @dataclass(frozen=True)
-class TrainConfig(GraphDevices):
+class TrainConfig(GraphDevices, SampleOptions):
     """Options of one training run.
 
     Attributes:
@@ -57,7 +64,8 @@ class TrainConfig(GraphDevices):
       model: convolutions of the encoder.
       activation: nonlinearity before the aggregation.
       k: kept entries per row, for maxk.
-      num_layers: number of convolutions.
+      num_layers: number of convolutions; by default one, or with --sample as many as it has
+        numbers.
       hidden_features: width of the hidden layers.
       embedding_features: width of the embeddings, from which the decoder scores pairs.
       decoder: dot is the inner product of two embeddings, mlp a perceptron on their product.
@@ -66,7 +74,9 @@ class TrainConfig(GraphDevices):
       norm: LayerNorm after each convolution.
       learning_rate: learning rate of Adam.
       weight_decay: strength of the L2 penalty on all parameters.
-      epochs: number of full-batch steps.
+      epochs: number of full-batch steps, or with --sample of passes over the predicted edges.
+      batch_size: predicted edges of a step with --sample, from whose ends the neighbours are drawn.
+        They are not messages of that step.
       negatives: sampling of pairs without an edge in training: uniform, degree by the number of
         edges of both nodes, or source, which replaces one node of each edge.
       negatives_per_edge: number of negatives for each edge.
@@ -96,7 +106,7 @@ class TrainConfig(GraphDevices):
     model: Literal["sage", "gcn", "gin"] = "gcn"
     activation: Literal["maxk", "relu"] = "relu"
     k: int = 32
-    num_layers: int = 1
+    num_layers: int | None = None
     hidden_features: int = 128
     embedding_features: int = 64
     decoder: Literal["dot", "mlp"] = "dot"
@@ -106,6 +116,7 @@ class TrainConfig(GraphDevices):
     learning_rate: float = 0.001
     weight_decay: float = 0.0
     epochs: int = 200
+    batch_size: int = 1024
     negatives: Literal["uniform", "degree", "source"] = "uniform"
     negatives_per_edge: int = 1
     candidates: int = 100
@@ -145,6 +156,12 @@ class TrainConfig(GraphDevices):
             expected = f"at most --hidden-features, {self.hidden_features}"
             raise bad_input("train", "--k", expected, self.k)
 
+        self.check_sample("train", self.layers(), {"--devices": self.devices > 1})
+
+    def layers(self) -> int:
+        """Number of convolutions."""
+        return self.num_layers or len(self.sample) or 1
+
     def metric(self) -> str:
         """The name of the score that chooses the best epoch."""
         return f"hits@{self.hits_k}" if self.select == "hits" else self.select
@@ -156,13 +173,15 @@ class TrainConfig(GraphDevices):
     def label(self) -> str:
         """Name of the network in tables and pictures."""
         activation = "ReLU" if self.activation == "relu" else f"MaxK k = {self.k}"
-        return f"{self.model.upper()} {activation}, {self.decoder}"
+        sampled = f", sampled {' '.join(map(str, self.sample))}" if self.sample else ""
+        return f"{self.model.upper()} {activation}, {self.decoder}{sampled}"
 
     def variant_name(self) -> str:
         """Folder name that distinguishes the run from others on the same data."""
         k = self.k if self.activation == "maxk" else ""
         read = "-validation" if self.read_validation else ""
-        return f"{self.model}-{self.activation}{k}-{self.decoder}{read}-seed{self.seed}"
+        name = f"{self.model}-{self.activation}{k}-{self.decoder}{read}"
+        return f"{name}{self.sample_name()}-seed{self.seed}"
 
     def run_folder(self) -> Path:
         """Folder of the run: ``run``, by default a named folder below runs/links."""

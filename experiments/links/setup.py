@@ -64,7 +64,7 @@ def make_model(config: TrainConfig, in_features: int) -> LinkPredictor:
         in_features,
         config.hidden_features,
         config.embedding_features,
-        num_layers=config.num_layers,
+        num_layers=config.layers(),
         kind=config.model,
         activation=config.activation,
         k=config.k,
@@ -104,9 +104,13 @@ class Loss:
         edges, others = model(batch.nodes, *sets, input_dropout=rate, rngs=rngs)
         # A node that is joined to all others has no negative pair.
         there = negatives[1] >= 0
-        missed = jnp.mean(jax.nn.softplus(-edges))
-        invented = jnp.sum(jnp.where(there, jax.nn.softplus(others), 0))
-        return missed + invented / jnp.maximum(jnp.sum(there), 1).astype(jnp.float32), {}
+        return jnp.mean(jax.nn.softplus(-edges)) + mean_of(jax.nn.softplus(others), there), {}
+
+
+def mean_of(losses: jax.Array, there: jax.Array) -> jax.Array:
+    """Mean of the losses of the pairs that exist; zero if there are none."""
+    count = jnp.maximum(jnp.sum(there), 1).astype(jnp.float32)
+    return jnp.sum(jnp.where(there, losses, 0)) / count
 
 
 @dataclass(frozen=True)
@@ -168,12 +172,12 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
     return optax.chain(optax.add_decayed_weights(config.weight_decay), adam)
 
 
-def loop_of(config: TrainConfig) -> LoopConfig:
+def loop_of(config: TrainConfig, steps_per_epoch: int = 1) -> LoopConfig:
     """Length of the training, and the intervals of evaluations and saves."""
     return LoopConfig(
-        steps=config.epochs,
-        eval_every=config.eval_every,
-        checkpoint_every=config.checkpoint_every,
+        steps=config.epochs * steps_per_epoch,
+        eval_every=config.eval_every * steps_per_epoch,
+        checkpoint_every=config.checkpoint_every * steps_per_epoch,
         seed=streams(config.seed).training,
         select=f"validation {config.metric()}",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from flax import nnx
 
@@ -16,6 +17,7 @@ from experiments._spread import MAY_CHANGE, place
 from experiments.benchmarks._report import Row, append_rows
 from experiments.links.config import TrainConfig
 from experiments.links.data import Links, links_of
+from experiments.links.sampled import SampledLoss, loader_of
 from experiments.links.setup import LinkPredictor, Loss, Scores, loop_of, make_model, optimizer_of
 from experiments.links.trivial import trivial_scores
 from jaxgnn.datasets import NodeDataset
@@ -31,8 +33,8 @@ class Outcome:
       test: test scores at the best validation epoch, by name.
       validation: validation scores at that epoch, by name.
       epoch: the epoch of that evaluation.
-      ms_per_epoch: mean time of a training step; None if the run was already complete.
-      history: a row for each epoch.
+      ms_per_epoch: mean time of the steps of an epoch; None if the run was already complete.
+      history: a row for each step.
       trivial: test scores of each method without a network, by its name.
     """
 
@@ -66,9 +68,10 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
         trivial = trivial_scores(
             dataset, links.split.test, links.examinations["test"], config.hits_k
         )
-    loop, model = loop_of(config), make_model(config, dataset.features.shape[1])
-    loss = Loss(config.input_dropout, config.negatives_per_edge, config.negatives == "source")
-    _trace(loss, model, links)
+    model = make_model(config, dataset.features.shape[1])
+    steps = _steps(config, dataset, links)
+    loop = loop_of(config, steps.per_epoch)
+    _trace(steps, model)
     # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
@@ -78,14 +81,14 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
     result = fit(
         model,
         optimizer_of(config),
-        loss,
-        lambda _: links.training,
+        steps.loss,
+        steps.batches,
         config=loop,
         evaluate=Scores(links.examinations, config.hits_k),
         run=run,
         progress=config.progress,
     )
-    outcome = _outcome(config, result, run, trivial)
+    outcome = _outcome(config, result, run, trivial, steps.per_epoch)
     _report(config, links, outcome, run)
     return outcome
 
@@ -158,9 +161,34 @@ def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
     )
 
 
-def _trace(loss: Loss, model: LinkPredictor, links: Links) -> None:
+class _Steps(NamedTuple):
+    """Steps of a training.
+
+    Attributes:
+      loss: of a model, a batch and random streams.
+      batches: for ``fit``, the batch of each step or a loader.
+      first: the first batch.
+      per_epoch: number of steps of an epoch.
+    """
+
+    loss: Loss | SampledLoss
+    batches: Any
+    first: Any
+    per_epoch: int
+
+
+def _steps(config: TrainConfig, dataset: NodeDataset, links: Links) -> _Steps:
+    """Steps on the whole graph, or on batches of edges."""
+    if config.sample:
+        loader = loader_of(config, dataset, links)
+        return _Steps(SampledLoss(config.input_dropout), loader, loader.batch(0, 0), len(loader))
+    loss = Loss(config.input_dropout, config.negatives_per_edge, config.negatives == "source")
+    return _Steps(loss, lambda _: links.training, links.training, 1)
+
+
+def _trace(steps: _Steps, model: LinkPredictor) -> None:
     """Traces the loss, to find errors before the training."""
-    nnx.eval_shape(lambda model: loss(model, links.training, nnx.Rngs(0))[0], model)
+    nnx.eval_shape(lambda model: steps.loss(model, steps.first, nnx.Rngs(0))[0], model)
 
 
 def _outcome(
@@ -168,6 +196,7 @@ def _outcome(
     result: FitResult,
     run: RunFolder,
     trivial: dict[str, dict[str, float]],
+    steps_per_epoch: int,
 ) -> Outcome:
     best = result.best
     if best is None:
@@ -183,11 +212,12 @@ def _outcome(
         }
         for part in ("test", "validation")
     }
-    run.write_json("result.json", {"metric": config.metric(), "epoch": best.step, **by_part})
+    epoch, pace = best.step // steps_per_epoch, result.ms_per_step
+    run.write_json("result.json", {"metric": config.metric(), "epoch": epoch, **by_part})
     return Outcome(
         **by_part,
-        epoch=best.step,
-        ms_per_epoch=result.ms_per_step,
+        epoch=epoch,
+        ms_per_epoch=None if pace is None else pace * steps_per_epoch,
         history=result.history,
         trivial=trivial,
     )

@@ -230,9 +230,7 @@ class TrainConfig(NodeDataOptions, GraphDevices, SampleOptions):
         ks = self.layer_ks()
         k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
         n = "" if self.hyper_connections is None else f"-mhc{self.hyper_connections}"
-        sample = "".join(f"-{fanout}" for fanout in self.sample)
-        sample = sample and f"-sample{sample}-of{self.batch_size}"
-        return f"{self.activation}{k}{n}{sample}-seed{self.seed}"
+        return f"{self.activation}{k}{n}{self.sample_name()}-seed{self.seed}"
 
 
 def variants_of(config: TrainConfig, ks: tuple[int, ...]) -> list[TrainConfig]:

@@ -9,6 +9,8 @@ from jaxgnn.sampling._hetero_blocks import HeteroBatch as HeteroBatch
 from jaxgnn.sampling._hetero_capacity import HeteroCapacity as HeteroCapacity
 from jaxgnn.sampling._hetero_loader import HeteroNeighborLoader as HeteroNeighborLoader
 from jaxgnn.sampling._host import sample_hops as sample_hops
+from jaxgnn.sampling._link_loader import LinkBatch as LinkBatch
+from jaxgnn.sampling._link_loader import LinkNeighborLoader as LinkNeighborLoader
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
 from jaxgnn.sampling._negative_edges import negative_edges as negative_edges

@@ -76,6 +76,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         seed, [seeds, ...], and edges of a row are in the order of their times.
       temporal: which edges before the time of a seed: ``"uniform"``, or the ``"last"``, the most
         recent ones; of equal times those that come last in the graph.
+      joined: whether blocks have their relations joined (``HeteroGraph.prepared``), as
+        ``nn.HGTConv`` reads them. It sorts their edges in each step otherwise.
       processes: ``(index, count)`` of this process: each draws its own part of the seeds of each
         step. None for those of JAX.
 
@@ -120,6 +122,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         edge_times: Mapping[EdgeType, npt.ArrayLike | None] | None = None,
         seed_times: npt.ArrayLike | None = None,
         temporal: Temporal = "uniform",
+        joined: bool = False,
         processes: tuple[int, int] | None = None,
     ):
         super().__init__()
@@ -177,6 +180,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         self._rows = {t: StagedRows(store, self._device) for t, store in self.features.items()}
         # A GPU sorts edges in less time than copying their order to it would take.
         self._with_plans = jax.default_backend() == "cpu"
+        self._joined = joined
         self._bound = bound_of(
             relations,
             source.num_nodes,
@@ -208,6 +212,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
             capacity,
             with_plans=self._with_plans,
         )
+        if self._joined:
+            parts["blocks"] = tuple(block.prepared() for block in parts["blocks"])
         size, labels, owners = self._batch_size, self._labels, found.owners
         if not self._with_edge_ids:
             parts["e_id"] = None

@@ -77,13 +77,13 @@ def checked_features(where: str, features: Any, num_nodes: int) -> FeatureStore 
     return store
 
 
-def checked_labels(where: str, labels: Any, count: int, of_each: str = "node") -> np.ndarray | None:
-    """Labels with an entry for each node or each seed, or None."""
+def checked_labels(where: str, labels: Any, count: int, thing: str = "node") -> np.ndarray | None:
+    """Labels with an entry for each node, or each of other things, or None."""
     if labels is None:
         return None
     values = on_host(labels)
     if values.ndim == 0 or values.shape[0] != count:
-        expected = f"of shape ({count}, ...), one for each {of_each}"
+        expected = f"of shape ({count}, ...), one for each {thing}"
         raise bad_input(where, "labels", expected, f"shape {values.shape}")
     return values
 

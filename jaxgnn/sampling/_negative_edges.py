@@ -164,20 +164,50 @@ def _sample(
 ) -> Int32[Array, "2 *shape"]:
     of_senders, of_receivers = jax.random.split(key)
     if sources is None:
-        drawn = jax.random.bits(of_senders, (num,), jnp.uint32)
-        # The largest 32-bit number is above all chances, so it is replaced by the one before.
-        drawn = jnp.minimum(drawn, np.uint32(2**32 - 2))
-        senders = jnp.searchsorted(sampler.chances, drawn, side="right").astype(jnp.int32)
-        is_node = jnp.ones(num, bool)
+        senders = senders_of(sampler, jax.random.bits(of_senders, (num,), jnp.uint32))
     else:
         senders = jnp.broadcast_to(sources[:, None], (sources.shape[0], num)).astype(jnp.int32)
-        is_node = (senders >= 0) & (senders < sampler.allowed.shape[0])
-        senders = jnp.where(is_node, senders, 0)
-    allowed = sampler.allowed[senders]
-    drawn = _below(allowed, jax.random.bits(of_receivers, senders.shape, jnp.uint32))
-    receivers = _receivers(sampler, senders, drawn)
-    senders = jnp.where(is_node, senders, -1)
-    return jnp.stack([senders, jnp.where(is_node & (allowed > 0), receivers, -1)])
+    return jnp.stack(
+        pairs_of(sampler, senders, jax.random.bits(of_receivers, senders.shape, jnp.uint32))
+    )
+
+
+def senders_of(sampler: NegativeSampler, bits: Any) -> Any:
+    """The senders that random bits choose, int32; in NumPy for a sampler in NumPy.
+
+    Args:
+      sampler: the sampler.
+      bits: random numbers, uint32.
+    """
+    xp: Any = _namespace(sampler)
+    # The largest 32-bit number is above all chances, so it is replaced by the one before.
+    bits = xp.minimum(bits, np.uint32(2**32 - 2))
+    return xp.searchsorted(sampler.chances, bits, side="right").astype(np.int32)
+
+
+def pairs_of(sampler: NegativeSampler, senders: Any, bits: Any) -> tuple[Any, Any]:
+    """Senders, and the receivers that random bits choose; in NumPy for a sampler in NumPy.
+
+    Args:
+      sampler: the sampler.
+      senders: node that each pair begins with, int32.
+      bits: random numbers, uint32, one for each pair.
+
+    Returns:
+      Senders and receivers, int32. The receiver is -1 for a sender with edges to all receivers, and
+      both are -1 for a sender that is no node.
+    """
+    xp: Any = _namespace(sampler)
+    is_node = (senders >= 0) & (senders < sampler.allowed.shape[0])
+    known = xp.where(is_node, senders, 0)
+    allowed = sampler.allowed[known]
+    receivers = _receivers(sampler, known, _below(allowed, bits))
+    senders = xp.where(is_node, senders, -1)
+    return senders, xp.where(is_node & (allowed > 0), receivers, -1)
+
+
+def _namespace(sampler: NegativeSampler) -> Any:
+    return np if isinstance(sampler.offsets, np.ndarray) else jnp
 
 
 def _below(limits: Int32[Array, "*shape"], bits: UInt32[Array, "*shape"]) -> Array:
@@ -186,37 +216,48 @@ def _below(limits: Int32[Array, "*shape"], bits: UInt32[Array, "*shape"]) -> Arr
     ``jax.random.randint`` takes the remainder of the bits, which for limits near 2^31 makes low
     numbers half again as likely. The 64-bit product is computed from parts of 16 bits.
     """
-    limits, half = limits.astype(jnp.uint32), np.uint32(16)
+    limits, half = limits.astype(np.uint32), np.uint32(16)
     low = np.uint32(2**16 - 1)
     (a_high, a_low), (b_high, b_low) = ((x >> half, x & low) for x in (bits, limits))
     across, back = a_low * b_high, a_high * b_low
     carried = (a_low * b_low >> half) + (across & low) + (back & low)
     upper = a_high * b_high + (across >> half) + (back >> half) + (carried >> half)
-    return upper.astype(jnp.int32)
+    return upper.astype(np.int32)
 
 
 def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
     """The receiver at each place ``drawn`` among the weights that a sender may draw."""
+    xp: Any = _namespace(sampler)
     begin = sampler.offsets[senders]
+    last_entry = sampler.allowed_before.shape[0] - 1
 
     def halve(_, bounds):
         low, high = bounds
         middle = low + (high - low) // 2
-        before = (sampler.allowed_before[middle] <= drawn) & (low < high)
-        return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
+        allowed_before = sampler.allowed_before[xp.minimum(middle, last_entry)]
+        before = (allowed_before <= drawn) & (low < high)
+        return xp.where(before, middle + 1, low), xp.where(before, high, middle)
 
     if sampler.search_steps:
         bounds = begin, sampler.offsets[senders + 1]
-        end, _ = lax.fori_loop(0, sampler.search_steps, halve, bounds)
+        repeat = lax.fori_loop if xp is jnp else _repeated
+        end, _ = repeat(0, sampler.search_steps, halve, bounds)
         # For the last excluded receiver before the drawn one: the allowed weight before it, and the
         # weight of all receivers up to and including it.
-        last = jnp.maximum(end - 1, 0)
+        last = xp.maximum(end - 1, 0)
         receiver = sampler.excluded[last]
         up_to = receiver + 1 if sampler.ends is None else sampler.ends[receiver]
-        drawn = drawn + jnp.where(end > begin, up_to - sampler.allowed_before[last], 0)
+        drawn = drawn + xp.where(end > begin, up_to - sampler.allowed_before[last], 0)
     if sampler.ends is None:
         return drawn
-    return jnp.searchsorted(sampler.ends, drawn, side="right").astype(jnp.int32)
+    return xp.searchsorted(sampler.ends, drawn, side="right").astype(np.int32)
+
+
+def _repeated(first: int, end: int, body: Any, state: Any) -> Any:
+    """``lax.fori_loop`` in NumPy."""
+    for i in range(first, end):
+        state = body(i, state)
+    return state
 
 
 def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -> NegativeSampler:

@@ -34,7 +34,7 @@ from jaxgnn.sampling._source import (
     on_host,
 )
 from jaxgnn.sampling._staging import StagedRows
-from jaxgnn.sampling._temporal_source import Temporal, timed_source
+from jaxgnn.sampling._temporal_source import Temporal, check_options, timed_source
 from jaxgnn.sampling.features import FeatureStore
 
 # Batches that are made at the same time; each has an equal part of the threads.
@@ -142,8 +142,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         checks.require_positive(where, "batch_size", batch_size)
         num_threads = checks.checked_threads(where, num_threads)
         host = HostGraph.of(where, graph, direction)
-        self._seeds = checks.checked_seeds(where, seeds, host.num_nodes)
-        self._count = len(self._seeds)
+        self._count = self._take_seeds(seeds, graph)
         self._process, num_processes = checks.checked_processes(where, processes)
         self._batch_size = min(batch_size, -(-self._count // num_processes))
         self._order = SeedOrder(
@@ -168,10 +167,11 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
         self._device = jax.devices(device)[0] if isinstance(device, str) else device
-        timed = timed_source(
-            where, source, graph, self._seeds, edge_times, seed_times, temporal, on
-        )
-        if timed is not None:
+        check_options(where, source.drawing, edge_times, seed_times, temporal)
+        timed = None
+        if seed_times is not None:
+            times = edge_times, seed_times, temporal
+            timed = timed_source(where, source, graph, self._seeds, times, on)
             self._seeds = np.arange(self._count)  # by number, as times and labels are
         self._source: Source = source if timed is None else timed
         self._values = EdgeValues.of(graph, host.degrees(), direction)
@@ -187,7 +187,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         self._num_nodes = host.num_nodes
         self._bound = _bound(
             source,
-            self._batch_size,
+            self._seed_slots(),
             copies=1 if timed is None else self._batch_size,
             with_candidates=on == "device",
         )
@@ -203,17 +203,10 @@ class NeighborLoader(BatchLoader[SampledBatch]):
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
         self._check_place(epoch, step)
-        seeds = self._seeds_of(epoch, step, self._process)
-        raw = self._draw(seeds, epoch, step)
-        parts = self._parts(raw, self._values)
-        if not self._with_edge_ids:
-            parts["e_id"] = None
-        size, rows, labels = self._batch_size, self._rows, self._labels
-        parts |= {
-            "seed_mask": np.arange(size) < len(seeds),
-            "x": None if rows is None else rows.gather(raw.n_id),
-            "y": None if labels is None else filled(labels[seeds], size, 0),
-        }
+        seeds, labels = self._seeds_of(epoch, step, self._process), self._labels
+        parts = self._fields(self._draw(seeds, epoch, step), len(seeds))
+        slots = len(parts["seed_mask"])
+        parts["y"] = None if labels is None else filled(labels[seeds], slots, 0)
         return SampledBatch(**jax.device_put(parts, self._device))
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
@@ -230,7 +223,27 @@ class NeighborLoader(BatchLoader[SampledBatch]):
             counts[ids] += 1
         return counts
 
+    # -- what loaders of other things than nodes replace --------------------------------------
+
+    def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
+        """Keeps what an epoch visits, after checks, and returns its number."""
+        self._seeds = checks.checked_seeds(self._where, seeds, graph.num_rows)
+        return len(self._seeds)
+
+    def _seed_slots(self) -> int:
+        """Most seeds of a batch."""
+        return self._batch_size
+
     # -- parts of a batch --------------------------------------------------------------------
+
+    def _fields(self, raw: RawSample, num_seeds: int) -> dict[str, Any]:
+        """The fields of a batch that do not depend on what is asked about its seeds."""
+        parts, rows = self._parts(raw, self._values), self._rows
+        if not self._with_edge_ids:
+            parts["e_id"] = None
+        parts["seed_mask"] = np.arange(raw.seed_ids.shape[0]) < num_seeds
+        parts["x"] = None if rows is None else rows.gather(raw.n_id)
+        return parts
 
     def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
         n_id = self._draw(self._seeds_of(epoch, step, self._process), epoch, step).n_id
@@ -244,7 +257,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         if lengths != expected:
             expected = "numbers of nodes, edges and candidates, {}, {} and {}".format(*expected)
             raise bad_input(self._where, "capacity", expected, capacity)
-        least = self._source.sizes(self._seeds[:1], 0, 0)
+        least = self._source.sizes(self._seeds_of(0, 0, 0)[:1], 0, 0)
         least = replace(least, nodes=(self._bound.nodes[0], *least.nodes[1:]))
         ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
         if not capacity.holds(least) or not ascending:

@@ -91,19 +91,23 @@ def timed_source(
     host: HostSource,
     graph: CSRGraph,
     seeds: np.ndarray,
-    edge_times: Any,
-    seed_times: Any,
-    temporal: Any,
+    given: tuple[Any, Any, Temporal],
     on: str,
-) -> TemporalSource | None:
-    """Returns a source for the times of a loader; None if it has none.
+) -> TemporalSource:
+    """Returns a source for the times of a loader.
+
+    Args:
+      where: the function that was called.
+      host: the graph, and options of the draws that ``check_options`` has passed.
+      graph: the user's graph.
+      seeds: node of each seed, int64 [seeds].
+      given: times of edges, times of seeds, and which edges are drawn.
+      on: what draws.
 
     Raises:
       ValueError: if times are invalid, or an option is not for samples before a time.
     """
-    check_options(where, host.drawing, edge_times, seed_times, temporal)
-    if seed_times is None:
-        return None
+    edge_times, seed_times, temporal = given
     if on != "host":
         raise bad_input(where, "on", '"host" with seed_times', repr(on))
     if host.weights is not None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments._seeds import Repeats
 from experiments.benchmarks._report import read_rows
@@ -15,7 +16,8 @@ from experiments.links import __main__ as command_line
 from experiments.links import train as train_module
 from experiments.links.config import TrainConfig
 from experiments.links.data import links_of
-from experiments.links.setup import scores_of
+from experiments.links.sampled import SampledLoss, loader_of
+from experiments.links.setup import make_model, scores_of
 from experiments.links.train import train, train_all
 from experiments.links.trivial import trivial_scores
 from jaxgnn import datasets
@@ -181,7 +183,69 @@ def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypat
     assert "mean ± standard deviation (number of seeds), seeds 0 1" in capsys.readouterr().out
 
 
+def test_sampled_steps_predict_edges_that_they_do_not_read(tiny, tmp_path):
+    config = _config(
+        tmp_path, supervision=0.0, sample=(6, 4), batch_size=40, negatives_per_edge=2, seed=3
+    )
+    links = links_of(config, tiny)
+    loader, model = loader_of(config, tiny, links), make_model(config, tiny.features.shape[1])
+    assert config.layers() == 2 and len(loader) == -(-links.training.positives.shape[1] // 40)
+    known = _pairs(links.split.train.messages)
+    for batch in loader.epoch(0):
+        ends, mask = np.asarray(batch.n_id)[np.asarray(batch.pairs)], np.asarray(batch.pair_mask)
+        positives, negatives = (_pairs(part[on].T) for part, on in _halves(ends, mask, 40))
+        assert positives <= known and not negatives & known
+        for block in batch.blocks:
+            indptr, n_id = np.asarray(block.indptr), np.asarray(batch.n_id)
+            rows = np.repeat(np.arange(block.num_rows), np.diff(indptr))
+            read = _pairs([n_id[np.asarray(block.indices)[: indptr[-1]]], n_id[rows]])
+            assert read and not read & positives
+    loss, _ = SampledLoss(0.1)(model, batch, nnx.Rngs(0))
+    assert np.isfinite(loss)
+
+
+def _halves(ends, mask, count):
+    return (ends[:count], mask[:count]), (ends[count:], mask[count:])
+
+
+@pytest.mark.long
+def test_a_sampled_run_learns_and_resumes_within_an_epoch(tiny, tmp_path, monkeypatch):
+    options = {"sample": (8,), "batch_size": 64, "epochs": 8, "eval_every": 2, "supervision": 0.0}
+    config, calls = _config(tmp_path, checkpoint_every=1, **options), []
+    expected = train(_config(tmp_path / "whole", **options), tiny)
+    losses = [row["loss"] for row in expected.history]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) and expected.validation["ROC-AUC"] > 0.5
+    assert expected.epoch in (2, 4, 6, 8)
+
+    class Stopping(train_module.Scores):
+        def __call__(self, model):
+            calls.append(model)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return super().__call__(model)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_module, "Scores", Stopping)
+        train(config, tiny)
+    resumed = train(config, tiny)
+    assert resumed.history == expected.history and resumed.test == expected.test
+
+
+def test_folders_and_tables_name_what_is_sampled():
+    config = TrainConfig(sample=(10, 5))
+    assert config.label() == "GCN ReLU, dot, sampled 10 5" and config.layers() == 2
+    assert config.variant_name() == "gcn-relu-dot-sample-10-5-of1024-seed0"
+    assert TrainConfig().layers() == 1 and TrainConfig().variant_name() == "gcn-relu-dot-seed0"
+
+
 BAD = {
+    "--sample": ({"sample": (3, 0)}, "train: --sample must be positive numbers, or -1 for all"),
+    "--num-layers": (
+        {"sample": (3, 2), "num_layers": 3},
+        "--sample must be a number for each of the 3 layers, got 3 2",
+    ),
+    "--batch-size": ({"sample": (3,), "batch_size": 0}, "--batch-size must be at least 1, got 0"),
+    "--devices": ({"sample": (3,), "devices": 2}, "--devices must be left out with --sample 3"),
     "--test": ({"test": 1.0}, r"train: --test must be in \[0, 1\), got 1.0"),
     "both": ({"validation": 0.5, "test": 0.5}, "--validation and --test must be below 1 together"),
     "--validation": ({"validation": 0.0}, "--validation must be above 0, got 0.0"),

@@ -147,7 +147,7 @@ def test_layers_take_the_blocks_and_compile_once(make):
 
     expected = np.asarray(apply(layers, (GRAPH, GRAPH), X))
     compiled.clear()
-    for batch in _loader(fanouts=(-1, -1)):
+    for batch in _loader(fanouts=(-1, -1), joined=make is _hgt):
         y = np.asarray(apply(layers, batch.blocks, batch.x)[batch.seed_ids])
         of_seeds = expected[batch.y[batch.seed_mask]]
         assert_close(y[batch.seed_mask], of_seeds, reduction_length=40, roundings=8)

@@ -1,0 +1,279 @@
+"""LinkNeighborLoader: batches of pairs of nodes, with sampled neighbours of their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jaxtyping import Array, Bool, Int32
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling._blocks import SampledBatch
+from jaxgnn.sampling._capacity import Capacity
+from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._link_messages import MOST_ON_DEVICE, without_edges
+from jaxgnn.sampling._link_negatives import Negatives, checked_sampler
+from jaxgnn.sampling._loader_checks import checked_labels
+from jaxgnn.sampling._memory import filled
+from jaxgnn.sampling._negative_edges import NegativeSampler
+from jaxgnn.sampling._neighbor_loader import NeighborLoader
+from jaxgnn.sampling._prefetch import Prefetched
+from jaxgnn.sampling._reference import distinct
+from jaxgnn.sampling._source import on_host
+from jaxgnn.sampling.features import FeatureStore
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class LinkBatch(SampledBatch):
+    """Pairs of nodes with a sample of the neighbourhoods of their ends, in fixed shapes; a pytree.
+
+    It is a ``SampledBatch`` whose seeds are the distinct ends of the pairs, in their order, so that
+    the rows of the last result begin with the ends. An edge that joins a given pair of the batch is
+    in none of its blocks. The first ``batch_size`` slots of pairs, as the loader has them, are the
+    given ones, and those after them the negatives: first those of the first pair. The last batch of
+    an epoch may have padding in both.
+
+    Attributes:
+      pairs: first and second node of each pair, as rows of the last result, int32 [pairs, 2]; zeros
+        for padding. ``decoder(h, batch.pairs.T)`` scores them.
+      pair_labels: [pairs, ...]; by default float32 ones for given pairs, and zeros for negatives.
+      pair_mask: False for padding, and for a negative whose first node has edges to all nodes, bool
+        [pairs].
+    """
+
+    pairs: Int32[Array, "pairs 2"]
+    pair_labels: Any
+    pair_mask: Bool[Array, " pairs"]
+
+    def __repr__(self) -> str:
+        """Shows shapes instead of arrays."""
+        return f"LinkBatch({self.pairs.shape[-2]} pairs, {super().__repr__()})"
+
+
+class LoaderOptions(TypedDict, total=False):
+    """Options of ``LinkNeighborLoader`` that mean the same as those of ``NeighborLoader``."""
+
+    replace: bool
+    weights: npt.ArrayLike | None
+    direction: Literal["in", "out"]
+    method: Method
+    batch_dependency: int
+    shuffle: bool
+    drop_last: bool
+    on: Literal["host", "device"]
+    num_threads: int | None
+    capacity: Capacity | None
+    edge_ids: bool
+    processes: tuple[int, int] | None
+
+
+class LinkNeighborLoader(NeighborLoader):
+    """Draws batches of pairs of nodes with sampled neighbours of their ends, to predict edges.
+
+    A network that reads the edge that it predicts learns to repeat it. So the edges that join the
+    given pairs of a batch are removed from its messages, with all of their repeats. Negatives are
+    drawn again in each step, without rejection, from all pairs that no edge joins.
+
+    A batch is a function of ``seed``, its epoch and its step, as those of ``NeighborLoader`` are.
+
+    Args:
+      graph: the edges that carry messages, as for ``NeighborLoader``.
+      edges: pairs to predict, ``(senders, receivers)`` or [2, edges]. They may be edges of the
+        graph or not.
+      fanouts: neighbours that are drawn of each node, from the ends of the pairs outwards, -1 for
+        all; one for each layer.
+      batch_size: number of given pairs of a batch; it has ``negatives`` times as many others.
+      features: features of all nodes, as for ``NeighborLoader``.
+      labels: labels of the given pairs, [edges, ...], or None for ones. Those of negatives are
+        zeros, so that classes begin with 1.
+      negatives: number of pairs without an edge for each given pair.
+      keep_senders: whether a negative has the first node of its given pair, so that only the second
+        is drawn.
+      negative_sampler: draws the negatives, for example with ``weights="degree"``, or without the
+        edges of another graph. By default all pairs are equally likely that are neither edges of
+        the graph, nor in ``edges``, nor a node with itself.
+      undirected: whether ``(u, v)`` and ``(v, u)`` are one pair: both are removed from the
+        messages, and neither is drawn as a negative. The graph must have both directions.
+      seed: of all random numbers, from 0 to 2^64 - 1.
+      options: ``replace``, ``weights``, ``direction``, ``method``, ``batch_dependency``,
+        ``shuffle``, ``drop_last``, ``on``, ``num_threads``, ``capacity``, ``edge_ids`` and
+        ``processes`` as for ``NeighborLoader``. With ``on="device"`` a batch has at most 65,535
+        ends, and the host draws the negatives.
+
+    Raises:
+      ValueError: if an argument has another form than described above; the message names it.
+
+    Example:
+      >>> ring = np.arange(8)
+      >>> graph = CSRGraph.from_edges([*ring, *(ring + 1) % 8], [*(ring + 1) % 8, *ring], 8)
+      >>> loader = LinkNeighborLoader(graph, (ring, (ring + 1) % 8), fanouts=(2,), batch_size=4)
+      >>> batch = loader.batch(epoch=0, step=0)
+      >>> batch.pairs.shape, batch.pair_labels.tolist()
+      ((8, 2), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
+    """
+
+    _things = "edges"
+
+    def __init__(
+        self,
+        graph: CSRGraph,
+        edges: npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike],
+        fanouts: Sequence[int] = (15, 10, 5),
+        batch_size: int = 1024,
+        features: FeatureStore | Any = None,
+        labels: npt.ArrayLike | None = None,
+        *,
+        negatives: int = 1,
+        keep_senders: bool = False,
+        negative_sampler: NegativeSampler | None = None,
+        undirected: bool = True,
+        seed: int = 0,
+        **options: Unpack[LoaderOptions],
+    ):
+        if isinstance(negatives, bool) or not hasattr(negatives, "__index__") or negatives < 0:
+            raise bad_input(self._where, "negatives", "an int of at least 0", repr(negatives))
+        self._per_pair, self._keep_senders = int(negatives), keep_senders
+        self._sampler, self._undirected = negative_sampler, undirected
+        self._pair_labels: Any = labels
+        self._is_transposed = options.get("direction") == "out"
+        self._is_on_device = options.get("on") == "device"
+        self._seed = seed
+        pairs: Any = edges
+        super().__init__(graph, pairs, fanouts, batch_size, features, seed=seed, **options)
+
+    def __iter__(self) -> Iterator[LinkBatch]:
+        """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""
+        return cast(Any, super().__iter__())
+
+    def epoch(self, epoch: int, start: int = 0) -> Prefetched[LinkBatch]:
+        """Iterates over the batches of an epoch, from a step on."""
+        return cast(Any, super().epoch(epoch, start))
+
+    def batch(self, epoch: int, step: int) -> LinkBatch:
+        """Makes one batch, on the default device.
+
+        Raises:
+          ValueError: if there is no such epoch or step.
+
+        Warns:
+          UserWarning: if the batch does not fit into the capacity, which grows.
+        """
+        self._check_place(epoch, step)
+        asked = self._asked(epoch, step, self._process)
+        raw = self._without_given(self._draw(asked.ends, epoch, step), asked)
+        parts = self._fields(raw, len(asked.ends)) | self._pair_fields(asked)
+        return LinkBatch(**jax.device_put(parts, self._device))
+
+    # -- what this loader replaces ------------------------------------------------------------
+
+    def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
+        self._edges = _checked_edges(self._where, seeds, graph.num_rows)
+        count = self._edges.shape[1]
+        self._pair_labels = checked_labels(self._where, self._pair_labels, count, "edge")
+        self._negatives = None
+        if self._per_pair:
+            sampler = checked_sampler(
+                self._where, self._sampler, graph, self._edges, undirected=self._undirected
+            )
+            self._negatives = Negatives.of(
+                sampler, self._per_pair, keep_senders=self._keep_senders, seed=self._seed
+            )
+        return count
+
+    def _seed_slots(self) -> int:
+        """Most distinct ends of the pairs of a batch."""
+        slots = min(2 * self._batch_size * (1 + self._per_pair), self._num_nodes)
+        if self._is_on_device and slots > MOST_ON_DEVICE:
+            expected = f"at most {MOST_ON_DEVICE // (2 * (1 + self._per_pair))} with on='device'"
+            raise bad_input(self._where, "batch_size", expected, self._batch_size)
+        return slots
+
+    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
+        return self._asked(epoch, step, process).ends
+
+    # -- parts of a batch ---------------------------------------------------------------------
+
+    def _asked(self, epoch: int, step: int, process: int) -> _Asked:
+        """The pairs of a step, and their ends."""
+        places = self._order.of_step(epoch, step, process)
+        count, size = len(places), self._batch_size
+        pairs = self._edges[:, places].T
+        mask = np.ones(count, bool)
+        slots = np.arange(count)
+        if self._negatives is not None:
+            of_all = process * size + slots
+            drawn = self._negatives.draw(epoch, step, of_all, pairs[:, 0])
+            first, second = (ends.reshape(-1) for ends in drawn)
+            exists = second >= 0
+            # A pair that does not exist has one end, which is in the batch anyhow.
+            others = np.stack([first, np.where(exists, second, first)], axis=1)
+            pairs, mask = np.concatenate([pairs, others]), np.concatenate([mask, exists])
+            slots = np.concatenate([slots, size + np.arange(len(others))])
+        ends, positions = distinct(pairs.reshape(-1))
+        return _Asked(places, ends, positions.reshape(-1, 2), mask, slots)
+
+    def _without_given(self, raw: Any, asked: _Asked) -> Any:
+        """A sample without the edges that join the given pairs of its batch."""
+        cols, rows = asked.pairs[: len(asked.places)].T
+        if self._undirected:
+            cols, rows = np.concatenate([cols, rows]), np.concatenate([rows, cols])
+        elif self._is_transposed:
+            cols, rows = rows, cols
+        num_slots = self._batch_size * (1 + self._undirected)
+        return without_edges(raw, len(asked.ends), cols, rows, num_slots)
+
+    def _pair_fields(self, asked: _Asked) -> dict[str, Any]:
+        """Pairs and labels in their slots."""
+        size, count = self._batch_size, len(asked.places)
+        num_slots = size * (1 + self._per_pair)
+        pairs, mask = np.zeros((num_slots, 2), np.int32), np.zeros(num_slots, bool)
+        pairs[asked.slots], mask[asked.slots] = asked.pairs, asked.mask
+        labels = self._pair_labels
+        given = np.ones(count, np.float32) if labels is None else labels[asked.places]
+        return {"pairs": pairs, "pair_mask": mask, "pair_labels": filled(given, num_slots, 0)}
+
+
+class _Asked(NamedTuple):
+    """The pairs of a step.
+
+    Attributes:
+      places: place of each given pair among all.
+      ends: the distinct nodes of all pairs, in their order.
+      pairs: both nodes of each pair as places in ``ends``, negatives after given pairs, [pairs, 2].
+      mask: False for negatives that do not exist, [pairs].
+      slots: slot of each pair in the batch, [pairs].
+    """
+
+    places: np.ndarray
+    ends: np.ndarray
+    pairs: np.ndarray
+    mask: np.ndarray
+    slots: np.ndarray
+
+
+def _checked_edges(where: str, edges: Any, num_nodes: int) -> np.ndarray:
+    """Pairs as int64 [2, edges]."""
+    expected = "two lists of one length, (senders, receivers)"
+    if not hasattr(edges, "__len__") or len(edges) != 2:
+        got = getattr(edges, "shape", type(edges).__name__)
+        raise bad_input(where, "edges", expected, got)
+    lists = [np.asarray(on_host(ends)) for ends in edges]
+    shapes = [ends.shape for ends in lists]
+    if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+        raise bad_input(where, "edges", expected, "shapes {} and {}".format(*shapes))
+    if not shapes[0][0]:
+        raise bad_input(where, "edges", "at least one pair", "none")
+    for name, ends in zip(("senders", "receivers"), lists, strict=True):
+        if ends.dtype.kind not in "iu":
+            raise bad_input(where, "edges", f"{name} that are integers", ends.dtype)
+        wrong = np.flatnonzero((ends < 0) | (ends >= num_nodes))
+        if len(wrong):
+            expected = f"node ids from 0 to {num_nodes - 1}"
+            raise bad_input(where, "edges", expected, f"{name}[{wrong[0]}] = {ends[wrong[0]]}")
+    return np.stack(lists).astype(np.int64)
