@@ -315,7 +315,7 @@ def _relations(
     edge_times: Mapping[EdgeType, npt.ArrayLike | None] | None,
     seed_times: np.ndarray | None,
 ) -> dict[EdgeType, Relation]:
-    """What each relation draws, after checks."""
+    """The relations with their options, after checks."""
     of_draws = _by_relation(where, "weights", weights, graph)
     of_times = _by_relation(where, "edge_times", edge_times, graph, needs_all=True)
     made = {}

@@ -30,6 +30,7 @@ from jaxgnn.sampling._source import (
     Drawing,
     HostGraph,
     HostSource,
+    RawSample,
     Source,
     on_host,
 )

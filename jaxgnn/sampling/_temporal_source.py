@@ -22,7 +22,7 @@ from jaxgnn.sampling._temporal import (
 from jaxgnn.sampling._typed_hops import Relation, TypedHops, sample_typed_hops
 
 Temporal = Literal["uniform", "last"]
-"""Which of the edges before a time are drawn."""
+"""Choice among the edges before a time."""
 
 
 @dataclass(frozen=True, eq=False)

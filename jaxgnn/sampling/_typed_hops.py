@@ -82,7 +82,7 @@ def sample_typed_hops(
 ) -> TypedHops:
     """Draws neighbours of seeds, neighbours of these, and so on, along all relations.
 
-    Each hop draws anew, by each relation, for all nodes of its receiving type found so far. Random
+    Each hop draws again, by each relation, for all nodes of its receiving type found so far. Random
     numbers of hop h and relation r have the counter ``r << 16 | h`` in the place of the hop; with
     one relation the sample is that of ``sample_hops``.
 
