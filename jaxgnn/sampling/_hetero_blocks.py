@@ -93,7 +93,7 @@ class HeteroBatch:
         }
 
 
-def parts_of(
+def typed_parts_of(
     found: TypedHops,
     relations: dict[EdgeType, Relation],
     edge_weights: dict[EdgeType, np.ndarray | None],

@@ -16,7 +16,7 @@ from jaxgnn.sampling import _checks
 from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._batch_loader import BatchLoader
 from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._hetero_blocks import HeteroBatch, parts_of
+from jaxgnn.sampling._hetero_blocks import HeteroBatch, typed_parts_of
 from jaxgnn.sampling._hetero_capacity import HeteroCapacity, bound_of
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._seed_order import SeedOrder
@@ -204,7 +204,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         seeds = self._seeds_of(epoch, step, self._process)
         sample = self._draw(seeds, epoch, step)
         source, capacity, found = self._source, sample.capacity, sample.found
-        parts = parts_of(
+        parts = typed_parts_of(
             found,
             source.relations,
             self._edge_weights,

@@ -21,6 +21,9 @@ rng = np.random.default_rng(5)
 GRAPH = CSRGraph.from_edges(*rng.integers(0, NODES - 1, (2, EDGES)), NODES)
 INDPTR, INDICES = np.asarray(GRAPH.indptr), np.asarray(GRAPH.indices)
 TIMES = rng.integers(0, 30, EDGES)
+# Of all rows only that of node 3, the first seed, is not in the order of time.
+ALMOST_SORTED = TIMES[np.lexsort((TIMES, np.repeat(np.arange(NODES), np.diff(INDPTR))))]
+ALMOST_SORTED[INDPTR[3] : INDPTR[4]] = ALMOST_SORTED[INDPTR[3] : INDPTR[4]][::-1]
 SEEDS = np.array([3, 3, 3, NODES - 1, *rng.integers(0, NODES, 16)])
 SEED_TIMES = np.array([5, 20, 20, 9, *rng.integers(0, 32, 16)])
 
@@ -88,13 +91,14 @@ def test_every_edge_of_every_hop_is_before_the_time_of_its_seed(options):
                 np.testing.assert_array_equal(np.bincount(rows, minlength=len(allowed)), expected)
 
 
-def test_last_takes_the_most_recent_edges_and_of_equal_times_the_later_in_the_graph():
-    loader = _loader(temporal="last", batch_size=len(SEEDS))
+@pytest.mark.parametrize("times", [TIMES, ALMOST_SORTED], ids=["random", "almost sorted"])
+def test_last_takes_the_most_recent_edges_and_of_equal_times_the_later_in_the_graph(times):
+    loader = _loader(temporal="last", batch_size=len(SEEDS), edge_times=times)
     batch = loader.batch(0, 0)
     rows, _, e_id = _edges(batch, 1)
     for row, (node, time) in enumerate(zip(SEEDS, SEED_TIMES, strict=True)):
-        of_row = [e for e in range(INDPTR[node], INDPTR[node + 1]) if TIMES[e] < time]
-        expected = sorted(of_row, key=lambda e: (TIMES[e], e))[-4:]
+        of_row = [e for e in range(INDPTR[node], INDPTR[node + 1]) if times[e] < time]
+        expected = sorted(of_row, key=lambda e: (times[e], e))[-4:]
         assert e_id[rows == row].tolist() == expected
     _assert_equal(loader.batch(1, 0), batch)  # nothing is drawn
 
