@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,13 +17,20 @@ from jaxgnn.sampling._batch_loader import BatchLoader
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._hetero_blocks import HeteroBatch, typed_parts_of
 from jaxgnn.sampling._hetero_capacity import HeteroCapacity, bound_of
+from jaxgnn.sampling._hetero_checks import (
+    fanouts_of,
+    features_of,
+    labels_of,
+    relations_of,
+    seeds_of,
+)
+from jaxgnn.sampling._hetero_source import HeteroSource
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._seed_order import SeedOrder
-from jaxgnn.sampling._source import Drawing, HostGraph, on_host
+from jaxgnn.sampling._source import Drawing, on_host
 from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.sampling._temporal import check_present, checked_times
-from jaxgnn.sampling._temporal_source import Temporal, check_options, timed_graph
-from jaxgnn.sampling._typed_hops import Relation, TypedHops, sample_typed_hops
+from jaxgnn.sampling._temporal_source import Temporal, check_options
 
 # Batches that are made at the same time; each has an equal part of the threads.
 _CONCURRENT_BATCHES = 4
@@ -69,7 +75,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
       capacity: numbers of slots of a batch; None measures eight batches.
       edge_ids: whether batches have ``e_id``.
       edge_times: for each relation the time of each edge slot: integers, floats or ``datetime64``;
-        None for a relation whose edges exist at all times. None to draw from all edges.
+        None for a relation whose edges exist at all times, which always draws uniformly. None to
+        draw from all edges of the graph.
       seed_times: with ``edge_times``, the time of each seed, of the same kind. Only edges strictly
         before the time of a seed are drawn for it, in all hops, so each seed has nodes of its own
         (``batch.batch``), even where two seeds are one node. ``labels`` then have an entry for each
@@ -89,6 +96,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
       ValueError: if an argument has another form than described above; the message names it.
 
     Example:
+      >>> from jaxgnn import CSRGraph
       >>> writes = CSRGraph.from_edges([0, 1, 1], [0, 0, 1], 2, num_senders=2)
       >>> graph = HeteroGraph({("author", "writes", "paper"): writes}).with_reverse()
       >>> x = {"author": np.ones((2, 3)), "paper": np.ones((2, 4))}
@@ -129,13 +137,13 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         where = self._where
         if not isinstance(graph, HeteroGraph):
             raise bad_input(where, "graph", "a HeteroGraph", type(graph).__name__)
-        of_relations = _checked_fanouts(where, fanouts, graph)
+        of_relations = fanouts_of(where, fanouts, graph)
         positive = [n for numbers in of_relations.values() for n in numbers if n != 0]
         _checks.options(where, positive, replace, method, batch_dependency)
         _checks.counters(where, seed, 0, 0)
         checks.require_positive(where, "batch_size", batch_size)
         threads = checks.checked_threads(where, num_threads)
-        seed_type, nodes = _checked_seeds(where, seeds, graph)
+        seed_type, nodes = seeds_of(where, seeds, graph)
         drawing = Drawing((), seed, replace, method, batch_dependency)
         check_options(where, drawing, edge_times, seed_times, temporal)
         times = None
@@ -145,7 +153,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
             if weights is not None:
                 raise bad_input(where, "weights", "None with seed_times", repr(list(weights)))
         self._workers = min(threads, _CONCURRENT_BATCHES)
-        relations = _relations(where, graph, of_relations, weights, edge_times, times)
+        relations = relations_of(where, graph, of_relations, weights, edge_times, times)
         source = HeteroSource(
             relations,
             {seed_type: graph.num_nodes[seed_type], **graph.num_nodes},
@@ -171,8 +179,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         )
         most_edges = max(relation.graph.num_edges for relation in relations.values())
         self._with_edge_ids = checks.checked_edge_ids(where, edge_ids, most_edges)
-        self.features = _checked_features(where, features, graph)
-        self._labels = _checked_labels(where, labels, graph.num_nodes[seed_type], nodes, times)
+        self.features = features_of(where, features, graph)
+        self._labels = labels_of(where, labels, graph.num_nodes[seed_type], nodes, times)
         self._edge_weights = {e: on_host(relation.weights) for e, relation in graph.items()}
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
@@ -245,158 +253,3 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
             expected = f"ascending, and at least that of one seed, {least}"
             raise bad_input(where, "capacity", expected, capacity)
         return ordered
-
-
-@dataclass(frozen=True, eq=False)
-class HeteroSample:
-    """A sample that fits into a capacity."""
-
-    found: TypedHops
-    capacity: HeteroCapacity
-
-
-@dataclass(frozen=True, eq=False)
-class HeteroSource:
-    """Draws along relations, on the host. The seeds of its methods are numbers of seeds.
-
-    Attributes:
-      relations: what is drawn.
-      num_nodes: number of nodes of each type, the type of the seeds first.
-      seed_type: type of the seeds.
-      seeds: node of each seed, int64 [all seeds].
-      seed_times: time of each seed, [all seeds], or None.
-      drawing: the options.
-      latest: whether the last edges before a time are taken.
-      num_threads: threads for one batch.
-    """
-
-    relations: dict[EdgeType, Relation]
-    num_nodes: dict[str, int]
-    seed_type: str
-    seeds: np.ndarray
-    seed_times: np.ndarray | None
-    drawing: Drawing
-    latest: bool
-    num_threads: int
-
-    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> HeteroCapacity:
-        """Sizes of a sample."""
-        return HeteroCapacity.of(self.hops(seeds, epoch, step), list(self.relations))
-
-    def draw(
-        self, seeds: np.ndarray, epoch: int, step: int, capacity: HeteroCapacity
-    ) -> HeteroSample | HeteroCapacity:
-        """A sample; its sizes instead if it does not fit into the capacity."""
-        found = self.hops(seeds, epoch, step)
-        sizes = HeteroCapacity.of(found, list(self.relations))
-        return HeteroSample(found, capacity) if capacity.holds(sizes) else sizes
-
-    def hops(self, seeds: np.ndarray, epoch: int, step: int) -> TypedHops:
-        """A sample without padding."""
-        return sample_typed_hops(
-            list(self.relations.values()),
-            self.num_nodes,
-            self.seed_type,
-            self.seeds[seeds],
-            drawing=self.drawing,
-            epoch=epoch,
-            step=step,
-            seed_times=None if self.seed_times is None else self.seed_times[seeds],
-            latest=self.latest,
-            num_threads=self.num_threads,
-        )
-
-
-def _relations(
-    where: str,
-    graph: HeteroGraph,
-    fanouts: Mapping[EdgeType, tuple[int, ...]],
-    weights: Mapping[EdgeType, npt.ArrayLike] | None,
-    edge_times: Mapping[EdgeType, npt.ArrayLike | None] | None,
-    seed_times: np.ndarray | None,
-) -> dict[EdgeType, Relation]:
-    """The relations with their options, after checks."""
-    of_draws = _by_relation(where, "weights", weights, graph)
-    of_times = _by_relation(where, "edge_times", edge_times, graph, needs_all=True)
-    made = {}
-    for edge_type, relation in graph.items():
-        argument = f"graph[{edge_type!r}]"
-        if relation.is_normalized:
-            raise bad_input(where, argument, "not normalised; normalise the blocks", repr(relation))
-        host = HostGraph.of(where, relation, "in", argument=argument, is_relation=True)
-        drawn = checks.checked_weights(where, of_draws.get(edge_type), relation, host)
-        times, values = None, of_times.get(edge_type)
-        if seed_times is not None and values is not None:
-            name = f"edge_times[{edge_type!r}]"
-            host, times = timed_graph(where, name, values, relation.num_edges, host, seed_times)
-        sender, _, receiver = edge_type
-        made[edge_type] = Relation(sender, receiver, host, times, fanouts[edge_type], drawn)
-    return made
-
-
-def _by_relation(
-    where: str, argument: str, given: Any, graph: HeteroGraph, *, needs_all: bool = False
-) -> Mapping[EdgeType, Any]:
-    """A dictionary by relations, empty for None, after a check that the graph has them."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise bad_input(where, argument, "a dictionary by relations", type(given).__name__)
-    for edge_type in given:
-        if edge_type not in graph:
-            expected = f"by relations of the graph, {list(graph.edge_types)}"
-            raise bad_input(where, argument, expected, repr(edge_type))
-    missing = [e for e in graph.edge_types if e not in given]
-    if needs_all and missing:
-        raise bad_input(where, argument, "given for all relations", f"none for {missing[0]!r}")
-    return given
-
-
-def _checked_fanouts(
-    where: str, fanouts: Any, graph: HeteroGraph
-) -> dict[EdgeType, tuple[int, ...]]:
-    """Fan-outs of each relation; ``_checks.options`` checks the numbers."""
-    if not isinstance(fanouts, Mapping):
-        return dict.fromkeys(graph.edge_types, checks.checked_fanouts(where, fanouts))
-    given = _by_relation(where, "fanouts", fanouts, graph, needs_all=True)
-    made = {e: checks.checked_fanouts(where, given[e]) for e in graph.edge_types}
-    lengths = {len(numbers) for numbers in made.values()}
-    if len(lengths) > 1:
-        expected = "equally many numbers for each relation, 0 for no neighbours"
-        raise bad_input(where, "fanouts", expected, made)
-    return made
-
-
-def _checked_seeds(where: str, seeds: Any, graph: HeteroGraph) -> tuple[str, np.ndarray]:
-    if not isinstance(seeds, tuple) or len(seeds) != 2 or seeds[0] not in graph.node_types:
-        expected = f"a pair of a node type, one of {list(graph.node_types)}, and nodes"
-        raise bad_input(where, "seeds", expected, repr(seeds))
-    node_type, nodes = seeds
-    return node_type, checks.checked_seeds(where, nodes, graph.num_nodes[node_type])
-
-
-def _checked_features(where: str, features: Any, graph: HeteroGraph) -> dict[str, Any]:
-    """The stores of the features by type of nodes."""
-    given = {} if features is None else features
-    if not isinstance(given, Mapping):
-        expected = "a dictionary of the features of types of nodes"
-        raise bad_input(where, "features", expected, type(given).__name__)
-    for node_type in given:
-        if node_type not in graph.node_types:
-            expected = f"of the types {list(graph.node_types)}"
-            raise bad_input(where, "features", expected, repr(node_type))
-    return {
-        t: checks.checked_features(where, given[t], graph.num_nodes[t])
-        for t in graph.node_types
-        if given.get(t) is not None
-    }
-
-
-def _checked_labels(
-    where: str, labels: Any, num_nodes: int, seeds: np.ndarray, seed_times: Any
-) -> np.ndarray | None:
-    """Labels of the seeds, given for them if they have times, else for all nodes of their type."""
-    if seed_times is not None:
-        return checks.checked_labels(where, labels, len(seeds), "seed")
-    values = checks.checked_labels(where, labels, num_nodes)
-    return None if values is None else values[seeds]
