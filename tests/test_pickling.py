@@ -99,6 +99,10 @@ def _hetero_batch():
     return sampling.HeteroNeighborLoader(relations, ("node", [1]), (2,), 1).batch(0, 0)
 
 
+def _link_batch():
+    return sampling.LinkNeighborLoader(GRAPH, ([0], [1]), (2,), 1).batch(0, 0)
+
+
 _NODES = np.zeros(4, np.int32)
 
 # One of each record, by its class.
@@ -136,6 +140,7 @@ RECORDS = {
     sampling.HeteroCapacity: lambda: sampling.HeteroCapacity({"node": (1, 2)}, {}),
     sampling.Hop: lambda: _hops().hops[0],
     sampling.Hops: lambda: _hops(),
+    sampling.LinkBatch: lambda: _link_batch(),
     sampling.SampledBatch: lambda: sampling.NeighborLoader(GRAPH, [1], (2,), 1).batch(0, 0),
     sampling.NegativeSampler: lambda: sampling.NegativeSampler.of(GRAPH),
     nn.LSTMState: lambda: nn.LSTMState(X, X, jnp.array(True)),
@@ -178,13 +183,8 @@ RECORDS = {
     ),
 }
 # Handles of what is elsewhere, and a base of other classes.
-NO_RECORDS = {
-    sampling.HeteroNeighborLoader,
-    sampling.NeighborLoader,
-    training.RunFolder,
-    jaxgnn.ExportedFunction,
-    nn.NodeUpdate,
-}
+NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
+NO_RECORDS |= {sampling.HeteroNeighborLoader, sampling.LinkNeighborLoader}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
 
 

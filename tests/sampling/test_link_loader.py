@@ -361,6 +361,13 @@ def test_a_complete_graph_has_no_negatives():
     assert _loader(complete, ([0], [1]), negatives=0).batch(0, 0).num_edges.tolist() == [0, 0]
 
 
+def test_more_ends_than_the_device_numbers_are_named():
+    empty = CSRGraph.from_edges([], [], 70_000)
+    pairs = np.arange(66_000).reshape(2, -1)
+    with pytest.raises(ValueError, match="batch_size must be at most 32767 with on='device'"):
+        _loader(empty, pairs, batch_size=33_000, negatives=0, on="device")
+
+
 def test_a_step_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match=r"LinkNeighborLoader: step must be in \[0, 6\), got 6"):
         _loader().batch(0, 6)
