@@ -94,6 +94,11 @@ def _device_sample():
     return sampling.sample_on_device(*arrays, (2,), **sizes, seed=0, epoch=0, step=0)
 
 
+def _hetero_batch():
+    relations = graph.HeteroGraph({("node", "to", "node"): GRAPH})
+    return sampling.HeteroNeighborLoader(relations, ("node", [1]), (2,), 1).batch(0, 0)
+
+
 def _link_batch():
     return sampling.LinkNeighborLoader(GRAPH, ([0], [1]), (2,), 1).batch(0, 0)
 
@@ -131,6 +136,8 @@ RECORDS = {
     nn.Pooled: lambda: nn.Pooled(X, graph.GraphBatch.from_graphs([GRAPH], None), _NODES),
     sampling.Capacity: lambda: sampling.Capacity((2, 4), (3,)),
     sampling.DeviceSample: lambda: _device_sample(),
+    sampling.HeteroBatch: lambda: _hetero_batch(),
+    sampling.HeteroCapacity: lambda: sampling.HeteroCapacity({"node": (1, 2)}, {}),
     sampling.Hop: lambda: _hops().hops[0],
     sampling.Hops: lambda: _hops(),
     sampling.LinkBatch: lambda: _link_batch(),
@@ -178,7 +185,7 @@ RECORDS = {
 }
 # Handles of what is elsewhere, and a base of other classes.
 NO_RECORDS = {sampling.NeighborLoader, training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
-NO_RECORDS |= {sampling.LinkNeighborLoader}
+NO_RECORDS |= {sampling.HeteroNeighborLoader, sampling.LinkNeighborLoader}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
 NO_RECORDS |= {sampling.ClusterLoader, sampling.SaintLoader, sampling.ShadowLoader}
 

@@ -7,6 +7,9 @@ from jaxgnn.sampling._capacity import Capacity as Capacity
 from jaxgnn.sampling._cluster_loader import ClusterLoader as ClusterLoader
 from jaxgnn.sampling._cluster_loader import ClusterMethod as ClusterMethod
 from jaxgnn.sampling._dense_ranks import Relabelling as Relabelling
+from jaxgnn.sampling._hetero_blocks import HeteroBatch as HeteroBatch
+from jaxgnn.sampling._hetero_capacity import HeteroCapacity as HeteroCapacity
+from jaxgnn.sampling._hetero_loader import HeteroNeighborLoader as HeteroNeighborLoader
 from jaxgnn.sampling._host import sample_hops as sample_hops
 from jaxgnn.sampling._infer_layerwise import infer_layerwise as infer_layerwise
 from jaxgnn.sampling._link_loader import LinkBatch as LinkBatch

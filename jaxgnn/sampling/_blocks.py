@@ -40,6 +40,8 @@ class SampledBatch:
       num_edges: number of real edges of each block, int32 [blocks].
       x: features of the nodes of ``n_id``, [nodes, ...], zeros in padding; None without features.
       y: labels of the seeds, [batch_size, ...], zeros in padding; None without labels.
+      batch: place in the batch of the seed of each node, ``batch_size`` for padding, int32 [nodes].
+        None unless the loader has ``seed_times``, where each seed has nodes of its own.
     """
 
     blocks: tuple[CSRGraph, ...]
@@ -51,6 +53,7 @@ class SampledBatch:
     num_edges: Int[Array, " blocks"]
     x: Any = None
     y: Any = None
+    batch: Any = None
 
     def __repr__(self) -> str:
         """Shows shapes instead of arrays."""

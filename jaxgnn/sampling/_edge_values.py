@@ -101,6 +101,7 @@ def parts_of(raw: RawSample, values: EdgeValues, *, with_plans: bool) -> dict[st
         "seed_ids": raw.seed_ids,
         "num_nodes": raw.num_nodes[::-1],
         "num_edges": raw.num_edges[::-1],
+        "batch": raw.owners,
     }
 
 

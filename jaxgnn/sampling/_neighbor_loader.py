@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Literal
@@ -18,8 +16,10 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
 from jaxgnn.sampling import _loader_checks as checks
+from jaxgnn.sampling._batch_loader import BatchLoader
+from jaxgnn.sampling._batch_loader import StepBatches as StepBatches
 from jaxgnn.sampling._blocks import SampledBatch
-from jaxgnn.sampling._capacity import Capacity, bound_of, measured
+from jaxgnn.sampling._capacity import Capacity, bound_of
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._device_source import DeviceSource
 from jaxgnn.sampling._edge_values import EdgeValues, parts_of, parts_on_device
@@ -35,15 +35,14 @@ from jaxgnn.sampling._source import (
     on_host,
 )
 from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling._temporal_source import Temporal, check_options, timed_source
 from jaxgnn.sampling.features import FeatureStore
 
-# Batches whose sizes are measured for a capacity.
-_MEASURED_BATCHES = 8
 # Batches that are made at the same time; each has an equal part of the threads.
 _CONCURRENT_BATCHES = 4
 
 
-class NeighborLoader:
+class NeighborLoader(BatchLoader[SampledBatch]):
     """Draws batches of seeds with sampled neighbours, for training on graphs of any size.
 
     For each batch, hop after hop, some neighbours are drawn of all nodes found so far. All batches
@@ -82,6 +81,14 @@ class NeighborLoader:
       num_threads: number of threads; None for one for each core.
       capacity: numbers of slots of a batch; None measures eight batches.
       edge_ids: whether batches have ``e_id``.
+      edge_times: for each edge slot of the graph its time: integers, floats or ``datetime64``. None
+        to draw from all edges.
+      seed_times: with ``edge_times``, the time of each seed, of the same kind. Only edges strictly
+        before the time of a seed are drawn for it, in all hops, so each seed has nodes of its own
+        (``batch.batch``), even where two seeds are one node. ``labels`` then have an entry for each
+        seed, [seeds, ...], and edges of a row are in the order of their times.
+      temporal: which edges before the time of a seed: ``"uniform"``, or the ``"last"``, the most
+        recent ones; of equal times those that come last in the graph.
       processes: ``(index, count)`` of this process: each draws its own part of the seeds of each
         step. None for those of JAX.
 
@@ -122,8 +129,12 @@ class NeighborLoader:
         num_threads: int | None = None,
         capacity: Capacity | None = None,
         edge_ids: bool = True,
+        edge_times: npt.ArrayLike | None = None,
+        seed_times: npt.ArrayLike | None = None,
+        temporal: Temporal = "uniform",
         processes: tuple[int, int] | None = None,
     ):
+        super().__init__()
         where = self._where
         fanouts = checks.checked_fanouts(where, fanouts)
         checks.check_place(where, on, weights)
@@ -145,7 +156,8 @@ class NeighborLoader:
         )
         self._with_edge_ids = checks.checked_edge_ids(where, edge_ids, host.num_edges)
         self.features = checks.checked_features(where, features, host.num_nodes)
-        self._labels = checks.checked_labels(where, labels, host.num_nodes)
+        labelled = (host.num_nodes, "node") if seed_times is None else (self._count, "seed")
+        self._labels = checks.checked_labels(where, labels, *labelled)
         self._workers = min(num_threads, _CONCURRENT_BATCHES)
         source = HostSource(
             host,
@@ -156,7 +168,13 @@ class NeighborLoader:
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
         self._device = jax.devices(device)[0] if isinstance(device, str) else device
-        self._source: Source = source
+        check_options(where, source.drawing, edge_times, seed_times, temporal)
+        timed = None
+        if seed_times is not None:
+            times = edge_times, seed_times, temporal
+            timed = timed_source(where, source, graph, self._seeds, times, on)
+            self._seeds = np.arange(self._count)  # by number, as times and labels are
+        self._source: Source = source if timed is None else timed
         self._values = EdgeValues.of(graph, host.degrees(), direction)
         if on == "device":
             self._source = DeviceSource.of(source, graph, direction, self._device)
@@ -168,43 +186,13 @@ class NeighborLoader:
             self._parts = partial(parts_of, with_plans=jax.default_backend() == "cpu")
         self._rows = None if self.features is None else StagedRows(self.features, self._device)
         self._num_nodes = host.num_nodes
-        self._bound = _bound(source, self._seed_slots(), with_candidates=on == "device")
-        self._growing = threading.Lock()
-        self.capacity = self._measured() if capacity is None else self._checked(capacity)
-        self._epochs = itertools.count()
-
-    def __repr__(self) -> str:
-        """Shows sizes."""
-        return (
-            f"{type(self).__name__}({self._count} {self._things}, {len(self)} steps of "
-            f"{self._batch_size}, {self.capacity})"
+        self._bound = _bound(
+            source,
+            self._seed_slots(),
+            copies=1 if timed is None else self._batch_size,
+            with_candidates=on == "device",
         )
-
-    def __len__(self) -> int:
-        """Number of steps of an epoch."""
-        return self._order.num_steps
-
-    @property
-    def batch_size(self) -> int:
-        """Number of seeds of a batch, at most that of all seeds."""
-        return self._batch_size
-
-    def __iter__(self) -> Iterator[SampledBatch]:
-        """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""
-        return self.epoch(next(self._epochs))
-
-    def epoch(self, epoch: int, start: int = 0) -> Prefetched[SampledBatch]:
-        """Iterates over the batches of an epoch, from a step on."""
-        return self._ahead((epoch, step) for step in range(start, len(self)))
-
-    def steps(self, start: int = 1) -> StepBatches:
-        """Returns a function from a step of a training, counted from 1, to its batch.
-
-        ``training.fit`` takes the loader itself, and calls this with the step to start from. Step
-        ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
-        ahead.
-        """
-        return StepBatches(self, start)
+        self.capacity = self._measured() if capacity is None else self._checked(capacity)
 
     def batch(self, epoch: int, step: int) -> SampledBatch:
         """Makes one batch, on the default device.
@@ -238,12 +226,6 @@ class NeighborLoader:
 
     # -- what loaders of other things than nodes replace --------------------------------------
 
-    _things = "seeds"
-
-    @property
-    def _where(self) -> str:
-        return f"sampling.{type(self).__name__}"
-
     def _take_seeds(self, seeds: Any, graph: CSRGraph) -> int:
         """Keeps what an epoch visits, after checks, and returns its number."""
         self._seeds = checks.checked_seeds(self._where, seeds, graph.num_rows)
@@ -253,15 +235,7 @@ class NeighborLoader:
         """Most seeds of a batch."""
         return self._batch_size
 
-    def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
-        return self._seeds[self._order.of_step(epoch, step, process)]
-
     # -- parts of a batch --------------------------------------------------------------------
-
-    def _check_place(self, epoch: int, step: int) -> None:
-        _checks.counters(self._where, 0, epoch, 0)
-        if not 0 <= step < len(self):
-            raise bad_input(self._where, "step", f"in [0, {len(self)})", step)
 
     def _fields(self, raw: RawSample, num_seeds: int) -> dict[str, Any]:
         """The fields of a batch that do not depend on what is asked about its seeds."""
@@ -272,51 +246,9 @@ class NeighborLoader:
         parts["x"] = None if rows is None else rows.gather(raw.n_id)
         return parts
 
-    def _ahead(self, places: Iterator[tuple[int, int]]) -> Prefetched[SampledBatch]:
-        workers = self._workers
-        return Prefetched(
-            lambda place: self.batch(*place), places, threads=workers, depth=workers + 2
-        )
-
     def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
         n_id = self._draw(self._seeds_of(epoch, step, self._process), epoch, step).n_id
         return n_id[n_id >= 0]
-
-    def _draw(self, seeds: np.ndarray, epoch: int, step: int) -> RawSample:
-        while True:
-            made = self._source.draw(seeds, epoch, step, self.capacity)
-            if isinstance(made, RawSample):
-                return made
-            self._grow(made, epoch, step)
-
-    def _grow(self, sizes: Capacity, epoch: int, step: int) -> None:
-        """Makes the capacity large enough, unless another thread has done so."""
-        with self._growing:
-            before = self.capacity
-            if before.holds(sizes):
-                return
-            self.capacity = before.grown(sizes, self._bound)
-        warnings.warn(
-            f"{self._where}: the batch of epoch {epoch} and step {step} has {sizes}, more than "
-            f"{before}; from now on it is {self.capacity}, for which a jitted step compiles again",
-            stacklevel=2,
-        )
-
-    def _measured(self) -> Capacity:
-        """The capacity for some batches, those of the first process, so that all have the same."""
-        if not len(self):
-            expected = f"at most the number of {self._things}, {self._count}, with drop_last"
-            raise bad_input(self._where, "batch_size", expected, self._batch_size)
-        # Spread over the epoch, whose seeds may be in an order that matters, or over several.
-        stride = max(len(self) // _MEASURED_BATCHES, 1)
-        places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
-        sizes = Prefetched(
-            lambda place: self._source.sizes(self._seeds_of(*place, 0), *place),
-            places,
-            threads=self._workers,
-            depth=_MEASURED_BATCHES,
-        )
-        return measured(sizes, self._bound)
 
     def _checked(self, capacity: Capacity) -> Capacity:
         """A user's capacity, after a check that it holds some batch."""
@@ -335,33 +267,8 @@ class NeighborLoader:
         return capacity
 
 
-class StepBatches:
-    """Batches of the steps of a training, counted from 1, of which the next are made ahead."""
-
-    def __init__(self, loader: NeighborLoader, start: int):
-        self._loader = loader
-        self._begin(start)
-
-    def __call__(self, step: int) -> SampledBatch:
-        """Returns the batch of a step; another than the next one is made without preparation."""
-        if step != self._next:
-            self._begin(step)
-        self._next += 1
-        return next(self._batches)
-
-    def close(self) -> None:
-        """Ends the threads that make batches."""
-        self._batches.close()
-
-    def _begin(self, step: int) -> None:
-        if step < 1:
-            raise bad_input(self._loader._where, "step", "at least 1", step)
-        steps, self._next = len(self._loader), step
-        self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
-
-
-def _bound(source: HostSource, batch_size: int, *, with_candidates: bool) -> Capacity:
-    """The sizes that no batch exceeds."""
+def _bound(source: HostSource, batch_size: int, *, copies: int, with_candidates: bool) -> Capacity:
+    """The sizes that no batch exceeds, with so many copies of the graph to draw from."""
     host, drawing = source.graph, source.drawing
     max_degree = int(host.degrees().max(initial=0))
     num_edges = host.num_edges
@@ -371,8 +278,8 @@ def _bound(source: HostSource, batch_size: int, *, with_candidates: bool) -> Cap
     return bound_of(
         batch_size,
         drawing.fanouts,
-        host.num_nodes,
-        num_edges,
+        copies * host.num_nodes,
+        copies * num_edges,
         max_degree,
         with_candidates=with_candidates and drawing.method == "labor",
     )

@@ -28,6 +28,8 @@ class RawSample(NamedTuple):
       num_nodes: number of seeds, then of nodes up to and with each hop, [hops + 1].
       num_edges: number of edges of each hop, [hops].
       seed_ids: place in ``n_id`` of each seed slot, 0 for padding.
+      owners: place of the seed of each node slot, where each seed has nodes of its own; the number
+        of seed slots for padding.
     """
 
     n_id: Any
@@ -37,6 +39,7 @@ class RawSample(NamedTuple):
     num_nodes: Any
     num_edges: Any
     seed_ids: Any
+    owners: Any = None
 
     def num_cols(self, hop: int) -> int:
         """Number of columns of a hop, which are the rows of the next one."""
@@ -85,14 +88,22 @@ class HostGraph:
     edge_ids: np.ndarray | None
 
     @classmethod
-    def of(cls, where: str, graph: Any, direction: str) -> HostGraph:
-        """Reads a square concrete graph; memory-mapped arrays stay in their files."""
-        require_graph(where, "graph", graph)
+    def of(
+        cls,
+        where: str,
+        graph: Any,
+        direction: str,
+        *,
+        argument: str = "graph",
+        is_relation: bool = False,
+    ) -> HostGraph:
+        """Reads a concrete graph, square unless it is a relation; mapped arrays stay in files."""
+        require_graph(where, argument, graph)
         if not is_concrete(graph.indptr, graph.indices):
-            raise bad_input(where, "graph", "concrete; make loaders outside jit", "a tracer")
-        if not graph.is_square:
+            raise bad_input(where, argument, "concrete; make loaders outside jit", "a tracer")
+        if not (is_relation or graph.is_square):
             raise bad_input(
-                where, "graph", "square, with nodes of one kind", f"shape {graph.shape}"
+                where, argument, "square, with nodes of one kind", f"shape {graph.shape}"
             )
         if not graph.in_range:
             graph.concrete_parts()  # checks offsets and ids
@@ -153,7 +164,7 @@ class HostSource:
         sizes = sizes_of(hops)
         if not capacity.holds(sizes):
             return sizes
-        return _padded(hops, capacity, self.graph)
+        return padded(hops, capacity, self.graph)
 
     def hops(self, seeds: np.ndarray, epoch: int, step: int) -> Hops:
         """A sample without padding."""
@@ -180,9 +191,9 @@ def sizes_of(hops: Hops) -> Capacity:
     return Capacity(tuple(map(int, hops.num_nodes)), edges)
 
 
-def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
+def padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
     """The arrays of a sample in slots, with the ids of the user's graph."""
-    id_dtype, edge_dtype = (_id_dtype(size) for size in (graph.num_nodes, graph.num_edges))
+    node_dtype, edge_dtype = id_dtype(graph.num_nodes), id_dtype(graph.num_edges)
     rows = zip(hops.hops, capacity.nodes, capacity.edges, strict=False)
     indptr, indices, e_id = [], [], []
     for hop, num_rows, num_slots in rows:
@@ -193,7 +204,7 @@ def _padded(hops: Hops, capacity: Capacity, graph: HostGraph) -> RawSample:
         edges = hop.e_id if graph.edge_ids is None else graph.edge_ids[hop.e_id]
         e_id.append(filled(edges, num_slots, -1, edge_dtype))
     return RawSample(
-        n_id=filled(hops.n_id, capacity.nodes[-1], -1, id_dtype),
+        n_id=filled(hops.n_id, capacity.nodes[-1], -1, node_dtype),
         indptr=tuple(indptr),
         indices=tuple(indices),
         e_id=tuple(e_id),
@@ -208,5 +219,6 @@ def on_host(array: Any) -> Any:
     return array if array is None or isinstance(array, np.ndarray) else np.asarray(array)
 
 
-def _id_dtype(count: int) -> type[np.signedinteger]:
+def id_dtype(count: int) -> type[np.signedinteger]:
+    """The dtype of ids below a count, int32 where they fit."""
     return np.int32 if count <= np.iinfo(np.int32).max else np.int64

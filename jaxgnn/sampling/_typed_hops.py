@@ -1,0 +1,215 @@
+"""Neighbour sampling with several types of nodes, or before a time: the definition, in NumPy.
+
+Rows are drawn by ``_host.sample_rows``, which does the same as ``_reference.sample_rows``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxgnn.sampling import _checks, _host
+from jaxgnn.sampling._reference import Hop, distinct
+from jaxgnn.sampling._source import Drawing, HostGraph
+from jaxgnn.sampling._temporal import EdgeTimes, rows_of_spans
+
+RowSampler = Callable[..., tuple[np.ndarray, np.ndarray]]
+
+# Bits of the counter of a hop. The bits above have the position of the relation.
+_HOP_BITS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """Edges from nodes of one type to nodes of one type, and what is drawn of them.
+
+    Attributes:
+      sender: type of the senders.
+      receiver: type of the receivers, the rows of the graph.
+      graph: the edges, those of a row in the order of their times if there are any.
+      times: times of the edges; None for edges that exist at all times.
+      fanouts: for each hop the number of edges to draw for each node, -1 for all, 0 for none.
+      weights: weight of each edge for the draws, or None.
+    """
+
+    sender: str
+    receiver: str
+    graph: HostGraph
+    times: EdgeTimes | None
+    fanouts: tuple[int, ...]
+    weights: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TypedHops:
+    """Sample of a batch of seeds, with nodes of several types.
+
+    Attributes:
+      n_id: nodes of each type, int64: the seeds in the order given, then the new nodes of each hop,
+        ascending within the hop; where each seed has nodes of its own, those of the first seed come
+        first.
+      owners: for each node of ``n_id`` the place of its seed; None where seeds share their nodes.
+      num_nodes: for each type the number of nodes before the first hop and after each, int64
+        [hops + 1].
+      hops: for each relation its drawn edges, hop by hop. Row i is node i of the receiving type,
+        and local ids are places among the nodes of the sending type.
+      seed_ids: local id of each seed, int64 [seeds].
+    """
+
+    n_id: dict[str, np.ndarray]
+    owners: dict[str, np.ndarray] | None
+    num_nodes: dict[str, np.ndarray]
+    hops: tuple[tuple[Hop, ...], ...]
+    seed_ids: np.ndarray
+
+
+def sample_typed_hops(
+    relations: Sequence[Relation],
+    num_nodes: Mapping[str, int],
+    seed_type: str,
+    seeds: np.ndarray,
+    *,
+    drawing: Drawing,
+    epoch: int,
+    step: int,
+    seed_times: np.ndarray | None = None,
+    latest: bool = False,
+    num_threads: int | None = None,
+    draw_rows: RowSampler = _host.sample_rows,
+) -> TypedHops:
+    """Draws neighbours of seeds, neighbours of these, and so on, along all relations.
+
+    Each hop draws again, by each relation, for all nodes of its receiving type found so far. Random
+    numbers of hop h and relation r have the counter ``r << 16 | h`` in the place of the hop; with
+    one relation the sample is that of ``sample_hops``.
+
+    With ``seed_times`` each seed has nodes of its own, even if another seed is the same node. An
+    edge is drawn only if its time is before that of the seed whose nodes it joins. In the draws of
+    the node at place i of its type, the node counts as 2 i + 1.
+
+    Args:
+      relations: all relations, with equally many fan-outs.
+      num_nodes: number of nodes of each type.
+      seed_type: type of the seeds.
+      seeds: valid nodes, int64 [seeds].
+      drawing: how to draw; its fan-outs are not used.
+      epoch: number of the epoch.
+      step: number of the batch in the epoch.
+      seed_times: times of the seeds, in the dtype of those of the edges, [seeds], or None.
+      latest: whether to take the last edges before the seed's time, and draw none.
+      num_threads: number of threads; None for as many as the process may use.
+      draw_rows: draws edges of rows, as ``_host.sample_rows``.
+    """
+    is_disjoint = seed_times is not None
+    first, seed_ids = (seeds, np.arange(len(seeds))) if is_disjoint else distinct(seeds)
+    if is_disjoint:
+        first = first + seed_ids * num_nodes[seed_type]
+    known = {t: _Numbers(first if t == seed_type else first[:0]) for t in num_nodes}
+    counts = {t: [len(numbers.keys)] for t, numbers in known.items()}
+    draw = functools.partial(
+        draw_rows,
+        seed=drawing.seed,
+        epoch=epoch,
+        step=step,
+        replace=drawing.replace,
+        method=drawing.method,
+        batch_dependency=drawing.batch_dependency,
+        num_threads=num_threads,
+    )
+    hops: list[list[Hop]] = [[] for _ in relations]
+    for hop in range(len(relations[0].fanouts)):
+        drawn = []
+        for place, relation in enumerate(relations):
+            draw_hop = functools.partial(draw, hop=place << _HOP_BITS | hop)
+            rows = _Rows(relation, known[relation.receiver].keys, num_nodes, seed_times)
+            drawn.append(rows.drawn(relation.fanouts[hop], draw_hop, latest=latest))
+        for node_type, numbers in known.items():
+            pairs = zip(relations, drawn, strict=True)
+            numbers.add([senders for r, (_, senders, _) in pairs if r.sender == node_type])
+            counts[node_type].append(len(numbers.keys))
+        for relation, of_hops, (ends, senders, e_id) in zip(relations, hops, drawn, strict=True):
+            of_hops.append(Hop(ends, known[relation.sender].of(senders), e_id))
+
+    pairs_of = {t: np.divmod(numbers.keys, num_nodes[t]) for t, numbers in known.items()}
+    return TypedHops(
+        n_id={t: nodes for t, (_, nodes) in pairs_of.items()},
+        owners={t: owners for t, (owners, _) in pairs_of.items()} if is_disjoint else None,
+        num_nodes={t: np.array(count, np.int64) for t, count in counts.items()},
+        hops=tuple(map(tuple, hops)),
+        seed_ids=seed_ids,
+    )
+
+
+class _Rows:
+    """Nodes that draw along a relation.
+
+    Args:
+      relation: the relation.
+      keys: the node of each row, plus the place of its seed times the number of nodes.
+      num_nodes: number of nodes of each type.
+      seed_times: times of the seeds, or None.
+    """
+
+    def __init__(
+        self,
+        relation: Relation,
+        keys: np.ndarray,
+        num_nodes: Mapping[str, int],
+        seed_times: np.ndarray | None,
+    ):
+        self._relation, self._seed_times = relation, seed_times
+        self._owners, self._nodes = np.divmod(keys, num_nodes[relation.receiver])
+        self._num_senders = num_nodes[relation.sender]
+
+    def drawn(
+        self, fanout: int, draw: RowSampler, *, latest: bool
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Offsets of the drawn edges, keys of their senders, and their positions."""
+        ends, e_id = self._edges(fanout, draw, latest)
+        senders = self._relation.graph.indices[e_id].astype(np.int64)
+        _checks.senders("sampling.sample_hops", senders, e_id, self._num_senders)
+        return ends, senders + np.repeat(self._owners * self._num_senders, np.diff(ends)), e_id
+
+    def _edges(self, fanout: int, draw: RowSampler, latest: bool) -> tuple[np.ndarray, np.ndarray]:
+        relation, rows = self._relation, self._nodes
+        indptr, times = relation.graph.indptr, relation.times
+        if fanout == 0:
+            return np.zeros(len(rows) + 1, np.int64), np.empty(0, np.int64)
+        if self._seed_times is not None:
+            first, ends = (indptr[at].astype(np.int64) for at in (rows, rows + 1))
+            if times is not None:
+                ends = times.ends_before(first, ends, self._seed_times[self._owners])
+                if latest and fanout > 0:
+                    first, fanout = np.maximum(first, ends - fanout), -1
+            indptr, rows = rows_of_spans(first, ends)
+        return draw(indptr, relation.graph.indices, rows, fanout, weights=relation.weights)
+
+
+class _Numbers:
+    """Distinct keys in the order in which they were found, each numbered by its place."""
+
+    def __init__(self, keys: np.ndarray):
+        self.keys = keys
+        self._places = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._places]
+
+    def add(self, parts: list[np.ndarray]) -> None:
+        """Adds the keys that are new, ascending."""
+        found = np.sort(np.concatenate(parts)) if parts else self.keys[:0]
+        # ``np.unique`` may build a hash table, which is slower.
+        found = found[np.diff(found, prepend=-1) != 0]
+        before = np.searchsorted(self._sorted, found)
+        is_known = np.zeros(len(found), bool)
+        inside = before < len(self._sorted)
+        is_known[inside] = self._sorted[before[inside]] == found[inside]
+        new, before = found[~is_known], before[~is_known]
+        self._places = np.insert(self._places, before, len(self.keys) + np.arange(len(new)))
+        self._sorted = np.insert(self._sorted, before, new)
+        self.keys = np.concatenate([self.keys, new])
+
+    def of(self, keys: np.ndarray) -> np.ndarray:
+        """The numbers of keys, int32."""
+        return self._places[np.searchsorted(self._sorted, keys)].astype(np.int32)
