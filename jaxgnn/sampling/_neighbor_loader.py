@@ -17,7 +17,6 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
 from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._batch_loader import BatchLoader
-from jaxgnn.sampling._batch_loader import StepBatches as StepBatches
 from jaxgnn.sampling._blocks import SampledBatch
 from jaxgnn.sampling._capacity import Capacity, bound_of
 from jaxgnn.sampling._checks import Method

@@ -18,7 +18,7 @@ Key = tuple[np.ndarray, np.ndarray]
 """Two words of uint32, or two arrays of them."""
 
 # Streams of random numbers of one hop.
-NEIGHBOURS, WEIGHTED, LABOR, SHUFFLE, NEGATIVES = range(5)
+NEIGHBOURS, WEIGHTED, LABOR, SHUFFLE, NEGATIVES, SUBGRAPHS = range(6)
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)

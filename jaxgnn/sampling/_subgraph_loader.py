@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +19,7 @@ from jaxgnn.graph.csr.transforms import distinct_ids
 from jaxgnn.sampling import _checks, _random
 from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._capacity import Capacity, measured
-from jaxgnn.sampling._neighbor_loader import StepBatches
+from jaxgnn.sampling._epochs import Epochs
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._random import Key
 from jaxgnn.sampling._staging import StagedRows
@@ -39,8 +37,6 @@ from jaxgnn.sampling.features import FeatureStore
 _MEASURED_BATCHES = 8
 # Batches that are made at the same time, by one thread each.
 _CONCURRENT_BATCHES = 4
-# Stream of random numbers of samplers of subgraphs; ``_random`` has those of the other samplers.
-_SUBGRAPHS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,29 +70,24 @@ class NodeData:
         )
 
 
-class SubgraphLoader(ABC):
+class SubgraphLoader(Epochs[SubgraphBatch]):
     """Base class of loaders; a batch is a function of ``(epoch, step)`` and of the arguments.
 
     A subclass draws parts of the graph (``_part``) and adds to a batch what only it has.
     """
 
     def __init__(self, graph: WholeGraph, data: NodeData, seed: int, num_threads: int | None):
+        super().__init__()
         _checks.counters(self._where, seed, 0, 0)
         self._graph, self._data, self._seed = graph, data, int(seed)
         threads = checks.checked_threads(self._where, num_threads)
         self._workers = min(threads, _CONCURRENT_BATCHES)
-        self._growing = threading.Lock()
         self._known_capacity: Capacity | None = None
-        self._epochs = itertools.count()
         self._with_plan = jax.default_backend() == "cpu"
         # ``with jax.default_device(...)`` is not seen by other threads.
         device = jax.config.jax_default_device
         self._device = jax.devices(device)[0] if isinstance(device, str) else device
         self._rows = None if data.features is None else StagedRows(data.features, self._device)
-
-    @property
-    def _where(self) -> str:
-        return f"sampling.{type(self).__name__}"
 
     def __repr__(self) -> str:
         """Shows the number of steps, and of slots if they have been measured."""
@@ -113,27 +104,6 @@ class SubgraphLoader(ABC):
         capacity = self._capacity()
         return capacity.nodes[-1], capacity.edges[-1]
 
-    @abstractmethod
-    def __len__(self) -> int:
-        """Number of steps of an epoch."""
-
-    def __iter__(self) -> Iterator[SubgraphBatch]:
-        """Iterates over the next epoch, from 0 on: each loop over the loader is another epoch."""
-        return self.epoch(next(self._epochs))
-
-    def epoch(self, epoch: int, start: int = 0) -> Prefetched[SubgraphBatch]:
-        """Iterates over the batches of an epoch, from a step on."""
-        return self._ahead((epoch, step) for step in range(start, len(self)))
-
-    def steps(self, start: int = 1) -> StepBatches:
-        """Returns a function from a step of a training, counted from 1, to its batch.
-
-        ``training.fit`` takes the loader itself, and calls this with the step to start from. Step
-        ``len(loader)`` is the last of the first epoch. Batches of the following steps are made
-        ahead.
-        """
-        return StepBatches(cast(Any, self), start)
-
     def batch(self, epoch: int, step: int) -> SubgraphBatch:
         """Makes one batch, on the default device.
 
@@ -148,9 +118,7 @@ class SubgraphLoader(ABC):
         Warns:
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
-        _checks.counters(self._where, 0, epoch, 0)
-        if not 0 <= step < len(self):
-            raise bad_input(self._where, "step", f"in [0, {len(self)})", step)
+        self._check_place(epoch, step)
         self._graph.check_files(self._where)
         part = self._part(epoch, step)
         on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
@@ -174,7 +142,7 @@ class SubgraphLoader(ABC):
 
     def _key(self, epoch: int, step: int) -> Key:
         """The key of the random numbers of a batch."""
-        return _random.hop_key(_random.batch_key(self._seed, epoch, step), 0, _SUBGRAPHS)
+        return _random.hop_key(_random.batch_key(self._seed, epoch, step), 0, _random.SUBGRAPHS)
 
     # -- shapes -------------------------------------------------------------------------------
 
@@ -241,12 +209,9 @@ class SubgraphLoader(ABC):
 
     # -- epochs -------------------------------------------------------------------------------
 
-    def _ahead(self, places: Iterator[tuple[int, int]]) -> Prefetched[SubgraphBatch]:
+    def _ahead(self, places: Iterable[tuple[int, int]]) -> Prefetched[SubgraphBatch]:
         self._capacity()  # measured by this thread, which can be interrupted
-        workers = self._workers
-        return Prefetched(
-            lambda place: self.batch(*place), places, threads=workers, depth=workers + 2
-        )
+        return super()._ahead(places)
 
 
 def checked_size(where: str, argument: str, value: Any) -> int:
