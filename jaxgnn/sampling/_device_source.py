@@ -13,6 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._memory import filled
+from jaxgnn.sampling._device_rows import MAX_FANOUT
 from jaxgnn.sampling._on_device import sample_on_device
 from jaxgnn.sampling._source import HostSource, RawSample, drawn_arrays, sizes_of
 
@@ -38,8 +39,12 @@ class DeviceSource:
         """Copies the graph to the device, unless it is there.
 
         Raises:
-          ValueError: if it has 2^31 edges or more.
+          ValueError: if it has 2^31 edges or more, or a fan-out exceeds that of the device.
         """
+        for fanout in host.drawing.fanouts:
+            if fanout > MAX_FANOUT:
+                expected = f'at most {MAX_FANOUT}, or -1, with on="device"; use on="host" for more'
+                raise bad_input("sampling.NeighborLoader", "fanouts", expected, fanout)
         if host.graph.num_edges > np.iinfo(np.int32).max:
             expected = 'of fewer than 2^31 edges with on="device"; use on="host" for more'
             raise bad_input("sampling.NeighborLoader", "graph", expected, host.graph.num_edges)

@@ -254,6 +254,7 @@ BAD = [
     ({"capacity": Capacity((8, 90), (90,))}, "capacity must be numbers of nodes, edges and candid"),
     ({"on": "gpu"}, 'on must be "host" or "device"'),
     ({"on": "device", "weights": np.ones(EDGES)}, 'weights must be None with on="device"'),
+    ({"on": "device", "fanouts": (65,)}, 'fanouts must be at most 64, or -1, with on="device"'),
     ({"graph": GRAPH.normalized("mean"), "weights": np.ones(EDGES)}, "weights must be None for a"),
     ({"graph": CSRGraph.from_edges([0], [0], 1, num_senders=2)}, "graph must be square"),
 ]
