@@ -12,8 +12,8 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._capacity import Capacity
-from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._device_rows import MAX_FANOUT
+from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._on_device import sample_on_device
 from jaxgnn.sampling._source import HostSource, RawSample, drawn_arrays, sizes_of
 
