@@ -31,25 +31,25 @@ _BEFORE_TRAINING = 2**32 - 1
 
 
 class SaintLoader(SubgraphLoader):
-    r"""Batches of sampled nodes and all edges between them, weighted against the bias of sampling.
+    """Batches of sampled nodes and all edges between them, weighted against the bias of sampling.
 
     GraphSAINT (https://arxiv.org/abs/1907.04931). A batch has the nodes that a sampler draws:
 
     - ``"node"``: ``size`` nodes, each in proportion to the sum of squares of its column of
-      :math:`Ã`.
+      ``Ã``.
     - ``"edge"``: the ends of ``size`` edges, each in proportion to ``1/deg u + 1/deg v``.
     - ``"walk"``: the nodes of ``size`` random walks of ``walk_length`` steps along the edges,
       against their direction. Roots are uniform.
 
-    All draws are with replacement, so a batch has fewer nodes. :math:`Ã` is the matrix that layers
+    All draws are with replacement, so a batch has fewer nodes. ``Ã`` is the matrix that layers
     multiply by: the graph with its ``normalization``. Before training, ``norm_samples`` subgraphs
-    are drawn; with the numbers :math:`C_v` of those that have node v, and :math:`C_{vu}` of those
+    are drawn; with the numbers ``C_v`` of those that have node v, and ``C_vu`` of those
     that have the edge u → v,
 
-    - ``batch.graph`` has the weights :math:`Ã_{vu} C_v / C_{vu}`. The expected value of a sum over
+    - ``batch.graph`` has the weights ``Ã_vu C_v / C_vu``. The expected value of a sum over
       the neighbours of a sampled node is then that on the whole graph. The graph counts as
       normalised (but with ``normalization=None``), so layers use these weights unchanged.
-    - ``batch.node_weight`` is ``norm_samples`` by :math:`C_v` times the number of nodes to train
+    - ``batch.node_weight`` is ``norm_samples`` by ``C_v`` times the number of nodes to train
       on. The expected value of ``(node_weight * loss).sum()`` is the mean of the loss.
 
     A node or edge that no sample has counts as if one had.
@@ -64,7 +64,7 @@ class SaintLoader(SubgraphLoader):
       method: the sampler.
       size: number of drawn nodes, edges or walks.
       walk_length: steps of a walk.
-      normalization: normalisation of :math:`Ã`, by ``graph.normalized``: ``"mean"`` as in the
+      normalization: normalisation of ``Ã``, by ``graph.normalized``: ``"mean"`` as in the
         paper, ``"sym"``, ``"gcn"``, or None for sums. Not applied to a graph that is normalised
         already.
       norm_samples: number of subgraphs that are counted; None draws until a node has occurred 50

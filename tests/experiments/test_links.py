@@ -192,7 +192,7 @@ def test_sampled_steps_predict_edges_that_they_do_not_read(tiny, tmp_path):
     assert config.layers() == 2 and len(loader) == -(-links.training.positives.shape[1] // 40)
     known = _pairs(links.split.train.messages)
     for batch in loader.epoch(0):
-        ends, mask = np.asarray(batch.n_id)[np.asarray(batch.pairs)], np.asarray(batch.pair_mask)
+        ends, mask = np.asarray(batch.n_id)[np.asarray(batch.pairs).T], np.asarray(batch.pair_mask)
         positives, negatives = (_pairs(part[on].T) for part, on in _halves(ends, mask, 40))
         assert positives <= known and not negatives & known
         for block in batch.blocks:
