@@ -15,14 +15,14 @@ MAX_DEGREE = 6
 """The largest degree of spherical harmonics and of irreps that are coupled."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None, typed=True)
 def clebsch_gordan(
     first: int, second: int, third: int
 ) -> Float[np.ndarray, "2*first+1 2*second+1 2*third+1"]:
-    """Returns the real Clebsch-Gordan coefficients of three degrees, which are Wigner's 3j symbols.
+    """Returns the real Clebsch-Gordan coefficients of three degrees: Wigner's 3j symbols.
 
-    ``z_k = Σ_ij C[i, j, k] x_i y_j`` is equivariant under rotations, and is the only such product up
-    to a factor. The sum of the squares of all coefficients is 1. The basis and all signs are
+    ``z_k = Σ_ij C[i, j, k] x_i y_j`` is equivariant under rotations, and is the only such product
+    up to a factor. The sum of the squares of all coefficients is 1. The basis and all signs are
     those of e3nn. Computed in exact integers and rounded to float64, once for each three degrees.
 
     Args:
@@ -64,7 +64,7 @@ def clebsch_gordan(
 
 
 def _of_complex_basis(first: int, second: int, third: int) -> np.ndarray:
-    """``⟨first m, second n | third m + n⟩ / √(2 third + 1)`` at [m, n, m + n], each from -degree."""
+    """``⟨first m, second n | third m + n⟩ / √(2 third + 1)`` at [m, n, m + n], from -degree."""
     table = np.zeros((2 * first + 1, 2 * second + 1, 2 * third + 1))
     for m in range(-first, first + 1):
         for n in range(-second, second + 1):

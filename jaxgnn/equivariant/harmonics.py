@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import factorial, sqrt
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
@@ -52,15 +52,22 @@ def spherical_harmonics(
       [0.0, 0.0, 0.0, 0.0, 0.0]
     """
     degrees = _degrees(irreps)
-    dtype = _check_vectors(vectors)
-    vectors = jnp.asarray(vectors)
-    wide = vectors.astype(jnp.promote_types(dtype, jnp.float32))
+    _check_vectors(vectors)
+    return _compute(degrees, jnp.asarray(vectors), bool(normalize))
+
+
+@partial(jax.jit, static_argnums=(0, 2), inline=True)
+def _compute(
+    degrees: tuple[int, ...], vectors: Float[Array, "*batch 3"], normalize: bool
+) -> Float[Array, "*batch dim"]:
+    """The harmonics of these degrees, one after the other."""
+    wide = vectors.astype(jnp.float64 if vectors.dtype == jnp.float64 else jnp.float32)
     made = _harmonics(max(degrees), _directions(wide) if normalize else wide)
     columns = [column for degree in degrees for column in made[degree]]
     return jnp.stack(columns, axis=-1).astype(vectors.dtype)
 
 
-def _degrees(irreps: Any) -> list[int]:
+def _degrees(irreps: Any) -> tuple[int, ...]:
     """The degrees of the harmonics, checked."""
     if isinstance(irreps, int) and not isinstance(irreps, bool) and irreps >= 0:
         irreps = Irreps.harmonics(irreps)
@@ -72,15 +79,11 @@ def _degrees(irreps: Any) -> list[int]:
             raise bad_input(_WHERE, "irreps", "of parity (-1)^degree", str(entry))
     if irreps.max_degree > MAX_DEGREE:
         raise bad_input(_WHERE, "irreps", f"of degree at most {MAX_DEGREE}", irreps.max_degree)
-    return [entry.irrep.degree for entry in irreps]
+    return tuple(entry.irrep.degree for entry in irreps)
 
 
-def _check_vectors(vectors: Any) -> np.dtype:
-    """The dtype of the vectors.
-
-    Raises:
-      ValueError: if they are not floating [..., 3].
-    """
+def _check_vectors(vectors: Any) -> None:
+    """Raises ValueError unless the vectors are floating [..., 3]."""
     shape, dtype = getattr(vectors, "shape", None), getattr(vectors, "dtype", None)
     if shape is None or dtype is None:
         raise bad_input(_WHERE, "vectors", "an array", type(vectors).__name__)
@@ -88,7 +91,6 @@ def _check_vectors(vectors: Any) -> np.dtype:
         raise bad_input(_WHERE, "vectors", "of a floating dtype", dtype)
     if shape[-1:] != (3,):
         raise bad_input(_WHERE, "vectors", "of shape [..., 3]", f"shape {shape}")
-    return dtype
 
 
 def _directions(vectors: Float[Array, "*batch 3"]) -> Float[Array, "*batch 3"]:
@@ -128,7 +130,7 @@ def _harmonics(max_degree: int, vectors: Float[Array, "*batch 3"]) -> list[list[
 
 
 def _legendre(max_degree: int, order: int, y: Array, square: Array) -> list[Array]:
-    """``P_degree^order / sin^order``, homogeneous, for all degrees from ``order`` on, by recursion."""
+    """``P_degree^order / sin^order``, homogeneous, for degrees from ``order`` on, by recursion."""
     start = factorial(2 * order) / (2**order * factorial(order))  # 1 · 3 · 5 ⋯ (2 order - 1)
     found = [jnp.full_like(y, start)]
     for degree in range(order + 1, max_degree + 1):

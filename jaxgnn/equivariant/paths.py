@@ -101,6 +101,12 @@ class TensorProduct:
         return product
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by which ``jaxgnn.ops.tensor_product_sum`` computes this product."""
+        irreps = {name: getattr(self, name) for name in ("irreps_in", "irreps_sh", "irreps_out")}
+        return irreps | {"instructions": self.paths}
+
+    @property
     def num_weights(self) -> int:
         """Number of weights of an edge: the channels of all paths."""
         return sum(self.channels(path) for path in self.paths)

@@ -136,7 +136,7 @@ def _check_edges(name: str, array: Any, edges: Any, batch: tuple[Any, ...]) -> N
 
 
 def _check_radial(product: TensorProduct, weights: Any, basis: Any, kernel: Any) -> None:
-    """Raises ValueError unless the weights, or the kernel that makes them, are those of the paths."""
+    """Raises ValueError unless the weights, or the kernel of them, are those of the paths."""
     paths = f"the channels of the {len(product.paths)} paths"
     if weights is not None:
         _check_width("weights", weights, product.num_weights, paths)
