@@ -46,8 +46,8 @@ def spherical_harmonics(
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxgnn.equivariant import spherical_harmonics
-      >>> spherical_harmonics(1, jnp.array([0.0, 2.0, 0.0])).round(3).tolist()
-      [1.0, 0.0, 1.7319999933242798, 0.0]
+      >>> print(spherical_harmonics(1, jnp.array([0.0, 2.0, 0.0])).round(2))
+      [1.   0.   1.73 0.  ]
       >>> spherical_harmonics("2e", jnp.zeros(3)).tolist()
       [0.0, 0.0, 0.0, 0.0, 0.0]
     """

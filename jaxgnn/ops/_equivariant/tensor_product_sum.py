@@ -89,8 +89,9 @@ def tensor_product_sum(
       >>> harmonics = spherical_harmonics("0e+1o", vectors)
       >>> x, weights = jnp.array([[1.0], [3.0]]), jnp.ones((2, 2))
       >>> irreps = {"irreps_in": "1x0e", "irreps_sh": "0e+1o", "irreps_out": "1x0e+1x1o"}
-      >>> ops.tensor_product_sum(graph, x, harmonics, weights, **irreps).round(2).tolist()
-      [[3.0, 0.0, 0.0, -5.199999809265137], [1.0, 0.0, 0.0, 1.7300000190734863]]
+      >>> print(ops.tensor_product_sum(graph, x, harmonics, weights, **irreps).round(2))
+      [[ 3.    0.    0.   -5.2 ]
+       [ 1.    0.    0.    1.73]]
     """
     product = TensorProduct.of(irreps_in, irreps_sh, irreps_out, instructions, where=_OP)
     presence = edge_presence(graph)
