@@ -31,6 +31,7 @@ _MODULES = (
     "datasets",
     "distributed",
     "draw",
+    "equivariant",
     "explain",
     "fusion",
     "graph",

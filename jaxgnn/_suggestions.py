@@ -13,6 +13,7 @@ _ROOT = Path(__file__).parent
 _MODULES = (
     *("", "nn", "ops", "graph", "models", "metrics", "datasets", "interop", "sampling"),
     *("distributed", "pretrained", "fusion", "training", "testing", "explain", "draw"),
+    "equivariant",
 )
 _EXPORTED = re.compile(r"import (\w+) as \1$", re.MULTILINE)
 _MOST_SUGGESTIONS = 3

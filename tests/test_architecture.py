@@ -47,6 +47,7 @@ FAMILIES = {
     "maxk": (),
     "maxk_spmm": ("graph", "maxk"),
     "filters": ("graph",),
+    "equivariant": ("graph",),
     "dense": ("maxk",),
     "aggregate": ("graph",),
     "edge_mlp": ("graph", "dense", "aggregate"),
@@ -111,13 +112,14 @@ def _family(name: str, *below: str) -> dict[str, set[str]]:
     below_ops = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn._ffi",
         "jaxgnn.ops.core",
     }
     return {
         f"jaxgnn.ops._{name}": below_ops | families | _rooms("chip", name, *below),
-        f"jaxgnn.ops._{name}.reference": {"jaxgnn._arrays", "jaxgnn.graph"}
+        f"jaxgnn.ops._{name}.reference": {"jaxgnn._arrays", "jaxgnn.equivariant", "jaxgnn.graph"}
         | core
         | references
         | _rooms(),
@@ -156,6 +158,7 @@ ALLOWED = {
         "jaxgnn._errors",
         "jaxgnn.graph.html",
     ),
+    "jaxgnn.equivariant": {"jaxgnn._errors", "jaxgnn.equivariant"},
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
         "jaxgnn.graph",
@@ -182,6 +185,7 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._fractions",
+        "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn.ops",
     ),
@@ -197,6 +201,7 @@ ALLOWED = {
     "jaxgnn.models": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn.ops",
         "jaxgnn.nn",

@@ -27,6 +27,7 @@ from jaxgnn.ops._edge_mlp.checks import EdgeMLPParams as EdgeMLPParams
 from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import Reduce as Reduce
 from jaxgnn.ops._edge_mlp.edge_mlp_aggregate import edge_mlp_aggregate as edge_mlp_aggregate
 from jaxgnn.ops._edge_mlp.interaction import interaction as interaction
+from jaxgnn.ops._equivariant.tensor_product_sum import tensor_product_sum as tensor_product_sum
 from jaxgnn.ops._filters.filtered_sum import filtered_sum as filtered_sum
 from jaxgnn.ops._graph.segment_softmax import segment_softmax as segment_softmax
 from jaxgnn.ops._graph.spmm import sddmm as sddmm

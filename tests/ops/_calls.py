@@ -36,6 +36,10 @@ PAIR = [random_array((12, 5), "float32", seed=5), random_array((5, 3), "float32"
 EDGE_FILTERS = random_array((5, 6), "float32", seed=8)
 LAYERS = ops.EdgeMLPParams(PAIR, [jnp.ones(5), None])
 OF_EDGES = random_array((5, 3), "float32", seed=1)
+IRREPS = {"irreps_in": "3x0e+1o", "irreps_sh": "0e+1o", "irreps_out": "3x0e+3x1o+0e"}
+COUPLED = partial(ops.tensor_product_sum, **IRREPS)
+HARMONICS = random_array((5, 4), "float32", seed=9)
+OF_PATHS = random_array((5, 7), "float32", seed=10)
 WITH_EDGES = [random_array((15, 5), "float32", seed=8), PAIR[1]]
 INTERACTION = ops.EdgeMLPParams(WITH_EDGES, [jnp.ones(5), jnp.ones(3)])
 KEPT = ops.maxk(X, 2)
@@ -130,6 +134,13 @@ EAGER = {
                 "bias": EDGE_FILTERS[2],
                 "envelope": EDGE_FILTERS[:, 0],
             },
+        ),
+    },
+    "tensor_product_sum": {
+        "": (lambda a, i: COUPLED(GRAPH, *a, implementation=i), (X, HARMONICS, OF_PATHS)),
+        "basis": (
+            lambda a, i: COUPLED(GRAPH, **a, implementation=i),
+            {"x": BATCH, "harmonics": HARMONICS, "basis": OF_EDGES, "kernel": OF_PATHS[:3]},
         ),
     },
     "fused_linear": {
@@ -341,6 +352,7 @@ EXPORTED = {
         (NODES, 8),
         (EDGES, 3),
     ),
+    "tensor_product_sum": of_graph(COUPLED, (NODES, 6), (EDGES, 4), (EDGES, 7)),
     "edge_mlp_aggregate": of_graph(_messages, (NODES, 8)),
     "edge_mlp_aggregate, a batch": Exported(lambda x: _messages(TRIANGLE, x), ((TOKENS, 3, 8),)),
     "interaction": of_graph(_updated, (NODES, 8), (EDGES, 8)),
@@ -426,6 +438,10 @@ WEIGHTED_CALLS = {
         "": partial(ops.filtered_sum, x=X, weights=EDGE_FILTERS),
         "made": partial(ops.filtered_sum, x=X, basis=OF_EDGES, kernel=EDGE_FILTERS[:3]),
     },
+    "tensor_product_sum": {
+        "": partial(COUPLED, x=X, harmonics=HARMONICS, weights=OF_PATHS),
+        "basis": partial(COUPLED, x=X, harmonics=HARMONICS, basis=OF_EDGES, kernel=OF_PATHS[:3]),
+    },
     "sddmm": {"": partial(ops.sddmm, a=X, b=X)},
     "spmm": {"": partial(ops.spmm, x=X)},
     "maxk_spmm": {"": partial(ops.maxk_spmm, cbsr=KEPT)},
@@ -440,6 +456,9 @@ OUT_OF_RANGE = {
     "neighbour_reduce": lambda graph, x: ops.neighbour_reduce(graph, x, ("max", "softmax")),
     "maxk_spmm": lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, 3)),
     "filtered_sum": lambda graph, x: ops.filtered_sum(graph, x, jnp.ones((graph.num_edges, 8))),
+    "tensor_product_sum": lambda graph, x: COUPLED(
+        graph, x[:, :6], jnp.ones((graph.num_edges, 4)), jnp.ones((graph.num_edges, 7))
+    ),
     "edge_mlp_aggregate": lambda graph, x: ops.edge_mlp_aggregate(graph, x, PLAIN_LAYERS),
     "interaction": lambda graph, x: sum(
         ops.interaction(graph, x, None, PLAIN_LAYERS, residual=False, ends="both")[1]

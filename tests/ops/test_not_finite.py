@@ -162,6 +162,21 @@ def _op_cases(width: int = 8) -> dict[str, Case]:
         "sddmm": of_graph(
             lambda a, b, **how: ops.sddmm(GRAPH, a, b, **how), "a", "b", result=FIRST_EDGES
         ),
+        "tensor_product_sum": of_graph(
+            lambda x, harmonics, weights, **how: ops.tensor_product_sum(
+                GRAPH,
+                x,
+                harmonics,
+                weights,
+                irreps_in=f"{width}x0e",
+                irreps_sh="0e+1o",
+                irreps_out=f"{width}x0e+{width}x1o",
+                **how,
+            ),
+            "x",
+            harmonics=_array(EDGES, 4, seed=9),
+            weights=_array(EDGES, 2 * width, seed=10),
+        ),
         "segment_softmax": of_graph(
             lambda logits, **how: ops.segment_softmax(GRAPH, logits, **how),
             logits=_array(EDGES, 2),
@@ -356,7 +371,7 @@ def test_the_other_sample_is_the_same_to_the_bit_by(name, implementation):
         pytest.skip(str(reason))
 
 
-_WITHOUT_PALLAS = {"permutation_mixture", "mhc_head", "mhc_expand"}
+_WITHOUT_PALLAS = {"permutation_mixture", "mhc_head", "mhc_expand", "tensor_product_sum"}
 OF_PALLAS = {n: case for n, case in _op_cases(64).items() if n not in _WITHOUT_PALLAS}
 
 

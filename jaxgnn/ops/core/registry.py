@@ -95,6 +95,7 @@ OPS = (
     _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
     _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
     Op("filtered_sum", "filters", native=("cpu",), benchmarks=(_FILTERS,)),
+    Op("tensor_product_sum", "equivariant", pallas=False),
     _timed("segment_softmax", "graph", native=("cpu",)),
     Op("aggregate", "aggregate", ("neighbour_reduce",), native=("cpu",), benchmarks=(_REDUCTIONS,)),
     _timed("dot_attention", "attention", native=("cpu",)),
