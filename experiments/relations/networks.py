@@ -11,7 +11,7 @@ from flax import nnx
 from experiments._seeds import streams
 from experiments.relations.config import Layer, TrainConfig
 from jaxgnn import nn
-from jaxgnn.datasets import RelationsDataset
+from jaxgnn.datasets import NodeDataset, RelationsDataset
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.nn.shared.dropout import Dropout
 
@@ -108,8 +108,7 @@ def make_network(
     )
 
 
-def make_perceptron(config: TrainConfig, dataset: RelationsDataset) -> Perceptron:
+def make_perceptron(config: TrainConfig, papers: NodeDataset) -> Perceptron:
     """The perceptron of the options, with the initial parameters of their seed."""
-    width = dataset.features[dataset.target].shape[1]
     rngs = nnx.Rngs(streams(config.seed).parameters)
-    return Perceptron(width, dataset.num_classes, config, rngs)
+    return Perceptron(papers.features.shape[1], papers.num_classes, config, rngs)
