@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments._baselines import baselines
+from experiments._baselines import BaselineScore, baselines
 from experiments._node_data import load
 from experiments._node_training import Outcome, mean_of
 from experiments._nodes import SCORES
@@ -33,12 +33,18 @@ def trivial_scores(config: Any, seeds: Sequence[int], metric: str) -> dict[str, 
 
 def trivial_table(dataset: NodeDataset, metric: str) -> Table:
     """Table of the scores of trivial methods on a dataset."""
+    scores = baselines(dataset, SCORES[metric])
+    return baselines_table("Trivial methods on the same split", metric, scores)
+
+
+def baselines_table(title: str, metric: str, scores: Mapping[str, BaselineScore]) -> Table:
+    """Table of the scores of methods by their names, in per cent."""
     rows = [
         (name, score.setting, 100 * score.validation, 100 * score.test)
-        for name, score in baselines(dataset, SCORES[metric]).items()
+        for name, score in scores.items()
     ]
     return Table(
-        title="Trivial methods on the same split",
+        title=title,
         columns=("method", "chosen on validation", f"validation {metric}, %", f"test {metric}, %"),
         rows=tuple((*names, f"{a:.2f}", f"{b:.2f}") for *names, a, b in rows),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -162,6 +163,16 @@ def optimizer_of(settings: Settings) -> optax.GradientTransformation:
     if not settings.weight_decay:
         return adam
     return optax.chain(optax.add_decayed_weights(settings.weight_decay), adam)
+
+
+def trace_loss(loss: Callable[..., Any], model: nnx.Module, batch: Any) -> None:
+    """Traces a loss with the batch of a step, to find errors before the training."""
+    graphdef, state = nnx.split(model)
+    jax.eval_shape(
+        lambda state, batch: loss(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0))[0],
+        state,
+        batch,
+    )
 
 
 def loop_of(config: Any, steps_per_epoch: int = 1) -> LoopConfig:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxgnn._errors import bad_input
 from jaxgnn.training.files import printable
@@ -31,3 +33,8 @@ def shown(path: Path) -> str:
     """The path relative to the working directory where that is shorter, as text to print."""
     here = Path.cwd()
     return printable(str(path.relative_to(here) if path.is_relative_to(here) else path))
+
+
+def in_own_folder(run: Any) -> Any:
+    """The options of a run, with its own folder below the one given for all runs."""
+    return run if run.run is None else replace(run, run=run.run / run.variant_name())

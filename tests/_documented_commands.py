@@ -80,6 +80,7 @@ CUTS = (
     Cut("python -m experiments.maxk", "--epochs 2 --no-progress"),
     Cut("python -m experiments.attention", "--epochs 2 --no-progress"),
     Cut("python -m experiments.links", "--epochs 2 --no-progress"),
+    Cut("python -m experiments.relations", "--epochs 2 --no-progress"),
     Cut("python -m experiments.graphs folds", "--epochs 1 --folds 2 --no-progress"),
     Cut("python -m experiments.graphs", "--epochs 1 --eval-every 1 --no-progress"),
     Cut("python -m experiments.mhc deep", "--epochs 2 --depths 2 --seeds 0 --no-progress"),

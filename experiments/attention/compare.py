@@ -9,12 +9,12 @@ from pathlib import Path
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome, train_in_one_program
 from experiments._options import check_alone
-from experiments._runs import shown
+from experiments._runs import in_own_folder, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
 from experiments.attention.config import AttentionConfig, variants_of
 from experiments.attention.recipes import MODELS, NAMES, Model
 from experiments.attention.setup import PARTS
-from experiments.attention.train import in_own_folder, train
+from experiments.attention.train import train
 from jaxgnn.training import Table, plot_curves
 
 

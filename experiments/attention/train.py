@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-from flax import nnx
-
-from experiments._node_data import Batch, load_for_run
+from experiments._node_data import load_for_run
 from experiments._node_tables import tables_beside
 from experiments._node_training import (
     Epochs,
@@ -20,12 +17,13 @@ from experiments._node_training import (
     optimizer_of,
     outcome_of,
     report_outcome,
+    trace_loss,
     train_in_one_program,
 )
 from experiments._nodes import Loss, Scores, predict
 from experiments._options import check_alone
 from experiments._processes import check_same_run
-from experiments._runs import discard
+from experiments._runs import discard, in_own_folder
 from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
 from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.attention.config import AttentionConfig
@@ -62,7 +60,7 @@ def train(
         batch = batch_of(config, dataset)
     loss, loop = Loss(settings.input_dropout), loop_of(config)
     model = make_model(config, dataset)
-    _trace(loss, model, batch)
+    trace_loss(loss, model, batch)
     # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
@@ -86,16 +84,6 @@ def train(
     parts: dict[str, Any] = {"tables": tables, "pictures": pictures, "confusion": confusion}
     report_outcome(outcome, run, caption, config.report, **parts)
     return outcome
-
-
-def _trace(loss: Loss, model: nnx.Module, batch: Batch) -> None:
-    """Traces the loss, to find errors before the training."""
-    graphdef, state = nnx.split(model)
-    jax.eval_shape(
-        lambda state, batch: loss(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0))[0],
-        state,
-        batch,
-    )
 
 
 def train_all(
@@ -136,8 +124,3 @@ def train_all(
 def _train_beside_trivial(config: AttentionConfig) -> Outcome:
     dataset = load_for_run(config)
     return train(config, dataset, tables=tables_beside(config, dataset))
-
-
-def in_own_folder(run: AttentionConfig) -> AttentionConfig:
-    """The options of a run, with its own folder below the one given for all runs."""
-    return run if run.run is None else replace(run, run=run.run / run.variant_name())

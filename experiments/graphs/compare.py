@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments._runs import shown
+from experiments._runs import in_own_folder, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
 from experiments.graphs.config import MODELS, NAMES, GraphsConfig, Model, variants_of
 from experiments.graphs.tables import Outcome, scores_table
-from experiments.graphs.train import in_own_folder, train
+from experiments.graphs.train import train
 from jaxgnn.training import Table, plot_curves
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flax import nnx
 
 from experiments._nodes import num_parameters
 from experiments._report import finish
-from experiments._runs import discard, shown
+from experiments._runs import discard, in_own_folder, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
 from experiments.graphs.config import GraphsConfig
 from experiments.graphs.data import Batches, load
@@ -87,11 +85,6 @@ def train_all(config: GraphsConfig, repeats: Repeats = ONE_SEED) -> list[Outcome
         table = scores_table(config.data_name(), {config.label(): outcomes})
         print(f"\n{table.text()}")
     return outcomes
-
-
-def in_own_folder(run: GraphsConfig) -> GraphsConfig:
-    """The options of a run, with its own folder below the one given for all runs."""
-    return run if run.run is None else replace(run, run=run.run / run.variant_name())
 
 
 def _trace(loss: Loss, model: GraphNetwork, batches: Batches) -> None:

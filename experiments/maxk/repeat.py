@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from experiments._node_training import Outcome
 from experiments._node_training import train_in_one_program as train_together
+from experiments._runs import in_own_folder
 from experiments._seeds import Repeats, run_all
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.setup import PARTS
@@ -39,11 +39,6 @@ def repeated(
     outcomes = run_all(train, runs, repeats.processes)
     count = len(repeats.seeds)
     return [outcomes[i : i + count] for i in range(0, len(outcomes), count)]
-
-
-def in_own_folder(run: TrainConfig) -> TrainConfig:
-    """The options of a run, with its own folder below the one given for all runs."""
-    return run if run.run is None else replace(run, run=run.run / run.variant_name())
 
 
 def train_in_one_program(

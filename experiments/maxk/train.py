@@ -24,10 +24,11 @@ from experiments._node_training import (
 from experiments._nodes import Loss, Scores, predict
 from experiments._processes import check_same_run
 from experiments._runs import discard, shown
+from experiments._sampled_nodes import SampledEpochs, SampledLoss
 from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.sampled import SampledEpochs, SampledLoss, loader_of
+from experiments.maxk.sampled import loader_of
 from experiments.maxk.serving import export_model
 from experiments.maxk.setup import batch_of, caption_of, make_model
 from jaxgnn import CSRGraph

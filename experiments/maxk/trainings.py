@@ -10,10 +10,11 @@ from experiments._node_data import load_for_run
 from experiments._node_tables import tables_beside
 from experiments._node_training import Outcome
 from experiments._options import check_alone
+from experiments._runs import in_own_folder
 from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
 from experiments.maxk.compare import compare
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.repeat import in_own_folder, train_in_one_program
+from experiments.maxk.repeat import train_in_one_program
 from experiments.maxk.serving import check_export
 from experiments.maxk.train import train
 from jaxgnn.training import Table

@@ -22,6 +22,7 @@ from jaxgnn.datasets.embedded.pydoc_text import pydoc_text as pydoc_text
 from jaxgnn.datasets.generators.particles import ParticleSystem as ParticleSystem
 from jaxgnn.datasets.generators.particles import particle_energy as particle_energy
 from jaxgnn.datasets.generators.particles import particles as particles
+from jaxgnn.datasets.generators.relations import synthetic_relations as synthetic_relations
 from jaxgnn.datasets.generators.synthetic import SCALES as SCALES
 from jaxgnn.datasets.generators.synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets.generators.synthetic import synthetic as synthetic
@@ -37,7 +38,6 @@ from jaxgnn.datasets.readers.ogb_links import LinksDataset as LinksDataset
 from jaxgnn.datasets.readers.ogb_links import TriplesDataset as TriplesDataset
 from jaxgnn.datasets.readers.ogb_links import read_ogb_links as read_ogb_links
 from jaxgnn.datasets.readers.ogb_links import read_ogb_triples as read_ogb_triples
-from jaxgnn.datasets.readers.ogb_mag import RelationsDataset as RelationsDataset
 from jaxgnn.datasets.readers.ogb_mag import read_ogb_mag as read_ogb_mag
 from jaxgnn.datasets.readers.own_graph import read_graph as read_graph
 from jaxgnn.datasets.readers.planetoid import read_planetoid as read_planetoid
@@ -53,6 +53,7 @@ from jaxgnn.datasets.records.graphs_dataset import GraphsDataset as GraphsDatase
 from jaxgnn.datasets.records.node_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets.records.node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets.records.particle_motion import ParticleMotion as ParticleMotion
+from jaxgnn.datasets.records.relations_dataset import RelationsDataset as RelationsDataset
 from jaxgnn.datasets.records.splits import split_graphs as split_graphs
 
 _suggest_names(__name__)

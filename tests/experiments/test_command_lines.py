@@ -35,6 +35,7 @@ WRONG = {
         "compare --dataset nowhere",
     ),
     "experiments.links": ("train --k 200 --activation maxk", "train --dataset digits --labels x"),
+    "experiments.relations": ("train --papers 10", "train --sample 0", "train --layer gcn"),
     "experiments.graphs": (
         "train --dropout 1",
         "compare --readout median",

@@ -1,0 +1,1 @@
+"""Node classification on a graph with nodes of several types."""
