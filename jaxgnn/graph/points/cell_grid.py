@@ -9,6 +9,7 @@ a radius may have any size.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
@@ -277,13 +278,13 @@ def choose_grid(
         tuple(widths[len(heights) :].tolist()),
         tuple(reach.astype(int).tolist()),
     )
-    longest = _longest_range(grid, points, lattice) if headroom else 0
+    longest = _longest_range(grid, points, lattice)
     words = max(1, math.ceil(longest * headroom / WORD))
-    return CellGrid(**{**vars(grid), "words": words})
+    return dataclasses.replace(grid, words=words)
 
 
 def sorted_offsets(ids: np.ndarray, num_cells: int) -> np.ndarray:
-    """Where each cell begins in the order of cells, [cells + 1], from the ids of points."""
+    """Begin of each cell in the order of cells, [cells + 1], from the ids of points."""
     counts = np.bincount(ids, minlength=num_cells)[:num_cells]
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 

@@ -176,7 +176,7 @@ class NeighbourEdges(KeepsArrays):
         if self.shifts is not None:
             apart = apart + self.shifts.astype(points.dtype)
         cell = self._box(where, box)
-        if cell is not None:
+        if cell is not None and self.images is not None:
             cell, images = cell.astype(points.dtype), self.images.astype(points.dtype)
             apart = apart + jnp.matmul(images, cell, precision="highest")
         return jnp.where(self.mask[:, None], apart, 0)

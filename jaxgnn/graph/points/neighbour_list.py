@@ -100,9 +100,9 @@ class NeighbourList(KeepsArrays):
             now = radius_graph(points, r + skin, box=box, periodic=axes, half=half)
             max_edges = max(1, int(np.ceil(len(now.senders) * headroom)))
         edges = _search(points, r + skin, box, grid, max_edges, half).checked()
-        dtype = jnp.asarray(points).dtype
-        r, skin = jnp.asarray(r, dtype), jnp.asarray(skin, dtype)
-        return cls(edges, jnp.asarray(points), r, skin, grid, half)
+        placed = jnp.asarray(points)
+        radius, more = (jnp.asarray(length, placed.dtype) for length in (r, skin))
+        return cls(edges, placed, radius, more, grid, half)
 
     def needs_rebuild(
         self,

@@ -141,7 +141,7 @@ def radius_graph_on_device(
       >>> grid = CellGrid.for_points(points, 3.0, box=box)
       >>> edges = radius_graph_on_device(points, 3.0, grid=grid, box=box, max_edges=8)
       >>> sorted(zip(edges.senders.tolist(), edges.images[:, 0].tolist()))[:4]
-      [(0, 0), (0, 0), (0, 1), (1, 0)]
+      [(0, 0), (0, 0), (1, 0), (1, 0)]
     """
     where = "radius_graph_on_device"
     points, batch = check_points(where, points, batch)
