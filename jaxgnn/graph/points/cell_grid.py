@@ -118,7 +118,7 @@ class CellGrid:
         """
         dimensions = len(self.counts)
         by_point = 4 * (8 + 6 * dimensions) + 8 * len(self.columns()) * self.words
-        by_edge = 4 * (6 + 2 * dimensions)
+        by_edge = 4 * (10 + 3 * dimensions)
         return num_points * by_point + num_slots * by_edge + 8 * self.num_cells
 
     def columns(self) -> np.ndarray:
