@@ -124,6 +124,8 @@ RECORDS = {
     graph.Incidence: lambda: HYPERGRAPH,
     graph.IncidencePlan: HYPERGRAPH.made_plan,
     graph.LoopedGraph: lambda: graph.with_one_loop_each(GRAPH),
+    graph.CellGrid: lambda: graph.CellGrid.for_points(np.eye(3), 0.5),
+    graph.NeighbourList: lambda: graph.NeighbourList.allocate(np.eye(3), 0.5, skin=1.0),
     graph.NeighbourEdges: lambda: graph.radius_graph(np.eye(3), 0.5, box=np.full(3, 2.0)),
     graph.NetworkXAttributes: lambda: graph.NetworkXAttributes({"x": _NODES}, {}),
     graph.RowSchedule: lambda: GRAPH.made_plan().schedule,

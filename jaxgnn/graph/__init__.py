@@ -53,7 +53,9 @@ from jaxgnn.graph.plan.schedule import MAX_EDGES_PER_UNIT as MAX_EDGES_PER_UNIT
 from jaxgnn.graph.plan.schedule import RowSchedule as RowSchedule
 from jaxgnn.graph.plan.schedule import edges_per_piece as edges_per_piece
 from jaxgnn.graph.plan.sorting import sort_edges as sort_edges
+from jaxgnn.graph.points.cell_grid import CellGrid as CellGrid
 from jaxgnn.graph.points.neighbour_edges import NeighbourEdges as NeighbourEdges
+from jaxgnn.graph.points.neighbour_list import NeighbourList as NeighbourList
 from jaxgnn.graph.points.neighbours import knn_graph as knn_graph
 from jaxgnn.graph.points.neighbours import radius_graph as radius_graph
 from jaxgnn.graph.points.neighbours_on_device import knn_graph_on_device as knn_graph_on_device

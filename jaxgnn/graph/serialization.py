@@ -1,7 +1,7 @@
 """Lets ``jax.export`` serialise programs whose arguments or results are pytrees of this library.
 
 Besides its arrays a pytree has static options. They are written as JSON: numbers, names, tuples of
-these, and the shape of edge blocks. Reading them never runs code from a file.
+these, the shape of edge blocks and grids of cells. Reading them never runs code from a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from jaxgnn.graph.incidence.incidence_plan import IncidencePlan
 from jaxgnn.graph.plan.edge_blocks import BlockShape, BlockTasks, EdgeBlocks
 from jaxgnn.graph.plan.plan import GraphPlan
 from jaxgnn.graph.plan.schedule import RowSchedule
+from jaxgnn.graph.points.cell_grid import CellGrid
 from jaxgnn.graph.points.neighbour_edges import NeighbourEdges
+from jaxgnn.graph.points.neighbour_list import NeighbourList
 
 _TYPES = (
     CSRGraph,
@@ -38,6 +40,7 @@ _TYPES = (
     EdgeBlocks,
     BlockTasks,
     NeighbourEdges,
+    NeighbourList,
     RelationalGraph,
     HeteroGraph,
 )
@@ -51,7 +54,8 @@ def options_as_bytes(options: tuple[Any, ...]) -> bytes:
                 f"jax.export: a graph must have a known number of columns, got {option}; "
                 "jaxgnn.export takes graphs of symbolic sizes"
             )
-    plain = [dataclasses.asdict(o) if isinstance(o, BlockShape) else o for o in options]
+    records = BlockShape, CellGrid
+    plain = [dataclasses.asdict(o) if isinstance(o, records) else o for o in options]
     return json.dumps(plain, default=int).encode()
 
 
@@ -70,7 +74,9 @@ def options_from_bytes(content: bytes) -> tuple[Any, ...]:
 def _option(found: Any) -> Any:
     if isinstance(found, list):
         return tuple(map(_option, found))
-    return _block_shape(found) if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        return found
+    return _cell_grid(found) if "periodic" in found else _block_shape(found)
 
 
 def _block_shape(found: dict[str, Any]) -> BlockShape:
@@ -81,6 +87,20 @@ def _block_shape(found: dict[str, Any]) -> BlockShape:
         raise ValueError(f"the shape of blocks {found!r}")
     sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
     return BlockShape(**sizes)
+
+
+def _cell_grid(found: dict[str, Any]) -> CellGrid:
+    kinds = {"periodic": bool, "widths": float}
+    names = [field.name for field in dataclasses.fields(CellGrid)]
+    entries = {name: [value] if name == "words" else value for name, value in found.items()}
+    are_kinds = all(
+        isinstance(value, list) and not set(map(type, value)) - {kinds.get(name, int)}
+        for name, value in entries.items()
+    )
+    if list(found) != names or not are_kinds:
+        raise ValueError(f"the grid of cells {found!r}")
+    sizes: dict[str, Any] = {name: tuple(value) for name, value in entries.items()}
+    return CellGrid(**{**sizes, "words": found["words"]})
 
 
 for _type in _TYPES:

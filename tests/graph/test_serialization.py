@@ -1,5 +1,6 @@
 """Pytrees of the library among the arguments and results of ``jax.export`` itself."""
 
+import dataclasses
 import json
 
 import jax
@@ -14,10 +15,11 @@ from jaxgnn.graph import serialization as _serialization
 from jaxgnn.graph.serialization import options_as_bytes, options_from_bytes
 
 SHAPE = BlockShape(8, 8, 64, 1, 1, (1, 2), "degree")
+GRID = graph.CellGrid((True, False), (1,), (2, 3), (0.5,), (1, 1), 4)
 
 
 @pytest.mark.parametrize(
-    "options", [(), (4, None, True), ("mean", 3), (SHAPE,), ((("a", "b"),), ())], ids=str
+    "options", [(), (4, None, True), ("mean", 3), (SHAPE,), (GRID,), ((("a", "b"),), ())], ids=str
 )
 def test_static_options_come_back_from_json(options):
     assert options_from_bytes(options_as_bytes(options)) == options
@@ -33,6 +35,8 @@ FORGED = {
     "tiles of something else": [{**GOOD, "tiles": 3}],
     "tiles of names": [{**GOOD, "tiles": ["1"]}],
     "a flag for a number": [{**GOOD, "rows": True}],
+    "a grid without cells": [{"periodic": [True]}],
+    "a grid of flags": [{**dataclasses.asdict(GRID), "counts": [True]}],
 }
 
 

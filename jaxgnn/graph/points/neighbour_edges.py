@@ -26,8 +26,8 @@ from jaxgnn.graph.csr.edge_list import as_array
 
 # Larger coordinates leave too few digits of float64 for squared distances in a tree of clouds.
 _LARGEST = 1e100
-# The number of neighbours that marks a radius for which images in a periodic box are missing.
-BEYOND_HALF_OF_THE_BOX = np.iinfo(np.int32).max
+# The number of neighbours if it is unknown: images are missing, or a grid of cells does not fit.
+UNKNOWN = np.iinfo(np.int32).max
 
 
 @jax.tree_util.register_dataclass
@@ -35,21 +35,30 @@ BEYOND_HALF_OF_THE_BOX = np.iinfo(np.int32).max
 class NeighbourEdges(KeepsArrays):
     """Edges from the neighbours of each point to the point.
 
-    They are sorted by receiver, then by distance, then by the lower sender. So edge ``e`` here is
-    edge ``e`` of ``graph()``, and arrays of one value for each edge fit both. Edges that were
-    found under ``jit`` end in padding: slots with ``num_points`` for both ends.
+    They are sorted by receiver. So edge ``e`` here is edge ``e`` of ``graph()``, and arrays of one
+    value for each edge fit both. The edges of a receiver are sorted by distance, then by the lower
+    sender; with ``images`` they are sorted by sender, then by image, or on a device by cells. Edges
+    that were found under ``jit`` end in padding: slots with ``num_points`` for both ends.
+
+    Of two points that coincide, each is a neighbour of the other, at distance zero.
 
     Attributes:
       senders: the neighbour, int32 [edges].
       receivers: the point, int32 [edges].
-      shifts: in a periodic box, whole sides of the box that lead to the image of the sender nearest
-        to the receiver, in the unit of the points, [edges, dimensions]; None without a box. They
-        are constants: no gradient flows to the sides.
+      shifts: in a periodic box given by its sides, whole sides that lead to the image of the sender
+        nearest to the receiver, in the unit of the points, [edges, dimensions]; otherwise None.
+        They are constants: no gradient flows to the sides.
       most_neighbours: the largest number of neighbours of any point, int32 scalar, even if it
-        exceeds the capacity; the largest int32 if a traced radius is more than half of a side of
-        the box.
+        exceeds the capacity; the largest int32 if it is unknown, because a traced radius is more
+        than half of a side of the box, or because the grid of cells does not fit.
       num_points: number of points.
       capacity: the most neighbours that can be stored for a point, or None if there is no limit.
+      images: the image of the sender, as a number of cell vectors along each axis, int32 [edges,
+        dimensions]; None unless all images were searched.
+      box: the cell vectors as rows, [dimensions, dimensions]; None without images or a box.
+      num_found: number of edges, int32 scalar, even if it exceeds the slots; None if all fit.
+      num_not_finite: number of points that were not finite and have no edges, int32 scalar; None on
+        the host, where they are errors.
     """
 
     senders: Int[Array, " edges"]
@@ -58,6 +67,10 @@ class NeighbourEdges(KeepsArrays):
     most_neighbours: Int[Array, ""]
     num_points: int = dataclasses.field(metadata={"static": True})
     capacity: int | None = dataclasses.field(default=None, metadata={"static": True})
+    images: Int[Array, "edges dimensions"] | None = None
+    box: Float[Array, "dimensions dimensions"] | None = None
+    num_found: Int[Array, ""] | None = None
+    num_not_finite: Int[Array, ""] | None = None
 
     @property
     def mask(self) -> Bool[Array, " edges"]:
@@ -66,33 +79,53 @@ class NeighbourEdges(KeepsArrays):
 
     @property
     def overflow(self) -> Bool[Array, ""]:
-        """Whether neighbours are missing, because a point has more than the capacity.
+        """Whether neighbours are missing, because there is not enough room for them.
 
-        Also True if a traced radius is more than half of a side of the box. It can be read under
-        ``jit``, where no error can be raised; ``checked`` raises one outside.
+        Also True if a traced radius is more than half of a side of the box, or if the grid of cells
+        does not fit. It can be read under ``jit``, where no error can be raised; ``checked`` raises
+        one outside.
         """
-        if self.capacity is None:
+        missing = jnp.zeros_like(self.most_neighbours, bool)
+        if self.capacity is not None:
+            missing |= self.most_neighbours > self.capacity
+        if self.num_found is not None:
+            missing |= self.num_found > self.senders.shape[-1]
+        return missing
+
+    @property
+    def not_finite(self) -> Bool[Array, ""]:
+        """Whether points were not finite; they have no edges. It can be read under ``jit``."""
+        if self.num_not_finite is None:
             return jnp.zeros_like(self.most_neighbours, bool)
-        return self.most_neighbours > self.capacity
+        return self.num_not_finite > 0
 
     def checked(self) -> NeighbourEdges:
         """Returns itself if no neighbour is missing; call it outside of ``jit``.
 
         Raises:
-          ValueError: if a point has more neighbours than the capacity; the message has their
-            number. If a traced radius is more than half of a side of the box. If the edges are
+          ValueError: if there are more neighbours of a point, or more edges, than there is room
+            for; the message has their number. If a traced radius is more than half of a side of
+            the box. If the grid of cells does not fit. If points were not finite. If the edges are
             traced.
         """
         where = "NeighbourEdges.checked"
         self._require_one(where)
         if not is_concrete(self.most_neighbours):
             raise bad_input(where, "self", "concrete; call it outside jit", "a tracer")
+        if self.num_not_finite is not None and self.num_not_finite > 0:
+            raise bad_input(where, "points", "finite", f"{self.num_not_finite} that are not")
         most = int(self.most_neighbours)
-        if most == BEYOND_HALF_OF_THE_BOX:
+        if most == UNKNOWN and self.images is not None:
+            expected = "the one for such points, box and r; make it again by CellGrid.for_points"
+            raise bad_input(where, "grid", expected, "cells that are too small or too full")
+        if most == UNKNOWN:
             raise bad_input(where, "r", "at most half of the shortest side of the box", "more")
         if self.capacity is not None and most > self.capacity:
             expected = f"at least {most}, as many as a point has"
             raise bad_input(where, "max_neighbours", expected, self.capacity)
+        if self.num_found is not None and self.num_found > len(self.senders):
+            expected = f"at least {self.num_found}, the number of edges"
+            raise bad_input(where, "max_edges", expected, len(self.senders))
         return self
 
     def graph(self, weights: npt.ArrayLike | None = None) -> CSRGraph:
@@ -114,15 +147,22 @@ class NeighbourEdges(KeepsArrays):
         )
 
     def displacements(
-        self, points: Float[Array, "points dimensions"]
+        self,
+        points: Float[Array, "points dimensions"],
+        box: Float[Array, "dimensions dimensions"] | None = None,
     ) -> Float[Array, "edges dimensions"]:
         """``x_sender + shift - x_receiver`` of each edge, zero in padding; differentiable.
 
+        With ``images`` the shift is ``images @ box``.
+
         Args:
           points: the points of the edges, or the same number of other points.
+          box: cell vectors in place of those of the search, for derivatives by them, such as the
+            stress; only for edges with ``images``.
 
         Raises:
-          ValueError: if there are not ``num_points`` points.
+          ValueError: if there are not ``num_points`` points, or on a box of another shape or for
+            edges without images.
         """
         where, points = "NeighbourEdges.displacements", jnp.asarray(points)
         self._require_one(where)
@@ -135,22 +175,42 @@ class NeighbourEdges(KeepsArrays):
         apart = points[senders] - points[receivers]
         if self.shifts is not None:
             apart = apart + self.shifts.astype(points.dtype)
+        cell = self._box(where, box)
+        if cell is not None and self.images is not None:
+            cell, images = cell.astype(points.dtype), self.images.astype(points.dtype)
+            apart = apart + jnp.matmul(images, cell, precision="highest")
         return jnp.where(self.mask[:, None], apart, 0)
 
-    def distances(self, points: Float[Array, "points dimensions"]) -> Float[Array, " edges"]:
+    def distances(
+        self,
+        points: Float[Array, "points dimensions"],
+        box: Float[Array, "dimensions dimensions"] | None = None,
+    ) -> Float[Array, " edges"]:
         """Length of the displacement of each edge, zero in padding; differentiable.
 
         Where two points coincide the distance has no derivative, and gradients get zero.
 
         Args:
           points: the points of the edges, or the same number of other points.
+          box: cell vectors in place of those of the search; see ``displacements``.
 
         Raises:
-          ValueError: if there are not ``num_points`` points.
+          ValueError: as ``displacements``.
         """
-        squares = jnp.sum(jnp.square(self.displacements(points)), axis=-1)
+        squares = jnp.sum(jnp.square(self.displacements(points, box)), axis=-1)
         apart = squares > 0
         return jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1)), 0)
+
+    def _box(self, where: str, box: Any) -> Any:
+        """The cell vectors to use, or None if there are none."""
+        if box is None:
+            return self.box
+        if self.box is None:
+            raise bad_input(where, "box", "None for edges without images in a box", shown(box))
+        box = jnp.asarray(box)
+        if box.shape != self.box.shape:
+            raise bad_input(where, "box", f"of shape {self.box.shape}", f"shape {box.shape}")
+        return box
 
     def _require_one(self, where: str) -> None:
         """Raises ValueError for several, stacked along a leading axis by ``jax.vmap``."""
@@ -215,6 +275,11 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
             expected = f"at most half of the shortest side of the box, {float(box.min()) / 2:g}"
             raise bad_input(where, "r", expected, f"{float(r):g}")
     return r, box
+
+
+def has_cell_vectors(box: Any) -> bool:
+    """Whether a box is given by the rows of a matrix, and not by its sides."""
+    return box is not None and np.ndim(box) == 2
 
 
 def to_nearest_image(apart: Any, box: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Neighbours of points on the host, by the KD-tree of scipy."""
+"""Neighbours of points on the host, by the KD-tree of scipy, and in all images by cells."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import numpy.typing as npt
 from jaxgnn._arrays.arrays import is_concrete, put_own, require_count
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.plan.sorting import sort_edges
+from jaxgnn.graph.points.images import ImageSearch
+from jaxgnn.graph.points.lattice import Lattice, check_cell, check_periodic
 from jaxgnn.graph.points.neighbour_edges import (
     NeighbourEdges,
     check_k,
     check_points,
     check_radius,
+    has_cell_vectors,
     to_nearest_image,
 )
 
@@ -75,11 +78,18 @@ def radius_graph(
     max_neighbours: int | None = None,
     loop: bool = False,
     box: npt.ArrayLike | None = None,
+    periodic: bool | tuple[bool, ...] | None = None,
+    half: bool = False,
 ) -> NeighbourEdges:
     """Finds the neighbours of each point that are at most ``r`` away, outside of ``jit``.
 
-    Distances are compared in float64, after ``r`` and ``box`` were rounded to the dtype of the
-    points (float32 for half precision). ``radius_graph_on_device`` does the same on a device and
+    A box is given by its sides, for the nearest image of each point, or by its cell vectors, for
+    all images. The latter has any shape, and ``r`` any size: a point then has several edges from
+    images of the same point, and edges from images of itself, each with its ``images``.
+
+    Distances are compared in float64, after ``r`` and sides were rounded to the dtype of the points
+    (float32 for half precision); cell vectors are not rounded. Points that coincide are neighbours
+    at distance zero, for ``r=0`` too. ``radius_graph_on_device`` does the same on a device and
     under ``jit``.
 
     Args:
@@ -88,18 +98,26 @@ def radius_graph(
       batch: the cloud of each point, or None; see ``knn_graph``.
       max_neighbours: the largest number of neighbours that a point may have; None for any number.
       loop: whether each point is a neighbour of itself.
-      box: sides of a periodic box with right angles, floating [dimensions]. The distance is that of
-        the nearest image, so ``r`` must be at most half of the shortest side. Points may lie
-        outside of the box. At exactly half a side two images are equally near, and one of them is a
-        neighbour.
+      box: sides of a periodic box with right angles, floating [dimensions], or cell vectors as rows
+        of a matrix [dimensions, dimensions], of any shape and handedness. Points may lie outside of
+        the box. With sides, the distance is that of the nearest image, so ``r`` must be at most
+        half of the shortest side; at exactly half a side two images are equally near, and one of
+        them is a neighbour. With cell vectors, all images within ``r`` are neighbours.
+      periodic: whether each axis of cell vectors is periodic, such as ``(True, True, False)`` for a
+        slab; None for all axes. Other cell vectors are not used. False without a box searches by
+        cells, which is faster than the tree for many points.
+      half: whether only one of the two edges of each pair is found: from the point of higher id,
+        or, of images of one point, from the higher image.
 
     Returns:
-      The edges, without padding.
+      The edges, without padding. With cell vectors or ``periodic`` they have ``images``, and the
+      edges of a receiver are sorted by sender, then by image.
 
     Raises:
-      ValueError: if a point has more than ``max_neighbours``; on a radius that is negative or more
-        than half of a side, or a side that is not positive; on wrong shapes or dtypes; on points
-        that are traced or not finite.
+      ValueError: if a point has more than ``max_neighbours``; on a radius that is negative, more
+        than half of a side, or about a hundred heights of the box; on a side that is not positive
+        or cell vectors that are linearly dependent; on wrong shapes or dtypes; on points that are
+        traced or not finite.
 
     Example:
       >>> import numpy as np
@@ -109,6 +127,14 @@ def radius_graph(
       ([1, 2, 0, 0], [0, 0, 1, 2])
       >>> edges.displacements(points)[:, 0].tolist()
       [0.5, -1.0, -0.5, 1.0]
+
+      All images of one atom, in a chain along the first axis:
+
+      >>> edges = radius_graph(np.zeros((1, 2)), 4.5, box=2 * np.eye(2), periodic=(True, False))
+      >>> edges.images.tolist()
+      [[-2, 0], [-1, 0], [1, 0], [2, 0]]
+      >>> edges.distances(np.zeros((1, 2))).tolist()
+      [4.0, 2.0, 2.0, 4.0]
     """
     where = "radius_graph"
     if not is_concrete(r, *jax.tree.leaves(box)):
@@ -118,9 +144,16 @@ def radius_graph(
         expected = "a positive integer"
         max_neighbours = require_count(where, "max_neighbours", max_neighbours, expected)
     dtype = np.promote_types(cloud.given.dtype, np.float32)
-    r, box = check_radius(where, r, box, cloud.points.shape[1], dtype)
-    found = _within(cloud, r.astype(np.float64), box, loop=loop)
-    edges = cloud.edges(found, box)
+    dimensions = cloud.points.shape[1]
+    if periodic is not None or has_cell_vectors(box):
+        axes = check_periodic(where, periodic, box, dimensions)
+        cell = check_cell(where, box, axes)
+        r, _ = check_radius(where, r, None, dimensions, dtype)
+        edges = _in_images(where, cloud, float(r), cell, axes, loop=loop, half=half)
+    else:
+        r, box = check_radius(where, r, box, dimensions, dtype)
+        found = _within(cloud, r.astype(np.float64), box, loop=loop)
+        edges = cloud.edges(found if not half else _half_of(found), box)
     if max_neighbours is not None and edges.most_neighbours > max_neighbours:
         at = np.bincount(np.asarray(edges.receivers)).argmax()
         expected = f"at least {int(edges.most_neighbours)}, as many as point {at} has"
@@ -183,6 +216,41 @@ class _Cloud:
 def _traced(where: str, names: str) -> ValueError:
     expected = f"concrete; under jit call {where}_on_device"
     return bad_input(where, names, expected, "a tracer")
+
+
+def _half_of(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    senders, receivers = found
+    is_kept = senders >= receivers
+    return senders[is_kept], receivers[is_kept]
+
+
+def _in_images(
+    where: str,
+    cloud: _Cloud,
+    r: float,
+    cell: np.ndarray | None,
+    axes: tuple[bool, ...],
+    *,
+    loop: bool,
+    half: bool,
+) -> NeighbourEdges:
+    """The edges within ``r`` in all images of a box."""
+    lattice = Lattice.of_box(cell, axes, np.float64)
+    search = ImageSearch(cloud.points, cloud.batch, r, lattice, axes, loop, half)
+    senders, receivers, along = search.edges(where)
+    images = np.zeros((len(senders), len(axes)), np.int32)
+    images[:, list(lattice.axes)] = along
+    most = np.bincount(receivers, minlength=1).max()
+    dtype = jax.dtypes.canonicalize_dtype(cloud.given.dtype)
+    return NeighbourEdges(
+        senders=put_own(senders),
+        receivers=put_own(receivers),
+        shifts=None,
+        most_neighbours=put_own(np.asarray(most, np.int32)),
+        num_points=cloud.num_points,
+        images=put_own(images),
+        box=None if cell is None else put_own(cell.astype(dtype)),
+    )
 
 
 def _within(

@@ -9,14 +9,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import as_jax, require_count
+from jaxgnn._arrays.arrays import as_jax, require_count, require_size
+from jaxgnn._errors import bad_input
+from jaxgnn.graph.points.cell_grid import CellGrid
+from jaxgnn.graph.points.images_on_device import count_not_finite, find_on_device
+from jaxgnn.graph.points.lattice import check_cell
 from jaxgnn.graph.points.neighbour_edges import (
-    BEYOND_HALF_OF_THE_BOX,
+    UNKNOWN,
     NeighbourEdges,
     check_k,
     check_points,
     check_radius,
     distance_dtype,
+    has_cell_vectors,
     to_nearest_image,
 )
 
@@ -67,7 +72,8 @@ def knn_graph_on_device(
     where = "knn_graph_on_device"
     points, batch = check_points(where, points, batch)
     k = check_k(where, k, points.shape[0], batch, loop=loop)
-    return _nearest(jnp.asarray(points), _batch(where, batch), None, None, k, loop, _TILE_ENTRIES)
+    points, batch = jnp.asarray(points), _batch(where, batch)
+    return _nearest(points, batch, None, None, k, loop, _TILE_ENTRIES, False)
 
 
 def radius_graph_on_device(
@@ -75,14 +81,19 @@ def radius_graph_on_device(
     r: Float[Array, ""] | float,
     batch: Int[Array, " points"] | None = None,
     *,
-    max_neighbours: int,
+    max_neighbours: int | None = None,
     loop: bool = False,
-    box: Float[Array, " dimensions"] | None = None,
+    box: Float[Array, " dimensions"] | Float[Array, "dimensions dimensions"] | None = None,
+    half: bool = False,
+    grid: CellGrid | None = None,
+    max_edges: int | None = None,
 ) -> NeighbourEdges:
     """Finds the neighbours at most ``r`` away from each point; works under ``jit`` and ``vmap``.
 
-    Operations, memory, precision and gradients are those of ``knn_graph_on_device``; ``r`` is
-    rounded to the dtype of the distances.
+    Without a grid, operations, memory, precision and gradients are those of
+    ``knn_graph_on_device``. With a ``CellGrid`` only points in near cells are compared, in boxes of
+    any shape and for any radius, in all images as by ``radius_graph``: time and memory grow with
+    the number of points. ``r`` is rounded to the dtype of the distances.
 
     Args:
       points: floating [points, dimensions]; see ``knn_graph_on_device``.
@@ -90,18 +101,28 @@ def radius_graph_on_device(
         With a negative traced radius there are no edges.
       batch: the cloud of each point, or None; see ``knn_graph_on_device``.
       max_neighbours: the most neighbours that can be stored for a point, static. If there are more,
-        the nearest are kept, and ``overflow`` of the result is True; ``checked`` then raises.
+        the nearest are kept (with a grid, any), and ``overflow`` of the result is True; ``checked``
+        then raises. None only with ``max_edges``.
       loop: whether each point is a neighbour of itself.
       box: sides of a periodic box, floating [dimensions], as in ``radius_graph``; may be traced. If
-        a traced radius is more than half of a side, ``overflow`` is set.
+        a traced radius is more than half of a side, ``overflow`` is set. With a grid, the cell
+        vectors of the box, [dimensions, dimensions].
+      half: whether only one of the two edges of each pair is found, as in ``radius_graph``.
+      grid: sizes of the cells, from ``CellGrid.for_points``, static. If they do not fit the points,
+        the radius or the box, ``overflow`` is set, and neighbours may be missing.
+      max_edges: number of edge slots, static, with a grid; None for ``points * max_neighbours``. If
+        there are more edges, ``overflow`` is set.
 
     Returns:
-      The edges, ``points * max_neighbours`` slots, padding after all edges.
+      The edges, ``points * max_neighbours`` or ``max_edges`` slots, padding after all edges. With a
+      grid the edges have ``images``, and those of a receiver are in the order of cells. Traced
+      points that are not finite have no edges, and set ``not_finite``.
 
     Raises:
-      ValueError: on a concrete radius that is negative or more than half of a side, or a side that
-        is not positive; if ``max_neighbours`` is not positive; on wrong shapes or dtypes; on
-        concrete points that are not finite.
+      ValueError: on a concrete radius that is negative or more than half of a side; on a side that
+        is not positive or cell vectors that are linearly dependent; if ``max_neighbours`` or
+        ``max_edges`` is not positive, or there is neither; on wrong shapes or dtypes; on concrete
+        points that are not finite; on cell vectors without a grid, or a grid of other axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,32 +134,100 @@ def radius_graph_on_device(
       [0.5, -1.0, -0.5, 1.0]
       >>> bool(edges.checked().overflow)
       False
+
+      All images, by cells:
+
+      >>> box = jnp.array([[4.0]])
+      >>> grid = CellGrid.for_points(points, 3.0, box=box)
+      >>> edges = radius_graph_on_device(points, 3.0, grid=grid, box=box, max_edges=8)
+      >>> sorted(zip(edges.senders.tolist(), edges.images[:, 0].tolist()))[:4]
+      [(0, 0), (0, 0), (1, 0), (1, 0)]
     """
     where = "radius_graph_on_device"
     points, batch = check_points(where, points, batch)
     expected = "a positive integer"
-    max_neighbours = require_count(where, "max_neighbours", max_neighbours, expected)
+    if max_neighbours is not None or max_edges is None:
+        max_neighbours = require_count(where, "max_neighbours", max_neighbours, expected)
+    if max_edges is not None:
+        max_edges = require_count(where, "max_edges", max_edges, expected)
+    batch = _batch(where, batch)
+    if grid is not None:
+        r, _ = check_radius(where, r, None, points.shape[1], distance_dtype(points))
+        box = check_grid_and_box(where, grid, box, points.shape[1])
+        slots = max_edges or points.shape[0] * (max_neighbours or 0)
+        require_size(where, "max_edges", slots)
+        return _in_cells(
+            jnp.asarray(points), batch, r, box, (grid, slots, max_neighbours, loop, half)
+        )
+    if has_cell_vectors(box) or max_neighbours is None:
+        expected = "from CellGrid.for_points for cell vectors, or for max_edges alone"
+        raise bad_input(where, "grid", expected, "None")
     r, box = check_radius(where, r, box, points.shape[1], distance_dtype(points))
-    points, batch = jnp.asarray(points), _batch(where, batch)
-    return _nearest(points, batch, r, box, max_neighbours, loop, _TILE_ENTRIES)
+    points = jnp.asarray(points)
+    return _nearest(points, batch, r, box, max_neighbours, loop, _TILE_ENTRIES, half)
+
+
+def check_grid_and_box(where: str, grid: CellGrid, box: Any, dimensions: int) -> Any:
+    """Checks that a grid has the axes of the points and a box where it is periodic."""
+    if not isinstance(grid, CellGrid):
+        raise bad_input(where, "grid", "a CellGrid", repr(grid))
+    if len(grid.periodic) != dimensions:
+        expected = f"for points of {dimensions} dimensions"
+        raise bad_input(where, "grid", expected, f"one of {len(grid.periodic)}")
+    if box is None and any(grid.periodic):
+        raise bad_input(where, "box", "the cell vectors of the periodic grid", "None")
+    return check_cell(where, box, grid.periodic)
+
+
+@partial(jax.jit, static_argnums=4, inline=True)
+def _in_cells(points, batch, r, box, options):
+    """The points within ``r`` of each, in all images, by cells."""
+    grid, slots, max_neighbours, loop, half = options
+    dtype = distance_dtype(points)
+    constants = (points.astype(dtype), batch, r, box)
+    search = find_on_device(
+        *jax.lax.stop_gradient(constants),
+        grid,
+        slots=slots,
+        capacity=max_neighbours,
+        unknown=UNKNOWN,
+        loop=loop,
+        half=half,
+    )
+    return NeighbourEdges(
+        senders=search.senders,
+        receivers=search.receivers,
+        shifts=None,
+        most_neighbours=search.most_neighbours,
+        num_points=points.shape[0],
+        capacity=max_neighbours,
+        images=search.images,
+        box=None if box is None else jnp.asarray(box).astype(points.dtype),
+        num_found=search.num_found,
+        num_not_finite=search.num_not_finite,
+    )
 
 
 def _batch(where: str, batch: Any) -> Any:
     return None if batch is None else as_jax(where, "batch", batch)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6), inline=True)
-def _nearest(points, batch, r, box, capacity, loop, tile_entries):
+@partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
+def _nearest(points, batch, r, box, capacity, loop, tile_entries, half):
     """The nearest points of each, at most ``capacity``; within ``r`` unless that is None."""
     dtype = points.dtype
     num_points, dimensions = points.shape
+    not_finite = count_not_finite(points, batch)
     constants = (points.astype(distance_dtype(points)), batch, r, box)
     points, batch, r, box = jax.lax.stop_gradient(constants)
     most = min(capacity, num_points)
     if most == 0:
         padding = jnp.zeros(num_points * capacity, jnp.int32)
         shifts = None if box is None else jnp.zeros((len(padding), dimensions), dtype)
-        return NeighbourEdges(padding, padding, shifts, jnp.int32(0), num_points, capacity)
+        zero = jnp.int32(0)
+        return NeighbourEdges(
+            padding, padding, shifts, zero, num_points, capacity, num_not_finite=zero
+        )
     ids = jnp.arange(num_points, dtype=jnp.int32)
 
     def of_one(receiver):
@@ -153,6 +242,8 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries):
             is_near &= (batch == batch[receiver]) & (batch >= 0)
         if not loop:
             is_near &= ids != receiver
+        if half:
+            is_near &= ids >= receiver
         # The first of equal entries comes first: that is the lower id.
         nearness, senders = jax.lax.top_k(jnp.where(is_near, -squares, -jnp.inf), most)
         return senders, nearness > -jnp.inf, jnp.sum(is_near, dtype=jnp.int32)
@@ -175,5 +266,13 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries):
         most_neighbours = jnp.minimum(most_neighbours, capacity)
     elif box is not None:
         fits = (2 * r <= box).all()
-        most_neighbours = jnp.where(fits, most_neighbours, BEYOND_HALF_OF_THE_BOX)
-    return NeighbourEdges(senders, receivers, shifts, most_neighbours, num_points, capacity)
+        most_neighbours = jnp.where(fits, most_neighbours, UNKNOWN)
+    return NeighbourEdges(
+        senders,
+        receivers,
+        shifts,
+        most_neighbours,
+        num_points,
+        capacity,
+        num_not_finite=not_finite,
+    )
