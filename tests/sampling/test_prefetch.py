@@ -99,11 +99,13 @@ def test_threads_end_when_the_iterator_is_closed_or_dropped():
 
 
 SCRIPT = """
-    import sys, time
+    import signal, sys, time
     import numpy as np
     from jaxgnn import CSRGraph
     from jaxgnn.sampling import NeighborLoader
 
+    # A shell that starts the tests in the background ignores Ctrl-C, and children inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rng = np.random.default_rng(0)
     graph = CSRGraph.from_edges(*rng.integers(0, 5000, (2, 50000)), 5000)
     loader = NeighborLoader(graph, None, (5, 5), 100, num_threads=2)

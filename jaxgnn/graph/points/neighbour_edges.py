@@ -279,6 +279,8 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
 
 def has_cell_vectors(box: Any) -> bool:
     """Whether a box is given by the rows of a matrix, and not by its sides."""
+    if isinstance(box, list | tuple):  # its numbers may be traced
+        return any(isinstance(row, list | tuple) or getattr(row, "ndim", 0) for row in box)
     return box is not None and np.ndim(box) == 2
 
 
