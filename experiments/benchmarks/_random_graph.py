@@ -29,7 +29,7 @@ class DeviceGraph(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """Number of nodes of the graph."""
         return self.indptr.shape[0] - 1
 
     @property

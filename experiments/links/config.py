@@ -159,7 +159,7 @@ class TrainConfig(GraphDevices, SampleOptions):
         self.check_sample("train", self.layers(), {"--devices": self.devices > 1})
 
     def layers(self) -> int:
-        """Number of convolutions."""
+        """Number of convolutions of the network: as given, else one for each fan-out, else one."""
         return self.num_layers or len(self.sample) or 1
 
     def metric(self) -> str:

@@ -92,7 +92,7 @@ class TrainConfig(SampleOptions):
         return self
 
     def layers(self) -> int:
-        """Number of layers."""
+        """Number of layers of the network: as given, else one for each fan-out, else two."""
         return self.num_layers or len(self.sample) or 2
 
     def label(self) -> str:

@@ -139,7 +139,7 @@ class Irreps:
 
     @property
     def max_degree(self) -> int:
-        """The largest degree."""
+        """The largest degree of the irreps."""
         return max(entry.irrep.degree for entry in self.entries)
 
     @property
@@ -152,7 +152,7 @@ class Irreps:
         return tuple(found)
 
     def __len__(self) -> int:
-        """Number of entries."""
+        """Number of entries, each of which has a multiplicity and an irrep."""
         return len(self.entries)
 
     def __iter__(self) -> Iterator[MulIrrep]:

@@ -39,7 +39,7 @@ class BatchLoader[Batch](Epochs[Batch]):
     _measure: Callable[[Iterable[Any], Any], Any] = staticmethod(measured)
 
     def __repr__(self) -> str:
-        """Shows sizes."""
+        """Shows the numbers of seeds and steps, and the capacity."""
         return (
             f"{type(self).__name__}({self._count} {self._things}, {len(self)} steps of "
             f"{self._batch_size}, {self.capacity})"

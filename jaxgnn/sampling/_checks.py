@@ -37,12 +37,20 @@ def graph(where: str, indptr: np.ndarray, indices: np.ndarray, weights: np.ndarr
 
 
 def options(
-    where: str, fanouts: Sequence[int], replace: bool, method: str, batch_dependency: int
+    where: str,
+    fanouts: Sequence[int],
+    replace: bool,
+    method: str,
+    batch_dependency: int,
+    *,
+    may_be_zero: bool = False,
 ) -> None:
-    """Checks what is drawn."""
+    """Checks what is drawn; along relations, fan-outs may be zero."""
     for fanout in fanouts:
-        if not _is_integer(fanout) or fanout == 0 or fanout < -1 or fanout >= 2**20:
+        is_zero = fanout == 0 and not may_be_zero
+        if not _is_integer(fanout) or is_zero or fanout < -1 or fanout >= 2**20:
             expected = f"positive and below {2**20}, or -1 for all neighbours"
+            expected += ", or 0 for none" if may_be_zero else ""
             raise bad_input(where, "fanouts", expected, fanout)
     if method not in get_args(Method):
         expected = " or ".join(repr(name) for name in get_args(Method))

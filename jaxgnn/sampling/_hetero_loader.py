@@ -28,7 +28,7 @@ from jaxgnn.sampling._hetero_source import HeteroSource
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._seed_order import SeedOrder
 from jaxgnn.sampling._source import Drawing, on_host
-from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._temporal import check_present, checked_times
 from jaxgnn.sampling._temporal_source import Temporal, check_options
 
@@ -138,8 +138,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         if not isinstance(graph, HeteroGraph):
             raise bad_input(where, "graph", "a HeteroGraph", type(graph).__name__)
         of_relations = fanouts_of(where, fanouts, graph)
-        positive = [n for numbers in of_relations.values() for n in numbers if n != 0]
-        _checks.options(where, positive, replace, method, batch_dependency)
+        numbers = [number for of_hops in of_relations.values() for number in of_hops]
+        _checks.options(where, numbers, replace, method, batch_dependency, may_be_zero=True)
         _checks.counters(where, seed, 0, 0)
         checks.require_positive(where, "batch_size", batch_size)
         threads = checks.checked_threads(where, num_threads)
@@ -182,9 +182,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         self.features = features_of(where, features, graph)
         self._labels = labels_of(where, labels, graph.num_nodes[seed_type], nodes, times)
         self._edge_weights = {e: on_host(relation.weights) for e, relation in graph.items()}
-        # ``with jax.default_device(...)`` is not seen by other threads.
-        device = jax.config.jax_default_device
-        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        self._device = default_device()
         self._rows = {t: StagedRows(store, self._device) for t, store in self.features.items()}
         # A GPU sorts edges in less time than copying their order to it would take.
         self._with_plans = jax.default_backend() == "cpu"

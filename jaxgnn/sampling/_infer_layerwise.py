@@ -224,7 +224,7 @@ class _Blocks:
         return cls(graph, host, starts, rows, _slots(others, host.num_nodes), edges)
 
     def __len__(self) -> int:
-        """Number of blocks."""
+        """Number of blocks of rows that a layer is computed in."""
         return len(self.starts) - 1
 
     def __iter__(self) -> Iterator[_Block]:

@@ -254,7 +254,7 @@ def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
 
 
 def _repeated(first: int, end: int, body: Any, state: Any) -> Any:
-    """``lax.fori_loop`` in NumPy."""
+    """Calls ``body(i, state)`` for each i, as ``lax.fori_loop`` does, on NumPy arrays."""
     for i in range(first, end):
         state = body(i, state)
     return state

@@ -33,7 +33,7 @@ from jaxgnn.sampling._source import (
     Source,
     on_host,
 )
-from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._temporal_source import Temporal, check_options, timed_source
 from jaxgnn.sampling.features import FeatureStore
 
@@ -164,9 +164,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
             Drawing(fanouts, seed, replace, method, batch_dependency),
             max(num_threads // self._workers, 1),
         )
-        # ``with jax.default_device(...)`` is not seen by other threads.
-        device = jax.config.jax_default_device
-        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        self._device = default_device()
         check_options(where, source.drawing, edge_times, seed_times, temporal)
         timed = None
         if seed_times is not None:

@@ -24,7 +24,7 @@ class Sampler(Protocol):
     """Draws nodes by counters; the same key gives the same nodes."""
 
     def nodes(self, key: Key) -> np.ndarray:
-        """Distinct nodes, ascending."""
+        """Draws the nodes of a subgraph; returns the distinct ones, ascending."""
         ...
 
 
@@ -66,7 +66,7 @@ class NodeSampler:
         return cls(size, np.cumsum(sums))
 
     def nodes(self, key: Key) -> np.ndarray:
-        """Distinct nodes, ascending."""
+        """Draws the nodes of a subgraph; returns the distinct ones, ascending."""
         words = _random.draw(key, np.arange(self.size), 0)
         return np.unique(_by_weight(self.ends, _random.uniform(words))[0])
 
@@ -123,7 +123,7 @@ class WalkSampler:
     graph: WholeGraph
 
     def nodes(self, key: Key) -> np.ndarray:
-        """Distinct nodes of the walks, ascending."""
+        """Draws walks; returns their distinct nodes, ascending."""
         graph, walks = self.graph, np.arange(self.size)
         at = _random.below(_random.draw(key, walks, 0), np.array(graph.num_nodes))
         visited = [at]

@@ -12,6 +12,12 @@ from jaxgnn.sampling._memory import aligned_empty
 from jaxgnn.sampling.features import FeatureStore
 
 
+def default_device() -> Any:
+    """The device of ``with jax.default_device(...)``, which other threads do not see, or None."""
+    device = jax.config.jax_default_device
+    return jax.devices(device)[0] if isinstance(device, str) else device
+
+
 class StagedRows:
     """Reads rows of a store and copies them to a device.
 

@@ -22,7 +22,7 @@ from jaxgnn.sampling._capacity import Capacity, measured
 from jaxgnn.sampling._epochs import Epochs
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._random import Key
-from jaxgnn.sampling._staging import StagedRows
+from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._subgraphs import (
     Induced,
     SubgraphBatch,
@@ -84,9 +84,7 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         self._workers = min(threads, _CONCURRENT_BATCHES)
         self._known_capacity: Capacity | None = None
         self._with_plan = jax.default_backend() == "cpu"
-        # ``with jax.default_device(...)`` is not seen by other threads.
-        device = jax.config.jax_default_device
-        self._device = jax.devices(device)[0] if isinstance(device, str) else device
+        self._device = default_device()
         self._rows = None if data.features is None else StagedRows(data.features, self._device)
 
     def __repr__(self) -> str:

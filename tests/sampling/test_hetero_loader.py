@@ -211,7 +211,7 @@ BAD = [
     ({"seeds": [1, 2]}, "seeds must be a pair of a node type, one of"),
     ({"seeds": ("editor", [1])}, "seeds must be a pair of a node type, one of .*editor"),
     ({"seeds": ("author", [20])}, "seeds must be node ids from 0 to 19, got 20 at 0"),
-    ({"fanouts": (3, -2)}, "fanouts must be positive .* got -2"),
+    ({"fanouts": (3, -2)}, "fanouts must be positive .* or 0 for none, got -2"),
     ({"fanouts": {CITES: (1,), WRITES: (1,)}}, "fanouts must be given for all relations.*rev_w"),
     ({"fanouts": {WRONG: (1,)}}, "fanouts must be by relations of the graph.*reads"),
     ({"fanouts": {CITES: (1,), WRITES: (1,), BACK: (1, 2)}}, "fanouts must be equally many"),

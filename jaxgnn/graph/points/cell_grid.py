@@ -106,7 +106,7 @@ class CellGrid:
 
     @property
     def num_cells(self) -> int:
-        """Number of cells."""
+        """Number of cells of the grid, along all axes together."""
         return math.prod(self.counts)
 
     def nbytes(self, num_points: int, num_slots: int) -> int:

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling.features._device import rows_or_zeros
-from jaxgnn.sampling.features._store import as_store
+from jaxgnn.sampling.features._store import RowsLike, as_store
 
 _LEAST_MISSES = 128
 
 
-class CachedFeatures:
+class CachedFeatures(RowsLike):
     """Some rows on the device, and all rows in a store on the host that is read for the others.
 
     ``loader.read_counts()`` counts how often batches read each row; those that are read most are
@@ -40,7 +40,7 @@ class CachedFeatures:
     """
 
     def __init__(self, features: Any, rows: npt.ArrayLike):
-        self._store = as_store("CachedFeatures", features)
+        self._store = self._like = as_store("CachedFeatures", features)
         rows = np.asarray(rows)
         is_list = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
         if not is_list or rows.size != np.unique(rows).size:
@@ -72,21 +72,6 @@ class CachedFeatures:
         counts = np.asarray(counts)
         order = np.argsort(-counts, kind="stable")[: int(share * counts.size)]
         return cls(features, order[counts[order] > 0])
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self._store.num_rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of all features."""
-        return self._store.shape
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of gathered rows."""
-        return self._store.dtype
 
     @property
     def hit_rate(self) -> float:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgnn._errors import bad_input
+from jaxgnn.sampling.features._store import RowsLike
 
 
-class DeviceFeatures:
+class DeviceFeatures(RowsLike):
     """Rows of an array of JAX, gathered on its device, or on those over which it is sharded.
 
     Args:
@@ -23,25 +22,11 @@ class DeviceFeatures:
         if not isinstance(array, jax.Array) or array.ndim == 0:
             got = getattr(array, "shape", type(array).__name__)
             raise bad_input("DeviceFeatures", "array", "an array of JAX [rows, ...]", got)
-        self._array, self._gather = array, rows_or_zeros
+        self._array = self._like = array
+        self._gather = rows_or_zeros
         if isinstance(array.sharding, NamedSharding) and array.sharding.mesh.size > 1:
             everywhere = NamedSharding(array.sharding.mesh, PartitionSpec())
             self._gather = jax.jit(rows_or_zeros, out_shardings=everywhere)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self._array.shape[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of all features."""
-        return self._array.shape
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of the features."""
-        return self._array.dtype
 
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> jax.Array:
         """Returns rows on the device, zeros for -1; ``out`` is ignored."""

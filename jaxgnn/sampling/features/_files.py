@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +12,10 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling._memory import aligned_empty
 from jaxgnn.sampling.features._host import HostFeatures
+from jaxgnn.sampling.features._store import RowsLike
 
 
-class FileFeatures:
+class FileFeatures(RowsLike):
     """Rows of one .npy file, or of all .npy files of a folder, one after the other.
 
     The files are mapped, so that only the rows that are asked for are read. Numbers in names count
@@ -42,21 +42,8 @@ class FileFeatures:
                 raise bad_input("FileFeatures", "path", expected, got)
         self._shards = [HostFeatures(array) for array in arrays]
         self._ends = np.cumsum([shard.num_rows for shard in self._shards])
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of all files."""
-        return int(self._ends[-1])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of all features."""
-        return self.num_rows, *self._shards[0].shape[1:]
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of the features."""
-        return self._shards[0].dtype
+        # One entry in memory, with the shape of all rows.
+        self._like = np.broadcast_to(np.zeros((), kind[0]), (int(self._ends[-1]), *kind[1]))
 
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Returns rows as a NumPy array, zeros for -1.

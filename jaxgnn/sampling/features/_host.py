@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._memory import aligned_empty
+from jaxgnn.sampling.features._store import RowsLike
 
 
-class HostFeatures:
+class HostFeatures(RowsLike):
     """Rows of a NumPy array, or of an array that is mapped from a file, such as ``np.memmap``.
 
     Args:
@@ -27,22 +26,7 @@ class HostFeatures:
         if not isinstance(array, np.ndarray) or array.ndim == 0:
             got = getattr(array, "shape", type(array).__name__)
             raise bad_input("HostFeatures", "array", "a NumPy array [rows, ...]", got)
-        self._array = array
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self._array.shape[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of all features."""
-        return self._array.shape
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of the features."""
-        return self._array.dtype
+        self._array = self._like = array
 
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Returns rows as a NumPy array, zeros for -1.

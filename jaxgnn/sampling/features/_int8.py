@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxgnn._errors import bad_input
-from jaxgnn.sampling.features._store import as_store
+from jaxgnn.sampling.features._store import RowsLike, as_store
 
 
-class Int8Features:
+class Int8Features(RowsLike):
     """Rows of int8, times a scale for each row: a quarter of the memory, transfers and reads.
 
     ``Int8Features.of(array)`` rounds an array of floats. The error of an entry is at most 1 / 254
@@ -31,7 +31,7 @@ class Int8Features:
     """
 
     def __init__(self, values: Any, scales: npt.ArrayLike, *, dtype: Any = jnp.float32):
-        self._values = as_store("Int8Features", values)
+        self._values = self._like = as_store("Int8Features", values)
         if self._values.dtype != np.int8:
             raise bad_input("Int8Features", "values", "of dtype int8", self._values.dtype)
         scales = np.asarray(scales, np.float32)
@@ -55,16 +55,6 @@ class Int8Features:
         scales = largest / 127
         values = np.rint(flat / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8)
         return cls(values.reshape(np.shape(array)), scales, dtype=dtype)
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        return self._values.num_rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of all features."""
-        return self._values.shape
 
     @property
     def dtype(self) -> Any:

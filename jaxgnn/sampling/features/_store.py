@@ -46,6 +46,27 @@ class FeatureStore(Protocol):
         ...
 
 
+class RowsLike:
+    """Base class of stores whose rows are those of something with a shape and a dtype."""
+
+    _like: Any
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the features, one for each node."""
+        return self.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of all features, [rows, ...]."""
+        return self._like.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of gathered rows."""
+        return self._like.dtype
+
+
 def as_store(where: str, features: Any) -> FeatureStore:
     """Returns the store of an array, or of files; a store itself is returned unchanged.
 
