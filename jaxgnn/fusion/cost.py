@@ -28,13 +28,11 @@ class Speeds:
       bytes_per_second: speed of reads and writes of a long copy.
       flops_per_second: speed of a product of large float32 matrices, in the session's precision.
       launch_seconds: time of the smallest program.
-      platform: the kind of device, ``"cpu"`` or ``"gpu"``.
     """
 
     bytes_per_second: float
     flops_per_second: float
     launch_seconds: float
-    platform: str = "cpu"
 
     def seconds(self, num_bytes: float, flops: float = 0.0, launches: int = 1) -> float:
         """The time of a kernel that the slower of memory and arithmetic limits."""
@@ -60,7 +58,6 @@ def _measured(device: Any) -> Speeds:
         bytes_per_second=2 * array.nbytes / max(copy - launch, 1e-9),
         flops_per_second=2 * _ROWS[kind] ** 3 / max(product - launch, 1e-9),
         launch_seconds=launch,
-        platform=kind,
     )
 
 
