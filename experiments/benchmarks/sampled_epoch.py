@@ -127,13 +127,10 @@ class Training:
     def loss(self, parameters: Any, sample: DeviceSample, features: Any, labels: Any) -> jax.Array:
         """The mean cross entropy of the seeds."""
         nodes = jnp.maximum(sample.n_id, 0)
-        h = features.at[nodes].get(mode="promise_in_bounds")
-        blocks = sample.blocks()
-        for layer, block in zip(nnx.merge(self.network, parameters), blocks, strict=True):
-            h = layer(block, (h[: block.num_rows], h))
+        x = features.at[nodes].get(mode="promise_in_bounds")
         y = labels[nodes[sample.seed_ids]]
-        losses = optax.softmax_cross_entropy_with_integer_labels(h.astype(jnp.float32), y)
-        return jnp.mean(losses, where=sample.seed_mask)
+        layers = nnx.merge(self.network, parameters)
+        return seed_loss(layers, sample.blocks(), x, y, sample.seed_ids, sample.seed_mask)
 
     def step(self, optimizer: optax.GradientTransformation) -> Step:
         """The training step, of a carry ``(parameters, state, number of the step)``."""
@@ -158,19 +155,32 @@ def training(
     steps = -(-data.train // size)
     order = np.random.default_rng(0).permutation(graph.num_nodes)[: steps * size]
     key = jax.random.key(0)
-    features = _features(graph.num_nodes, data.features, dtype)
+    features = wave_features(graph.num_nodes, data.features, dtype)
     labels = jax.random.randint(key, (graph.num_nodes,), 0, data.classes)
-    widths = [data.features, *[options.hidden] * (len(options.fanouts) - 1), data.classes]
-    layers = nnx.List(
-        nn.SAGEConv(before, after, activation="relu" if i else None, dtype=dtype, rngs=nnx.Rngs(i))
-        for i, (before, after) in enumerate(itertools.pairwise(widths))
-    )
+    layers = sage_layers(data, options.hidden, len(options.fanouts), dtype)
     arrays = jnp.asarray(order, jnp.int32), features, labels
     return Training(workload, arrays, *nnx.split(layers), relabelling)
 
 
+def sage_layers(data: Published, hidden: int, num_layers: int, dtype: str) -> nnx.List:
+    """Layers of GraphSAGE from the features of a data set to its classes."""
+    widths = [data.features, *[hidden] * (num_layers - 1), data.classes]
+    return nnx.List(
+        nn.SAGEConv(before, after, activation="relu" if i else None, dtype=dtype, rngs=nnx.Rngs(i))
+        for i, (before, after) in enumerate(itertools.pairwise(widths))
+    )
+
+
+def seed_loss(layers: Any, blocks: Any, x: Any, y: Any, seed_ids: Any, seed_mask: Any) -> jax.Array:
+    """The mean cross entropy of the seeds of a batch, with features ``x`` and their labels."""
+    for layer, block in zip(layers, blocks, strict=True):
+        x = layer(block, (x[: block.num_rows], x))
+    losses = optax.softmax_cross_entropy_with_integer_labels(x[seed_ids].astype(jnp.float32), y)
+    return jnp.mean(losses, where=seed_mask)
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _features(nodes: int, width: int, dtype: str) -> jax.Array:
+def wave_features(nodes: int, width: int, dtype: str) -> jax.Array:
     """Numbers from -1 to 1, made without another array of their size."""
     node, column = (lax.broadcasted_iota(jnp.float32, (nodes, width), axis) for axis in (0, 1))
     return jnp.sin(node % 9973 * (column + 1)).astype(dtype)

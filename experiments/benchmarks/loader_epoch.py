@@ -1,0 +1,275 @@
+"""Times epochs of GraphSAGE with ``NeighborLoader``: who draws, and where features are.
+
+``python -m experiments.benchmarks.loader_epoch`` makes a graph of the size of ogbn-products, and
+trains three layers of 256 in a jitted step, on batches of a loader that draws on the device or on
+the host, with features on the device, on the host, or in a file behind a cache of a tenth of the
+rows. Before the first step of the last case, the file is dropped from the memory of the system; run
+the command in a control group of less memory than the file needs to read all of the epoch from the
+disk.
+
+A row has the seconds of an epoch, the part of it in which the device computes or copies, the part
+of features that the cache held, and the bytes that were read from the disk. ``disk GB/s`` are
+those of pages at random places of the file, read by 32 threads that do nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments.benchmarks._command import command
+from experiments.benchmarks._random_graph import random_graph
+from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
+from experiments.benchmarks.sampled_epoch import DATA, sage_layers, seed_loss, wave_features
+from jaxgnn import CSRGraph
+from jaxgnn._errors import bad_input
+from jaxgnn.sampling import NeighborLoader, features
+from jaxgnn.testing.timing import Candidate, device_description, kernel_time
+
+_PAGE = 4096
+_READERS = 32
+_KERNEL_CALLS = 20
+
+COLUMNS = (
+    Column("case", "candidate", 16),
+    Column("steps", "steps", 6, "d"),
+    Column("epoch s", "epoch_s", 8, ".3f"),
+    Column("ms/step", "ms_per_step", 8, ".3f"),
+    Column("busy", "busy", 5, ".2f"),
+    Column("hits", "hit_rate", 5, ".3f"),
+    Column("read GB", "read_gb", 8, ".2f"),
+    Column("GB/s", lambda row: row["read_gb"] / row["seconds"], 6, ".2f"),
+    Column("disk GB/s", "disk_gb_per_s", 9, ".2f"),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to make batches.
+
+    Attributes:
+      on: who draws: "device" or "host".
+      store: where features are: "device", "host", or "file" for a file behind a cache.
+    """
+
+    on: str
+    store: str
+
+
+CASES = {
+    "device": Case("device", "device"),
+    "host": Case("host", "device"),
+    "host-features": Case("device", "host"),
+    "cached-file": Case("host", "file"),
+}
+
+
+@dataclass(frozen=True)
+class Options(Output):
+    """Settings of a run.
+
+    Attributes:
+      graph: "products", "papers" or "small".
+      cases: which cases: "device", "host", "host-features", "cached-file".
+      dtype: of features and layers.
+      fanouts: neighbours that each hop draws; there is a layer for each.
+      hidden: width of the layers.
+      batch_size: seeds of a batch.
+      steps: most steps of an epoch that are timed; its seconds are computed from them.
+      cached: part of the rows that the cache of "cached-file" holds.
+    """
+
+    graph: str = "products"
+    cases: tuple[str, ...] = tuple(CASES)
+    dtype: str = "float32"
+    fanouts: tuple[int, ...] = (10, 10, 10)
+    hidden: int = 256
+    batch_size: int = 1024
+    steps: int = 1 << 30
+    cached: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, values, known in (("--graph", [self.graph], DATA), ("--cases", self.cases, CASES)):
+            for value in values:
+                if value not in known:
+                    raise bad_input("loader_epoch", name, f"one of {', '.join(known)}", value)
+        if min(self.hidden, self.batch_size, self.steps) < 1:
+            raise bad_input("loader_epoch", "numbers", "positive", self)
+
+
+class Trainer:
+    """A jitted training step of GraphSAGE on the batches of a loader."""
+
+    def __init__(self, options: Options):
+        layers = sage_layers(
+            DATA[options.graph], options.hidden, len(options.fanouts), options.dtype
+        )
+        network, parameters = nnx.split(layers)
+        optimizer = optax.adam(1e-3)
+
+        def step(carry: Any, batch: Any) -> Any:
+            parameters, state = carry
+
+            def loss(parameters):
+                layers = nnx.merge(network, parameters)
+                of_seeds = batch.y, batch.seed_ids, batch.seed_mask
+                return seed_loss(layers, batch.blocks, batch.x, *of_seeds)
+
+            value, gradients = jax.value_and_grad(loss)(parameters)
+            updates, state = optimizer.update(gradients, state)
+            return (optax.apply_updates(parameters, updates), state), value
+
+        self._step = jax.jit(step, donate_argnums=0)
+        self._carry = parameters, optimizer.init(parameters)
+
+    def step(self, batch: Any) -> jax.Array:
+        """Trains on a batch, and returns its loss."""
+        self._carry, loss = self._step(self._carry, batch)
+        return loss
+
+
+def time_epoch(loader: NeighborLoader, options: Options, before: Callable[[], None]) -> Row:
+    """Times an epoch, after a first step that compiles; the fields of a row."""
+    trainer = Trainer(options)
+    jax.block_until_ready(trainer.step(loader.batch(0, 0)))
+    before()
+    store = loader.features
+    counted = isinstance(store, features.CachedFeatures)
+    if counted:
+        store.hits = store.misses = 0
+    losses, read = [], _read_bytes()
+    begin = time.perf_counter()
+    for _, batch in zip(range(options.steps), loader.epoch(1), strict=False):
+        losses.append(trainer.step(batch))
+    jax.block_until_ready(losses)
+    seconds = time.perf_counter() - begin
+    read = _read_bytes() - read
+    ms = seconds * 1e3 / len(losses)
+    hit_rate = store.hit_rate if counted else None
+    kernels = _kernels_ms(loader, trainer)
+    return {
+        "steps": len(loader),
+        "timed_steps": len(losses),
+        "seconds": seconds,
+        "epoch_s": ms * len(loader) / 1e3,
+        "ms_per_step": ms,
+        "kernels_ms": kernels,
+        "busy": None if kernels is None else kernels / ms,
+        "hit_rate": hit_rate,
+        "read_gb": read / 1e9,
+        "capacity": [*loader.capacity.nodes],
+        "first_loss": float(losses[0]),
+        "last_loss": float(losses[-1]),
+    }
+
+
+def _kernels_ms(loader: NeighborLoader, trainer: Trainer) -> float | None:
+    """Milliseconds of the kernels and copies of a step, those that make its batch included."""
+    if len(loader) < 2 * _KERNEL_CALLS:
+        return None
+    batches = loader.epoch(2)
+
+    def step() -> jax.Array:
+        return trainer.step(next(batches))
+
+    try:
+        return kernel_time(Candidate(step, [()], jit=False), calls=_KERNEL_CALLS)
+    finally:
+        batches.close()
+
+
+@contextmanager
+def make_loader(case: Case, graph: CSRGraph, rows: jax.Array, options: Options) -> Iterator[Any]:
+    """The loader of a case, and a function that empties the memory of what it will read."""
+    data = DATA[options.graph]
+    seeds = np.random.default_rng(0).permutation(graph.num_rows)[: data.train]
+    labels = np.random.default_rng(1).integers(0, data.classes, graph.num_rows)
+    shared: dict[str, Any] = {"labels": labels, "edge_ids": False, "on": case.on}
+
+    def loader(store: Any, **more: Any) -> NeighborLoader:
+        return NeighborLoader(
+            graph, seeds, options.fanouts, options.batch_size, store, **shared, **more
+        )
+
+    if case.store != "file":
+        yield loader(rows if case.store == "device" else np.asarray(rows)), lambda: None, None
+        return
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        path = Path(folder) / "features.npy"
+        np.save(path, np.asarray(rows))
+        plain = loader(None)
+        store = features.CachedFeatures.hottest(path, plain.read_counts(), options.cached)
+        disk = random_reads(path)
+        yield loader(store, capacity=plain.capacity), lambda: drop_from_memory(path), disk
+
+
+def drop_from_memory(path: Path) -> None:
+    """Has the system forget the content of a file, as far as no process maps it."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def random_reads(path: Path, seconds: float = 2.0) -> float:
+    """GB a second of pages at random places of a file, read by many threads."""
+    drop_from_memory(path)
+    pages = max(path.stat().st_size // _PAGE, 1)
+    end = time.perf_counter() + seconds
+    before = _read_bytes()
+
+    def read(seed: int) -> None:
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for page in np.random.default_rng(seed).permutation(pages).tolist():
+                if time.perf_counter() > end:
+                    return
+                os.pread(file.fileno(), _PAGE, page * _PAGE)
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(_READERS) as pool:
+        list(pool.map(read, range(_READERS)))
+    return (_read_bytes() - before) / (time.perf_counter() - begin) / 1e9
+
+
+def _read_bytes() -> int:
+    """Bytes that this process has read from disks."""
+    fields = dict(text.split(": ") for text in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def main(options: Options) -> None:
+    """Prints the table, and appends its rows to ``loader_epoch.jsonl``."""
+    device, data = device_description(), DATA[options.graph]
+    arrays = random_graph(options.graph)
+    graph = CSRGraph(*arrays, num_cols=arrays.num_nodes, in_range=True)
+    rows = wave_features(arrays.num_nodes, data.features, options.dtype)
+    print(f"{device['device']}: {graph.num_rows:,} nodes, {graph.num_edges:,} edges")
+    print(header(COLUMNS))
+    for name in options.cases:
+        with make_loader(CASES[name], graph, rows, options) as (loader, before, disk):
+            row: Row = {"op": "loader_epoch", "candidate": name, "graph": options.graph}
+            row |= {"nodes": graph.num_rows, "edges": graph.num_edges, "dtype": options.dtype}
+            row |= {"fanouts": options.fanouts, "hidden": options.hidden, "cached": options.cached}
+            row |= {"batch_size": options.batch_size, "disk_gb_per_s": disk}
+            row |= {"cores": len(os.sched_getaffinity(0)), **device}
+            row |= time_epoch(loader, options, before)
+            print(line(row, COLUMNS), flush=True)
+            append_rows(options.rows / "loader_epoch.jsonl", [row])
+
+
+if __name__ == "__main__":
+    command(main, Options, __doc__)
