@@ -14,18 +14,17 @@ those of pages at random places of the file, read by 32 threads that do nothing 
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -39,8 +38,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.sampling import NeighborLoader, features
 from jaxgnn.testing.timing import Candidate, device_description, kernel_time
 
-_PAGE = 4096
-_READERS = 32
+_SECTOR = 512
 _KERNEL_CALLS = 20
 
 COLUMNS = (
@@ -51,8 +49,8 @@ COLUMNS = (
     Column("busy", "busy", 5, ".2f"),
     Column("hits", "hit_rate", 5, ".3f"),
     Column("read GB", "read_gb", 8, ".2f"),
-    Column("GB/s", lambda row: row["read_gb"] / row["seconds"], 6, ".2f"),
-    Column("disk GB/s", "disk_gb_per_s", 9, ".2f"),
+    Column("GB/s", "read_gb_per_s", 6, ".2f"),
+    Column("disk busy", "disk_busy", 9, ".2f"),
 )
 
 
@@ -103,12 +101,29 @@ class Options(Output):
 
     def __post_init__(self):
         super().__post_init__()
-        for name, values, known in (("--graph", [self.graph], DATA), ("--cases", self.cases, CASES)):
+        for name, values, known in (
+            ("--graph", [self.graph], DATA),
+            ("--cases", self.cases, CASES),
+        ):
             for value in values:
                 if value not in known:
                     raise bad_input("loader_epoch", name, f"one of {', '.join(known)}", value)
         if min(self.hidden, self.batch_size, self.steps) < 1:
             raise bad_input("loader_epoch", "numbers", "positive", self)
+
+
+class FeatureFile(NamedTuple):
+    """A file of features, and its mapped array."""
+
+    path: Path
+    array: np.memmap
+
+    def drop_from_memory(self) -> None:
+        """Has the system forget the content of the file, and this process its pages."""
+        cast(mmap.mmap, self.array.base).madvise(mmap.MADV_DONTNEED)
+        with self.path.open("rb+") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Trainer:
@@ -142,24 +157,26 @@ class Trainer:
         return loss
 
 
-def time_epoch(loader: NeighborLoader, options: Options, before: Callable[[], None]) -> Row:
+def time_epoch(loader: NeighborLoader, options: Options, file: FeatureFile | None) -> Row:
     """Times an epoch, after a first step that compiles; the fields of a row."""
     trainer = Trainer(options)
     jax.block_until_ready(trainer.step(loader.batch(0, 0)))
-    before()
     store = loader.features
-    counted = isinstance(store, features.CachedFeatures)
-    if counted:
-        store.hits = store.misses = 0
-    losses, read = [], _read_bytes()
+    cache = store if isinstance(store, features.CachedFeatures) else None
+    if cache is not None:
+        cache.hits = cache.misses = 0
+    if file is not None:
+        file.drop_from_memory()
+    path = Path() if file is None else file.path
+    losses, disk = [], DiskUse.of(path)
     begin = time.perf_counter()
     for _, batch in zip(range(options.steps), loader.epoch(1), strict=False):
         losses.append(trainer.step(batch))
     jax.block_until_ready(losses)
     seconds = time.perf_counter() - begin
-    read = _read_bytes() - read
+    read_gb, busy_s = np.subtract(DiskUse.of(path), disk).tolist()
     ms = seconds * 1e3 / len(losses)
-    hit_rate = store.hit_rate if counted else None
+    hit_rate = None if cache is None else cache.hit_rate
     kernels = _kernels_ms(loader, trainer)
     return {
         "steps": len(loader),
@@ -170,7 +187,9 @@ def time_epoch(loader: NeighborLoader, options: Options, before: Callable[[], No
         "kernels_ms": kernels,
         "busy": None if kernels is None else kernels / ms,
         "hit_rate": hit_rate,
-        "read_gb": read / 1e9,
+        "read_gb": read_gb,
+        "read_gb_per_s": read_gb / seconds,
+        "disk_busy": busy_s / seconds,
         "capacity": [*loader.capacity.nodes],
         "first_loss": float(losses[0]),
         "last_loss": float(losses[-1]),
@@ -194,7 +213,7 @@ def _kernels_ms(loader: NeighborLoader, trainer: Trainer) -> float | None:
 
 @contextmanager
 def make_loader(case: Case, graph: CSRGraph, rows: jax.Array, options: Options) -> Iterator[Any]:
-    """The loader of a case, and a function that empties the memory of what it will read."""
+    """The loader of a case, and the file that it reads, if any."""
     data = DATA[options.graph]
     seeds = np.random.default_rng(0).permutation(graph.num_rows)[: data.train]
     labels = np.random.default_rng(1).integers(0, data.classes, graph.num_rows)
@@ -206,49 +225,38 @@ def make_loader(case: Case, graph: CSRGraph, rows: jax.Array, options: Options) 
         )
 
     if case.store != "file":
-        yield loader(rows if case.store == "device" else np.asarray(rows)), lambda: None, None
+        yield loader(rows if case.store == "device" else np.asarray(rows)), None
         return
     with tempfile.TemporaryDirectory(dir=".") as folder:
         path = Path(folder) / "features.npy"
         np.save(path, np.asarray(rows))
         plain = loader(None)
-        store = features.CachedFeatures.hottest(path, plain.read_counts(), options.cached)
-        disk = random_reads(path)
-        yield loader(store, capacity=plain.capacity), lambda: drop_from_memory(path), disk
+        mapped = np.load(path, mmap_mode="r")
+        rows_of_file = mapped.view(rows.dtype)  # NumPy stores bfloat16 without a name
+        store = features.CachedFeatures.hottest(rows_of_file, plain.read_counts(), options.cached)
+        yield loader(store, capacity=plain.capacity), FeatureFile(path, mapped)
 
 
-def drop_from_memory(path: Path) -> None:
-    """Has the system forget the content of a file, as far as no process maps it."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+class DiskUse(NamedTuple):
+    """Work of the disk of a file since the start of the system.
 
+    Attributes:
+      read_gb: bytes that were read from it, in GB.
+      busy_s: seconds in which it served requests.
+    """
 
-def random_reads(path: Path, seconds: float = 2.0) -> float:
-    """GB a second of pages at random places of a file, read by many threads."""
-    drop_from_memory(path)
-    pages = max(path.stat().st_size // _PAGE, 1)
-    end = time.perf_counter() + seconds
-    before = _read_bytes()
+    read_gb: float
+    busy_s: float
 
-    def read(seed: int) -> None:
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            for page in np.random.default_rng(seed).permutation(pages).tolist():
-                if time.perf_counter() > end:
-                    return
-                os.pread(file.fileno(), _PAGE, page * _PAGE)
-
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(_READERS) as pool:
-        list(pool.map(read, range(_READERS)))
-    return (_read_bytes() - before) / (time.perf_counter() - begin) / 1e9
-
-
-def _read_bytes() -> int:
-    """Bytes that this process has read from disks."""
-    fields = dict(text.split(": ") for text in Path("/proc/self/io").read_text().splitlines())
-    return int(fields["read_bytes"])
+    @classmethod
+    def of(cls, path: Path) -> DiskUse:
+        """Reads the counters of Linux; zeros where it has none for this disk."""
+        device = path.stat().st_dev
+        numbers = [str(os.major(device)), str(os.minor(device))]
+        for text in Path("/proc/diskstats").read_text().splitlines():
+            if (fields := text.split())[:2] == numbers:
+                return cls(int(fields[5]) * _SECTOR / 1e9, int(fields[12]) / 1e3)
+        return cls(0.0, 0.0)
 
 
 def main(options: Options) -> None:
@@ -260,13 +268,12 @@ def main(options: Options) -> None:
     print(f"{device['device']}: {graph.num_rows:,} nodes, {graph.num_edges:,} edges")
     print(header(COLUMNS))
     for name in options.cases:
-        with make_loader(CASES[name], graph, rows, options) as (loader, before, disk):
+        with make_loader(CASES[name], graph, rows, options) as (loader, file):
             row: Row = {"op": "loader_epoch", "candidate": name, "graph": options.graph}
             row |= {"nodes": graph.num_rows, "edges": graph.num_edges, "dtype": options.dtype}
             row |= {"fanouts": options.fanouts, "hidden": options.hidden, "cached": options.cached}
-            row |= {"batch_size": options.batch_size, "disk_gb_per_s": disk}
-            row |= {"cores": len(os.sched_getaffinity(0)), **device}
-            row |= time_epoch(loader, options, before)
+            row |= {"batch_size": options.batch_size, **device}
+            row |= time_epoch(loader, options, file)
             print(line(row, COLUMNS), flush=True)
             append_rows(options.rows / "loader_epoch.jsonl", [row])
 

@@ -24,6 +24,11 @@ def check_files(where: str, **arrays: np.ndarray | None) -> None:
             raise bad_input(where, name, expected, f"{size} bytes in {mapped.filename}")
 
 
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether an array, or what it is a view of, is mapped from a file."""
+    return _memmap_of(array) is not None
+
+
 def _memmap_of(array: object) -> np.memmap | None:
     """The whole memory-mapped array of which this is a view, if any."""
     found = None

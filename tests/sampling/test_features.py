@@ -58,6 +58,14 @@ def test_rows_are_those_of_the_array_and_zeros_for_none(name, tmp_path):
         np.testing.assert_array_equal(rows, np.where(ids[:, None] >= 0, X[ids], 0))
 
 
+@pytest.mark.parametrize("name", ["memmap", "file", "folder"])
+def test_many_rows_of_a_file_are_read_by_threads_into_their_places(name, tmp_path):
+    ids = np.random.default_rng(0).integers(-1, ROWS, 5000)
+    out = np.full((len(ids), 6), np.nan, np.float32)
+    store = features.as_store("test", STORES[name](tmp_path))
+    np.testing.assert_array_equal(store.gather(ids, out), np.where(ids[:, None] >= 0, X[ids], 0))
+
+
 @pytest.mark.parametrize("name", ["array", "file", "folder"])
 def test_rows_are_written_to_an_array_of_the_caller(name, tmp_path):
     out = np.full((len(IDS), 6), np.nan, np.float32)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.sampling._mapped import check_files
+from jaxgnn.sampling._mapped import check_files, is_mapped
 from jaxgnn.sampling._memory import aligned_empty
+from jaxgnn.sampling.features._disk_reads import advise_random, take_at_once
 from jaxgnn.sampling.features._store import RowsLike
 
 
@@ -27,6 +28,9 @@ class HostFeatures(RowsLike):
             got = getattr(array, "shape", type(array).__name__)
             raise bad_input("HostFeatures", "array", "a NumPy array [rows, ...]", got)
         self._array = self._like = array
+        self._is_mapped = is_mapped(array)
+        if self._is_mapped:
+            advise_random(array)
 
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Returns rows as a NumPy array, zeros for -1.
@@ -37,7 +41,10 @@ class HostFeatures(RowsLike):
         check_files("HostFeatures", array=self._array)
         if out is None:
             out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
-        # Any other mode goes through a copy of the result.
-        np.take(self._array, ids, axis=0, out=out, mode="clip")
+        if self._is_mapped:
+            take_at_once(self._array, ids, out)
+        else:
+            # Any other mode goes through a copy of the result.
+            np.take(self._array, ids, axis=0, out=out, mode="clip")
         out[np.asarray(ids) < 0] = 0
         return out
