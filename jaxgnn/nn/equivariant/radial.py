@@ -46,7 +46,7 @@ def polynomial_envelope(
       >>> import jax.numpy as jnp
       >>> from jaxgnn import nn
       >>> print(nn.polynomial_envelope(jnp.array([0.0, 1.0, 2.0, 3.0]), 2.0).round(3))
-      [1.    0.856 0.    0.   ]
+      [1.    0.855 0.    0.   ]
     """
     require("nn.polynomial_envelope", "cutoff", cutoff, positive)
     require("nn.polynomial_envelope", "p", p, at_least(2))
