@@ -73,6 +73,7 @@ PACKAGES = {
         "shared": (),
         "attention": ("shared",),
         "conv": ("shared", "attention"),
+        "equivariant": ("shared", "conv"),
         "messages": ("shared",),
         "hetero": ("shared", "attention"),
         "hypergraph": ("shared",),

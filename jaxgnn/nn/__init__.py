@@ -30,6 +30,9 @@ from jaxgnn.nn.conv.schnet import SchNetInteraction as SchNetInteraction
 from jaxgnn.nn.conv.schnet import cosine_cutoff as cosine_cutoff
 from jaxgnn.nn.conv.schnet import gaussian_smearing as gaussian_smearing
 from jaxgnn.nn.conv.schnet import shifted_softplus as shifted_softplus
+from jaxgnn.nn.equivariant.radial import BesselBasis as BesselBasis
+from jaxgnn.nn.equivariant.radial import GaussianBasis as GaussianBasis
+from jaxgnn.nn.equivariant.radial import polynomial_envelope as polynomial_envelope
 from jaxgnn.nn.hetero.hetero_conv import HeteroConv as HeteroConv
 from jaxgnn.nn.hetero.hgt import HGTConv as HGTConv
 from jaxgnn.nn.hetero.rgcn import RGCNConv as RGCNConv
