@@ -12,10 +12,12 @@ from jaxgnn.models._graph_transformer import GraphTransformer as GraphTransforme
 from jaxgnn.models._hypergraph_gnn import HypergraphGNN as HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import HypergraphKind as HypergraphKind
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN
+from jaxgnn.models._painn import PaiNN as PaiNN
 from jaxgnn.models._potential import Potential as Potential
 from jaxgnn.models._potential import energy_forces_stress as energy_forces_stress
 from jaxgnn.models._rollout import random_walk_noise as random_walk_noise
 from jaxgnn.models._rollout import rollout as rollout
+from jaxgnn.models._schnet import SchNet as SchNet
 from jaxgnn.models._sudoku_gnn import SudokuGNN as SudokuGNN
 from jaxgnn.models._sudoku_relational import CandidateNetwork as CandidateNetwork
 from jaxgnn.models._sudoku_relational import (

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
-from jaxgnn.models.atomic_geometry import Structures, strained
+from jaxgnn.models.atomic_geometry import Structures, check_structures, strained
+from jaxgnn.models.interatomic import InteratomicPotential
 from jaxgnn.ops.core.eager import run_compiled
 
 _WHERE = "models.energy_forces_stress"
@@ -80,7 +81,9 @@ def energy_forces_stress(
     """
     if not callable(model):
         raise bad_input(_WHERE, "model", "a potential", type(model).__name__)
-    Structures.of_batch(_WHERE, batch)
+    check_structures(_WHERE, batch)
+    if isinstance(model, InteratomicPotential):
+        model.check_batch(batch)
     if stress:
         _require_volume(batch)
     if isinstance(model, nnx.Module):

@@ -10,13 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import as_jax, is_concrete, shown
+from jaxgnn._arrays.arrays import as_jax, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.ops.shared import at_ends
-
-# A radius counts as the cutoff if it is smaller by rounding alone.
-_ROUNDING = 1e-5
 
 
 class AtomicEdges(NamedTuple):
@@ -71,7 +68,7 @@ class Structures(NamedTuple):
           where: the public function or class, for error messages.
           batch: a ``GraphBatch`` of samples such as ``models.atomic_sample`` makes.
         """
-        batch = _checked_batch(where, batch)
+        batch = check_structures(where, batch)
         positions = as_jax(where, "batch.nodes['positions']", batch.nodes["positions"])
         dtype = np.promote_types(positions.dtype, np.float32)
         is_node, is_graph = jnp.asarray(batch.node_mask), jnp.asarray(batch.graph_mask)
@@ -154,28 +151,7 @@ def strained(
     return dataclasses.replace(batch, nodes=nodes, globals=of_graphs)
 
 
-def reaches(where: str, batch: GraphBatch, cutoff: float) -> Any:
-    """Whether the edges of each structure reach to ``cutoff``, [graphs] bool, if it is traced.
-
-    True where the batch does not know the radius of its edges.
-
-    Raises:
-      ValueError: if the radius is concrete and smaller.
-    """
-    radius = batch.globals.get("radius")
-    if radius is None:
-        return True
-    least = cutoff * (1 - _ROUNDING)
-    if not is_concrete(radius, batch.graph_mask):
-        return ~(radius < least)
-    radii = np.where(np.asarray(batch.graph_mask), np.asarray(radius), np.inf)
-    if (radii < least).any():
-        expected = f"at least the cutoff, {cutoff:g}, in models.atomic_sample"
-        raise bad_input(where, "the radius r of the edges", expected, f"{radii.min():g}")
-    return True
-
-
-def _checked_batch(where: str, batch: Any) -> GraphBatch:
+def check_structures(where: str, batch: Any) -> GraphBatch:
     """Raises ValueError unless the batch has all arrays of structures, in their shapes."""
     if not isinstance(batch, GraphBatch):
         expected = "a GraphBatch of samples of models.atomic_sample"
