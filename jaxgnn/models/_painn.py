@@ -128,6 +128,7 @@ class _Message(GraphLayer):
     ) -> tuple[Array, Array]:
         of_senders = jnp.split(self._apply_mlp(self.mlp, s), 3, axis=-1)
         kernels = jnp.split(self.filters.kernel[...], 3, axis=-1)
+        assert self.filters.bias is not None
         biases = jnp.split(self.filters.bias[...], 3)
         scalar, along, outward = zip(of_senders, kernels, biases, strict=True)
 

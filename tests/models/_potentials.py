@@ -100,6 +100,6 @@ def _painn(model: Any, species: Any, senders: Any, receivers: Any, vectors: Any)
 
 
 POTENTIALS = {
-    "SchNet": _case(models.SchNet, _schnet, num_interactions=2, num_gaussians=5),
     "PaiNN": _case(models.PaiNN, _painn, num_interactions=2, num_basis=5),
+    "SchNet": _case(models.SchNet, _schnet, num_interactions=2, num_gaussians=5),
 }

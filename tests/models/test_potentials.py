@@ -1,14 +1,16 @@
 """Potentials: their formulas, symmetries, derivatives, batches, padding and bad input."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxgnn import models
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import atomic_sample, energy_forces_stress
+from jaxgnn.models.interatomic import InteratomicPotential
 from tests.models._potentials import POTENTIALS, SCALE, SHIFT, wide
 from tests.models._structures import (
     CELL,
@@ -23,12 +25,6 @@ SAMPLES = [structure(5, 0), structure(8, 1, cell=None), structure(1, 2, cell=Non
 SHAPE = (24, 600, 5)
 BATCH = GraphBatch.from_graphs(SAMPLES, pad_to=SHAPE)
 each_potential = pytest.mark.parametrize("name", POTENTIALS)
-
-
-def _in_float64(*samples):
-    """A model and a batch in float64, under ``jax.enable_x64``."""
-    batch = GraphBatch.from_graphs(samples, pad_to=(24, 600, len(samples) + 1))
-    return batch, {"param_dtype": jnp.float64}
 
 
 @each_potential
@@ -49,6 +45,7 @@ def test_energies_are_those_of_the_formula(name):
     assert not found[len(SAMPLES) :].any()
 
 
+@pytest.mark.costly(1)
 @each_potential
 def test_forces_and_stress_are_differences_and_turn_with_the_structure(name):
     with jax.enable_x64(True):
@@ -91,3 +88,87 @@ def test_a_batch_has_the_values_of_its_structures_alone_and_no_padding_reaches_t
     for values, count in zip(found, (3, start, 3), strict=True):
         assert np.isfinite(values).all() and not values[count:].any()
     assert not found.forces[start - 1].any()  # of a lone atom
+
+
+@pytest.mark.costly(1)
+@each_potential
+def test_the_gradient_of_a_loss_of_forces_is_a_difference(name):
+    with jax.enable_x64(True):
+        sample = structure(4, 7, dtype=np.float64)
+        batch = GraphBatch.from_graphs([sample], pad_to=(8, 200))
+        model = POTENTIALS[name].make(param_dtype=jnp.float64, num_interactions=1)
+        graphdef, parameters, rest = nnx.split(model, nnx.Param, ...)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(parameters):
+            found = energy_forces_stress(nnx.merge(graphdef, parameters, rest), batch, stress=True)
+            return jnp.sum(found.forces**2) + jnp.sum(found.stress**2)
+
+        rng = np.random.default_rng(2)
+        steps = jax.tree.map(lambda leaf: 1e-5 * rng.normal(size=leaf.shape), parameters)
+        ends = [
+            loss(jax.tree.map(lambda leaf, step: leaf + sign * step, parameters, steps))[0]  # noqa: B023
+            for sign in (1, -1)
+        ]
+        products = jax.tree.map(lambda a, b: jnp.sum(a * b), loss(parameters)[1], steps)
+        slope = sum(jax.tree.leaves(products))
+        np.testing.assert_allclose(slope, (ends[0] - ends[1]) / 2, rtol=1e-6)
+
+
+@pytest.mark.costly(1)
+@each_potential
+def test_atoms_at_one_place_and_lone_atoms_have_finite_forces_and_slopes(name):
+    model = POTENTIALS[name].make()
+    places = np.array([[0.0, 0, 0], [0, 0, 0], [1, 0, 0], [9, 9, 9]], np.float32)
+    batch = GraphBatch.from_graphs([atomic_sample(places, [0, 1, 1, 0], CUTOFF)])
+
+    @jax.jit
+    @jax.value_and_grad
+    def squared_forces(places):
+        return jnp.sum(energy_forces_stress(model, moved(batch, places)).forces ** 2)
+
+    value, slope = squared_forces(places)
+    assert value > 0 and np.isfinite(slope).all()
+
+
+def test_what_does_not_fit_the_tables_or_the_cutoff_is_named_or_nan():
+    model = POTENTIALS["SchNet"].make()
+    bad_species = BATCH.nodes["species"].copy()
+    bad_species[5:7] = 2, -1  # in the second structure
+    strange = dataclasses.replace(BATCH, nodes={**BATCH.nodes, "species": bad_species})
+    short = {**BATCH.globals, "radius": np.array([5, 2.4, 5, 0, 0], np.float32)}
+    near = dataclasses.replace(BATCH, globals=short)
+    messages = (
+        r"batch.nodes\['species'\]\[5\] must be below num_species, 2, got 2",
+        r"the radius r of the edges must be at least the cutoff, 2.5, in .*, got 2.4",
+    )
+    compute = jax.jit(lambda batch: energy_forces_stress(model, batch))
+    expected = compute(BATCH)
+    for batch, message in zip((strange, near), messages, strict=True):
+        for call in (model, lambda batch: energy_forces_stress(model, batch)):
+            with pytest.raises(ValueError, match=f"^SchNet: {message}"):
+                call(batch)
+        found = compute(batch)
+        assert np.isnan(found.energy[1]) and np.isnan(found.forces[5:13]).any()
+        others = np.arange(5) != 1
+        np.testing.assert_array_equal(found.energy[others], expected.energy[others])
+        np.testing.assert_array_equal(found.forces[:5], expected.forces[:5])
+
+
+@pytest.mark.costly(1)
+@each_potential
+def test_bfloat16_computes_features_in_bfloat16_and_energies_in_float32(name):
+    model = POTENTIALS[name].make(dtype=jnp.bfloat16)
+    energies = model(BATCH)
+    assert energies.dtype == jnp.float32
+    expected = POTENTIALS[name].make()(BATCH)
+    np.testing.assert_allclose(energies, expected, rtol=0.1, atol=0.1)
+
+
+def test_a_subclass_without_energies_of_atoms_says_so():
+    class Own(InteratomicPotential):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Own has no energies of atoms"):
+        Own(2, cutoff=CUTOFF, species_shift=0, species_scale=1)(BATCH)
