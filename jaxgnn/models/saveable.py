@@ -7,9 +7,12 @@ import inspect
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+from jaxgnn._arrays.arrays import is_concrete
 
 UNSAVED = "unsaved"
 """Key of the object that replaces an option that JSON can not hold."""
@@ -45,6 +48,8 @@ def _plain(name: str, value: Any) -> Any:
         return jnp.dtype(value).name
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, np.ndarray | jax.Array) and is_concrete(value):
+        value = np.asarray(value).tolist()
     if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
         return value.item()
     if isinstance(value, tuple | list):

@@ -14,6 +14,7 @@ _NO_WIDTHS = [0, -1, 2.0, "8", True]
 _NO_NUMBERS = [0, 1.5, "2", True]
 _NO_FLAGS = ["yes", 1, None]
 _NO_NAMES = ["none", 1]
+_NO_NUMBERS_OF_SPECIES = ["1", None, jnp.nan, (1.0, jnp.inf), (1.0, 2.0, 3.0), [[1.0], [2.0]]]
 
 BAD = {
     "activation": ["rellu", 3],
@@ -99,10 +100,11 @@ BAD = {
     "num_gaussians": [1, 2.5, "2"],
     "num_heads": [0, 3, 2.0, "2"],
     "num_hyperedges": [-1, 1.5, "2"],
+    "num_interactions": _NO_NUMBERS,
     "num_layers": _NO_NUMBERS,
     "num_neighbours": [0, -1.0, "1", jnp.nan],
     "num_relations": _NO_NUMBERS,
-    "num_species": [0, 1.5, "2"],
+    "num_species": _NO_NUMBERS,
     "num_steps": _NO_NUMBERS,
     "num_streams": _NO_NUMBERS,
     "num_terms": _NO_NUMBERS,
@@ -127,6 +129,8 @@ BAD = {
     "scale": [0.0, -1, "1", None],
     "scan_layers": _NO_FLAGS,
     "share_weights": _NO_FLAGS,
+    "species_scale": _NO_NUMBERS_OF_SPECIES,
+    "species_shift": _NO_NUMBERS_OF_SPECIES,
     "strength": ["0.5", jnp.nan],
     "summed": _NO_NAMES,
     "strategy": ["pairs", [{0, 99}]],
