@@ -6,11 +6,11 @@ from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.models.atomic_geometry import AtomicEdges, Structures
+from jaxgnn.models.atomic_geometry import AtomicEdges
 from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows_of_species
 from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import BesselBasis, FusedMLP, check_widths, cosine_cutoff
@@ -94,17 +94,17 @@ class PaiNN(InteratomicPotential):
         self.readout = FusedMLP(widths, activation="silu", **options)
 
     def _energies_of_atoms(
-        self, structures: Structures, edges: AtomicEdges
+        self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
     ) -> Float[Array, " nodes"]:
-        dtype = self._features_dtype(structures)
-        s = rows_of_species(self.embedding[...].astype(dtype), structures.species)
+        dtype = self._features_dtype(edges)
+        s = rows_of_species(self.embedding[...].astype(dtype), species)
         v = jnp.zeros((s.shape[0], 3, s.shape[1]), dtype)
         basis = self.basis(edges.distances)
         cutoff = cosine_cutoff(edges.distances, self.cutoff)
         # The factors of the filters of a scalar, and of those of the components of a vector.
         factors = [cutoff, *(edges.directions() * cutoff[:, None]).T]
         for message, mixing in zip(self.messages, self.mixings, strict=True):
-            s, v = message(structures.graph, s, v, basis, factors)
+            s, v = message(graph, s, v, basis, factors)
             s, v = mixing(s, v)
         return self._apply_mlp(self.readout, s)[:, 0]
 

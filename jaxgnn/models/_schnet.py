@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Unpack
 
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxgnn.models.atomic_geometry import AtomicEdges, Structures
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models.atomic_geometry import AtomicEdges
 from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows_of_species
 from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import SchNetInteraction, check_widths, shifted_softplus
@@ -93,11 +94,11 @@ class SchNet(InteratomicPotential):
         self.readout = self._linear(hidden, 1, rngs=rngs)
 
     def _energies_of_atoms(
-        self, structures: Structures, edges: AtomicEdges
+        self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
     ) -> Float[Array, " nodes"]:
-        table = self.embedding[...].astype(self._features_dtype(structures))
-        x = rows_of_species(table, structures.species)
+        table = self.embedding[...].astype(self._features_dtype(edges))
+        x = rows_of_species(table, species)
         for interaction in self.interactions:
-            x = x + interaction(structures.graph, x, edges.distances)
+            x = x + interaction(graph, x, edges.distances)
         x = shifted_softplus(self._apply(self.hidden, x))
         return self._apply(self.readout, x)[:, 0]

@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import is_concrete
+from jaxgnn._arrays.arrays import is_concrete, shown
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import GraphBatch
+from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.models.atomic_geometry import AtomicEdges, Structures, check_structures
 from jaxgnn.nn import pool
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.layer import GraphLayer
+from jaxgnn.nn.shared.layer import GraphLayer, without_padding
 from jaxgnn.ops.core.eager import run_compiled
 
 SpeciesNumbers = float | Sequence[float] | np.ndarray
@@ -102,21 +102,79 @@ class InteratomicPotential(GraphLayer):
                 expected = f"at least the cutoff, {self.cutoff:g}, in models.atomic_sample"
                 raise bad_input(self._name, "the radius r of the edges", expected, f"{least:g}")
 
-    def _energies_of_atoms(
-        self, structures: Structures, edges: AtomicEdges
+    def energies_of_atoms(
+        self,
+        graph: CSRGraph,
+        species: Int[Array, " nodes"],
+        vectors: Float[Array, "edges 3"],
     ) -> Float[Array, " nodes"]:
-        """The energy of each atom, without scale and shift; padding may get any finite number."""
+        """Returns the energy of each atom, from edges that were found elsewhere; under ``jit`` too.
+
+        For neighbour lists of other libraries: a program that moves atoms takes the vectors of its
+        own edges, and derives forces from the sum of these energies.
+
+        Args:
+          graph: square graph; rows are receivers, columns are senders. Edges longer than the
+            cutoff contribute nothing.
+          species: row of each atom in the tables of the model; NaN for any other.
+          vectors: from receiver to sender of each edge slot. Padding slots may contain anything.
+
+        Raises:
+          ValueError: if shapes or dtypes do not match.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> from flax import nnx
+          >>> from jaxgnn import CSRGraph, models
+          >>> graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
+          >>> vectors = jnp.array([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])  # by receiver: 0, then 1
+          >>> model = models.SchNet(1, 16, rngs=nnx.Rngs(0))
+          >>> model.energies_of_atoms(graph, jnp.zeros(2, int), vectors).shape
+          (2,)
+        """
+        self._check_graph(graph)
+        self._check_square(graph, "since each atom sends and receives")
+        species, vectors = jnp.asarray(species), jnp.asarray(vectors)
+        if species.shape != (graph.num_rows,) or not jnp.issubdtype(species.dtype, jnp.integer):
+            expected = f"integers [{graph.num_rows}], one for each atom"
+            raise bad_input(self._name, "species", expected, shown(species))
+        if vectors.shape != (graph.num_edges, 3) or not jnp.issubdtype(vectors.dtype, jnp.floating):
+            expected = f"floating [{graph.num_edges}, 3], one for each edge slot"
+            raise bad_input(self._name, "vectors", expected, shown(vectors))
+        graphdef, state = nnx.split(self)
+        return run_compiled(_energies_of_vectors, graphdef, (graph, species, vectors, state))
+
+    def _energies_of_atoms(
+        self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
+    ) -> Float[Array, " nodes"]:
+        """The energy of each atom, without scale and shift; padding may get any finite number.
+
+        Args:
+          graph: edges by receiver; its padding slots have vectors and distances of zero.
+          species: row of each atom in the tables of the model, for ``rows_of_species``.
+          edges: vectors and distances of all edge slots, in float32 or float64.
+        """
         raise NotImplementedError(f"{self._name} has no energies of atoms")
+
+    def _scaled_energies(
+        self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
+    ) -> Float[Array, " nodes"]:
+        """The energy of each atom with scale and shift, in the dtype of the distances."""
+        dtype = edges.distances.dtype
+        of_atoms = self._energies_of_atoms(graph, species, edges).astype(dtype)
+        tables = (self.species_scale, self.species_shift)
+        scale, shift = (rows_of_species(table[...].astype(dtype), species) for table in tables)
+        return of_atoms * scale + shift
 
     @property
     def _least_radius(self) -> float:
         return self.cutoff * (1 - _ROUNDING)
 
-    def _features_dtype(self, structures: Structures) -> Any:
-        """The dtype of the network: the option, or that of parameters and positions together."""
+    def _features_dtype(self, edges: AtomicEdges) -> Any:
+        """The dtype of the network: the option, or that of parameters and distances together."""
         if self.dtype is not None:
             return self.dtype
-        return np.promote_types(jnp.dtype(self.param_dtype), structures.positions.dtype)
+        return np.promote_types(jnp.dtype(self.param_dtype), edges.distances.dtype)
 
     def _species_table(self, name: str, numbers: SpeciesNumbers) -> nnx.Variable:
         try:
@@ -146,14 +204,19 @@ def _energies(graphdef: Any, arguments: tuple[GraphBatch, Any]) -> Float[Array, 
     batch, state = arguments
     model = nnx.merge(graphdef, state)
     structures = Structures.of_batch(model._name, batch)
-    dtype, species = structures.positions.dtype, structures.species
-    of_atoms = model._energies_of_atoms(structures, structures.edges()).astype(dtype)
-    tables = (model.species_scale, model.species_shift)
-    scale, shift = (rows_of_species(table[...].astype(dtype), species) for table in tables)
-    energies = pool((of_atoms * scale + shift)[:, None], batch, "sum")[:, 0]
+    edges = structures.edges()
+    of_atoms = model._scaled_energies(structures.graph, structures.species, edges)
+    energies = pool(of_atoms[:, None], batch, "sum")[:, 0]
     radius = batch.globals.get("radius")
     if radius is None:
         return energies
     # A factor, so that the forces are NaN as well.
     is_short = jnp.asarray(batch.graph_mask) & (jnp.asarray(radius) < model._least_radius)
-    return energies * jnp.where(is_short, jnp.nan, 1).astype(dtype)
+    return energies * jnp.where(is_short, jnp.nan, 1).astype(energies.dtype)
+
+
+def _energies_of_vectors(graphdef: Any, arguments: Any) -> Float[Array, " nodes"]:
+    graph, species, vectors, state = arguments
+    wide = vectors.astype(np.promote_types(vectors.dtype, np.float32))
+    edges = AtomicEdges.of_vectors(without_padding(graph, wide))
+    return nnx.merge(graphdef, state)._scaled_energies(graph, species, edges)

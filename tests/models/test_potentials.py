@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxgnn import models
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import atomic_sample, energy_forces_stress
 from jaxgnn.models.interatomic import InteratomicPotential
@@ -172,3 +173,18 @@ def test_a_subclass_without_energies_of_atoms_says_so():
 
     with pytest.raises(NotImplementedError, match="Own has no energies of atoms"):
         Own(2, cutoff=CUTOFF, species_shift=0, species_scale=1)(BATCH)
+
+
+@each_potential
+def test_energies_of_edges_that_were_found_elsewhere_add_up_to_those_of_the_batch(name):
+    model = POTENTIALS[name].make()
+    vectors = models.atomic_edges(BATCH).vectors.at[-1].set(np.nan)  # padding
+    species = BATCH.nodes["species"]
+    of_atoms = np.asarray(model.energies_of_atoms(BATCH.graph, species, vectors))
+    assert BATCH.graph.indptr[-1] < BATCH.graph.num_edges
+    np.testing.assert_allclose(of_atoms[:5].sum(), model(BATCH)[0], rtol=1e-5)
+    np.testing.assert_allclose(of_atoms[5:13].sum(), model(BATCH)[1], rtol=1e-5)
+    with pytest.raises(ValueError, match=rf"^{name}: species must be integers \[24\]"):
+        model.energies_of_atoms(BATCH.graph, species[1:], vectors)
+    with pytest.raises(ValueError, match=rf"^{name}: vectors must be floating \[600, 3\]"):
+        model.energies_of_atoms(BATCH.graph, species, vectors[:, :2])
