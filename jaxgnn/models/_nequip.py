@@ -12,7 +12,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irrep, Irreps, spherical_harmonics
 from jaxgnn.equivariant.irreps import as_irreps
 from jaxgnn.graph import CSRGraph
-from jaxgnn.models.atomic_geometry import AtomicEdges, Structures
+from jaxgnn.models.atomic_geometry import AtomicEdges
 from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows_of_species
 from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import BesselBasis, EquivariantConv, EquivariantLinear, Gate, polynomial_envelope
@@ -119,15 +119,14 @@ class NequIP(InteratomicPotential):
         self.readout = EquivariantLinear(last, "1x0e", rngs=rngs, **self._dtypes)
 
     def _energies_of_atoms(
-        self, structures: Structures, edges: AtomicEdges
+        self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
     ) -> Float[Array, " nodes"]:
-        table = self.embedding[...].astype(self._features_dtype(structures))
-        x = rows_of_species(table, structures.species)
+        x = rows_of_species(self.embedding[...].astype(self._features_dtype(edges)), species)
         harmonics = spherical_harmonics(self.irreps_sh, edges.vectors)
         envelope = polynomial_envelope(edges.distances, self.cutoff, self.envelope_power)
         basis = self.basis(edges.distances) * envelope[:, None]
         for interaction in self.interactions:
-            x = interaction(structures.graph, x, structures.species, harmonics, basis)
+            x = interaction(graph, x, species, harmonics, basis)
         return self.readout(x)[:, 0]
 
 

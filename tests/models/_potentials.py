@@ -173,15 +173,15 @@ def _nequip(model: Any, species: Any, senders: Any, receivers: Any, vectors: Any
 
 
 POTENTIALS = {
-    "PaiNN": _case(models.PaiNN, _painn, num_interactions=2, num_basis=5),
-    "SchNet": _case(models.SchNet, _schnet, num_interactions=2, num_gaussians=5),
     "NequIP": _case(
         models.NequIP,
         _nequip,
-        "3x0e+2x1o+1x1e",
-        num_interactions=3,
+        "3x0e+2x1o",
+        num_interactions=2,
         max_degree=1,
         num_basis=4,
         radial_features=[5],
     ),
+    "PaiNN": _case(models.PaiNN, _painn, num_interactions=2, num_basis=5),
+    "SchNet": _case(models.SchNet, _schnet, num_interactions=2, num_gaussians=5),
 }

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxgnn import CSRGraph, nn
 from jaxgnn.equivariant import Irreps, spherical_harmonics, symmetric_couplings
 from jaxgnn.nn.equivariant.normalized import SECOND_MOMENTS, normalized
-from jaxgnn.testing import assert_close, random_array
+from jaxgnn.testing import assert_close, check_numerical_gradients, random_array
 from tests.equivariant._representation import TURNS, representation
 
 IN, OUT = "3x0e+2x1o+2x0e+1x0o+2x2e", "2x0e+3x1o+1x2e+2x0e+2x0o"
@@ -222,6 +222,16 @@ def test_the_contraction_is_the_sum_over_all_symmetric_products(correlation):
     expected = _contracted(layer, x, np.asarray(SPECIES))
     assert_close(layer(x, SPECIES), expected, reduction_length=9**correlation)
     assert np.isnan(layer(x, SPECIES.at[2].set(3))[2]).all()
+
+
+def test_gradients_of_the_contraction_agree_with_finite_differences():
+    layer = nn.SymmetricContraction("2x0e+2x1o", "2x1o", num_species=2, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(layer)
+
+    def call(x, state):
+        return nnx.merge(graphdef, state)(x, jnp.array([0, 1]))
+
+    check_numerical_gradients(call, _features("2x0e+2x1o", 2), state)
 
 
 def test_the_contraction_without_species_has_one_set_of_weights_and_keeps_leading_axes():
