@@ -1,4 +1,4 @@
-"""Names and weights of other libraries, potentials in them; ``jaxgnn.interop.jraph`` needs the package jraph."""
+"""Names and weights of other libraries, and potentials in them; ``interop.jraph`` needs jraph."""
 
 from jaxgnn._suggestions import suggest_names as _suggest_names
 from jaxgnn.interop._ase import ase_calculator as ase_calculator

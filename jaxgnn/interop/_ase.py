@@ -21,11 +21,12 @@ _WHERE = "interop.ase_calculator"
 def ase_calculator(
     model: Any, species: Sequence[str | int], *, cutoff: float | None = None, skin: float = 0.5
 ) -> Any:
-    """Makes a calculator of ASE from a trained potential: ``atoms.calc = ase_calculator(...)``.
+    """Makes a calculator of ASE from a trained potential.
 
-    Then ASE's optimisers and dynamics run with it. It computes energy, forces, and, for atoms in a
-    cell that is periodic in three directions, the stress. The model has to be trained in ASE's
-    units, eV and Å. ASE is imported by the call, from the extra ``jaxgnn[ase]``.
+    ASE's optimisers and dynamics run with it: ``atoms.calc = ase_calculator(...)``. It computes
+    energy, forces, and, for atoms in a cell that is periodic in three directions, the stress. The
+    model has to be trained in ASE's units, eV and Å. ASE is imported by the call, from the extra
+    ``jaxgnn[ase]``.
 
     Edges are found on the host within the cutoff and a skin, and again when atoms have moved so far
     that some may be missing. They are padded to a few sizes: steps compile nothing as long as their

@@ -95,7 +95,7 @@ def test_bad_input_is_named(ase):
     ):
         with pytest.raises(ValueError, match=f"^interop.ase_calculator: {message}"):
             ase_calculator(**({"model": MODEL, "species": ["C", "Si"]} | options))
-    with pytest.raises(ValueError, match="species must be all species .* none for Si, atom 0"):
+    with pytest.raises(ValueError, match=r"species must be all species .* none for Si, atom 0"):
         ase_calculator(MODEL, ["C"]).get_potential_energy(_crystal(ase))
     atoms = _crystal(ase)
     atoms.calc = ase_calculator(MODEL, ["C", "Si"])
@@ -103,7 +103,7 @@ def test_bad_input_is_named(ase):
     atoms.positions[2, 1] = np.nan
     with pytest.raises(ValueError, match=r"positions\[2\]\[1\] must be finite"):
         atoms.get_potential_energy()
-    with pytest.raises(ValueError, match="cell must be .* an empty cell"):
+    with pytest.raises(ValueError, match=r"cell must be .* an empty cell"):
         ase_calculator(MODEL, ["C", "Si"]).get_potential_energy(_crystal(ase, cell=None))
 
 
