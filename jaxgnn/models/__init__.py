@@ -12,6 +12,7 @@ from jaxgnn.models._graph_transformer import GraphTransformer as GraphTransforme
 from jaxgnn.models._hypergraph_gnn import HypergraphGNN as HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import HypergraphKind as HypergraphKind
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN
+from jaxgnn.models._nequip import NequIP as NequIP
 from jaxgnn.models._painn import PaiNN as PaiNN
 from jaxgnn.models._potential import Potential as Potential
 from jaxgnn.models._potential import energy_forces_stress as energy_forces_stress

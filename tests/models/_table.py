@@ -44,6 +44,15 @@ MODELS: dict[str, Case] = {
     ),
     "HypergraphGNN": case(models.HypergraphGNN, (8, 6, 3), HYPERGRAPH, X, drops=True),
     "MaxKGNN": case(models.MaxKGNN, (8, 6, 3), GRAPH, X, num_layers=2, k=2, drops=True),
+    "NequIP": case(
+        models.NequIP,
+        (2, "2x0e+1x1o"),
+        STRUCTURES,
+        max_degree=1,
+        num_interactions=1,
+        num_basis=3,
+        radial_features=[4],
+    ),
     "PaiNN": case(models.PaiNN, (2, 4), STRUCTURES, num_interactions=2, num_basis=3),
     "RecurrentRelationalNetwork": case(
         models.RecurrentRelationalNetwork,
