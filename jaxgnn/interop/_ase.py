@@ -125,7 +125,7 @@ def _calculator_class() -> Any:
     class PotentialCalculator(Calculator):
         """Energy, forces and stress of atoms by a potential of jaxgnn."""
 
-        implemented_properties = ("energy", "free_energy", "forces", "stress")
+        implemented_properties = ["energy", "free_energy", "forces", "stress"]  # noqa: RUF012
 
         def __init__(self, program: _Program, rows: np.ndarray, atoms_of_steps: MovingAtoms):
             super().__init__()
@@ -133,12 +133,12 @@ def _calculator_class() -> Any:
 
         @property
         def num_searches(self) -> int:
-            """How many times edges were found."""
+            """Number of searches for edges."""
             return self._moving.num_searches
 
         @property
         def num_traces(self) -> int:
-            """How many programs were compiled."""
+            """Number of programs that were compiled."""
             return self._program.num_traces
 
         def calculate(
@@ -149,13 +149,14 @@ def _calculator_class() -> Any:
         ) -> None:
             """Computes the properties, as ASE calls it."""
             super().calculate(atoms, properties, system_changes)
+            placed = _placed(self.atoms, self._rows)
             with_stress = "stress" in properties
-            if with_stress and not all(self.atoms.pbc):
+            if with_stress and not all(placed.periodic):
                 raise PropertyNotImplementedError("stress needs three periodic directions")
-            batch = self._moving.batch(_placed(self.atoms, self._rows))
+            batch = self._moving.batch(placed)
             found = self._program(batch, stress=with_stress)
             energy = float(found.energy[0])
-            forces = np.asarray(found.forces[: len(self.atoms)], np.float64)
+            forces = np.asarray(found.forces[: len(placed.positions)], np.float64)
             self.results = {"energy": energy, "free_energy": energy, "forces": forces}
             if found.stress is not None:
                 full = np.asarray(found.stress[0], np.float64)
