@@ -253,7 +253,9 @@ ALLOWED = {
         "jaxgnn.pretrained",
     },
     "jaxgnn.interop": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn.graph",
         "jaxgnn.interop",
         "jaxgnn.models",
         "jaxgnn.nn",

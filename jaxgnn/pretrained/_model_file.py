@@ -30,6 +30,7 @@ NETWORKS = (
     "GraphTransformer",
     "HypergraphGNN",
     "MaxKGNN",
+    "NequIP",
     "PaiNN",
     "RecurrentRelationalNetwork",
     "SchNet",
@@ -46,7 +47,8 @@ _SUDOKU_NETWORKS = (
 _DESCRIPTION = "description.json"
 _FORMAT = 1
 _PLAIN = str | int | float | None
-_LISTS = ("k", "species_scale", "species_shift", "strategy")  # options that may be sequences
+# Options that may be sequences.
+_LISTS = ("k", "radial_features", "species_scale", "species_shift", "strategy")
 # The arrays of a network are in its file. Its other sizes are of tables that are built at once.
 _MOST = {
     "box": 16,
