@@ -177,7 +177,8 @@ def time_epoch(loader: NeighborLoader, options: Options, file: FeatureFile | Non
     read_gb, busy_s = np.subtract(DiskUse.of(path), disk).tolist()
     ms = seconds * 1e3 / len(losses)
     hit_rate = None if cache is None else cache.hit_rate
-    kernels = _kernels_ms(loader, trainer)
+    # Twenty more batches from a disk would take longer than all the rest.
+    kernels = _kernels_ms(loader, trainer) if file is None else None
     return {
         "steps": len(loader),
         "timed_steps": len(losses),
