@@ -58,20 +58,19 @@ def test_dynamics_conserve_energy_with_one_program_and_few_searches(ase):
     assert np.ptp(energies) < 0.02 * atoms.get_kinetic_energy()
     assert calculator.num_traces == 1
     assert 2 <= calculator.num_searches < 30
-    fresh = ase_calculator(MODEL, ["C", "Si"])
-    np.testing.assert_allclose(calculator.get_forces(atoms), fresh.get_forces(atoms), atol=1e-5)
 
 
 def test_a_strained_cell_keeps_edges_within_the_skin_and_then_finds_new_ones(ase):
     atoms = _crystal(ase)
     atoms.calc = calculator = ase_calculator(MODEL, ["C", "Si"], skin=0.4)
     atoms.get_potential_energy()
-    for scale, searches in ((1.02, 1), (0.8, 2)):
+    always = ase_calculator(MODEL, ["C", "Si"], skin=0.0)
+    for scale, searches in ((1.02, 1), (1.0, 1), (0.8, 2)):
         atoms.set_cell(CELL * scale, scale_atoms=True)
-        fresh = ase_calculator(MODEL, ["C", "Si"], skin=0.0)
-        expected = fresh.get_potential_energy(atoms)
-        np.testing.assert_allclose(atoms.get_potential_energy(), expected, rtol=1e-5)
+        atoms.positions[0] += 0.02
+        np.testing.assert_allclose(atoms.get_forces(), always.get_forces(atoms), atol=1e-5)
         assert calculator.num_searches == searches
+    assert always.num_searches == 3
 
 
 def test_molecules_slabs_and_other_species_need_no_new_calculator(ase):

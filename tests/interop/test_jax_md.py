@@ -33,6 +33,7 @@ def jax_md():
         yield pytest.importorskip("jax_md", reason="reason: jax-md is not installed")
 
 
+@pytest.mark.costly(1)
 @pytest.mark.parametrize("kind", ["Sparse", "Dense"])
 def test_energy_and_forces_are_those_of_a_batch(jax_md, kind):
     positions = _positions()
