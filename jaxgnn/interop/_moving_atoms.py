@@ -75,8 +75,8 @@ class MovingAtoms:
     def _searched(self, now: Placed) -> GraphBatch:
         """A new search. The number of slots stays if the edges fit and use half of it."""
         self.num_searches += 1
-        where = {"cell": now.cell, "periodic": now.periodic}
-        sample = atomic_sample(now.positions, now.species, self.r + self.skin, **where)
+        box = {"cell": now.cell, "periodic": now.periodic}
+        sample = atomic_sample(now.positions, now.species, self.r + self.skin, **box)
         slots = 0 if self._found is None else self._found[1].graph.num_edges
         if not slots / 2 <= sample.num_edges <= slots:
             slots = bucket(int(sample.num_edges * _HEADROOM) + 1)

@@ -112,14 +112,15 @@ def _of_function(static: tuple[Callable[..., Any], bool], batch: GraphBatch) -> 
         energies = jnp.where(is_graph, energies.astype(positions.dtype), 0)
         return jnp.sum(energies), energies
 
+    argnums, strain = ((0, 1), jnp.zeros_like(cells)) if with_stress else ((0,), None)
+    gradient = jax.value_and_grad(total, argnums=argnums, has_aux=True)
+    (_, energies), (by_positions, *by_strain) = gradient(positions, strain)
+    found = Potential(energies, _real(batch.node_mask, -by_positions))
     if not with_stress:
-        (_, energies), slope = jax.value_and_grad(total, has_aux=True)(positions, None)
-        return Potential(energies, _real(batch.node_mask, -slope))
-    gradient = jax.value_and_grad(total, argnums=(0, 1), has_aux=True)
-    (_, energies), (slope, by_strain) = gradient(positions, jnp.zeros_like(cells))
+        return found
     volumes = jnp.abs(jnp.linalg.det(cells))[:, None, None]
-    stress = jnp.where(volumes > 0, by_strain / jnp.where(volumes > 0, volumes, 1), jnp.nan)
-    return Potential(energies, _real(batch.node_mask, -slope), _real(batch.graph_mask, stress))
+    stress = jnp.where(volumes > 0, by_strain[0] / jnp.where(volumes > 0, volumes, 1), jnp.nan)
+    return found._replace(stress=_real(batch.graph_mask, stress))
 
 
 def _real(mask: Any, values: Array) -> Array:

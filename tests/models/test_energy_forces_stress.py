@@ -9,6 +9,7 @@ from flax import nnx
 from jaxgnn import models
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import atomic_sample, energy_forces_stress
+from jaxgnn.models.atomic_geometry import Structures
 from tests.models._structures import (
     CELL,
     CUTOFF,
@@ -53,6 +54,17 @@ def test_a_batch_has_the_values_of_its_structures_alone_and_no_padding_reaches_t
         start = end
     for values, count in zip(found, (len(SAMPLES), start, len(SAMPLES)), strict=True):
         assert np.isfinite(values).all() and not values[count:].any()
+
+
+def test_what_potentials_read_of_a_batch_has_nothing_of_its_padding():
+    spoiled = with_spoiled_padding(BATCH)
+    found = Structures.of_batch("test", spoiled)
+    nodes, edges = BATCH.node_mask.sum(), BATCH.edge_mask().sum()
+    for values in (found.positions[nodes:], found.species[nodes:], found.images[edges:]):
+        assert len(values) and not values.any()
+    np.testing.assert_array_equal(found.cells[-1], np.eye(3))
+    for values in models.atomic_edges(spoiled):
+        assert np.isfinite(values).all() and not values[edges:].any()
 
 
 def test_stress_is_symmetric_and_the_forces_of_a_structure_add_up_to_zero():
