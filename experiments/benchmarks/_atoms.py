@@ -65,6 +65,6 @@ ATOMS: dict[tuple[Platform, Scale], tuple[Atoms, ...]] = {
     # The two shapes of published kernels: a layer of Nequix, and one of 128 channels.
     ("gpu", "full"): (
         Atoms("atoms-nequix", 2000, 62, _NEQUIX, 3),
-        Atoms("atoms-3k", 3000, 53, "128x0e+128x1o+128x2e+128x3o", 3),
+        Atoms("atoms-3k", 3000, 53, "128x0e+128x1o+128x2e", 3),
     ),
 }

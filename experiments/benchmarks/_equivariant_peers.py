@@ -1,0 +1,127 @@
+"""The convolution of an equivariant layer, by this library and by others that are installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxgnn import ops
+from jaxgnn.equivariant import Irreps, TensorProduct
+from jaxgnn.graph import CSRGraph
+
+Convolution = Callable[[Any, Any, Any], jax.Array]
+"""``f(x, harmonics, weights)``: the sums at the receivers, in an order of the peer's own."""
+
+
+class Peer(NamedTuple):
+    """A way to compute the convolution.
+
+    Attributes:
+      package: what it needs; None for nothing more than this library.
+      build: the convolution of a graph and a product.
+      layout: features in the order that the peer reads, of those of e3nn's order.
+    """
+
+    package: str | None
+    build: Callable[[CSRGraph, TensorProduct], Convolution]
+    layout: Callable[[Irreps, jax.Array], jax.Array] = lambda irreps, x: x
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can run here."""
+        return self.package is None or importlib.util.find_spec(self.package) is not None
+
+
+def _ours(graph: CSRGraph, product: TensorProduct, implementation: Any = None) -> Convolution:
+    arguments = product.arguments | {"implementation": implementation}
+    return partial(ops.tensor_product_sum, graph, **arguments)
+
+
+def _e3nn(graph: CSRGraph, product: TensorProduct) -> Convolution:
+    """As nequip-jax and nequix have it: gather, tensor product, weights, scatter."""
+    e3nn = importlib.import_module("e3nn_jax")
+    of_in, of_sh = (e3nn.Irreps(str(i)) for i in (product.irreps_in, product.irreps_sh))
+    receivers = graph.receivers()
+
+    def run(x, harmonics, weights):
+        messages = e3nn.tensor_product(
+            e3nn.IrrepsArray(of_in, x)[graph.indices],
+            e3nn.IrrepsArray(of_sh, harmonics),
+            filter_ir_out=_kept(product),
+        )
+        return e3nn.scatter_sum(messages * weights, dst=receivers, output_size=graph.num_rows).array
+
+    return run
+
+
+def _cuequivariance(graph: CSRGraph, product: TensorProduct) -> Convolution:
+    cue = importlib.import_module("cuequivariance")
+    cuex = importlib.import_module("cuequivariance_jax")
+    of_in, of_sh, kept = (
+        cue.Irreps("O3", text)
+        for text in (str(product.irreps_in), str(product.irreps_sh), _kept(product))
+    )
+    polynomial = cue.descriptors.channelwise_tensor_product(of_in, of_sh, kept).polynomial
+    # Its kernel takes channels in parts of equal number.
+    channels = math.gcd(*(entry.multiplicity for entry in product.irreps_in))
+    polynomial = polynomial.flatten_coefficient_modes().squeeze_modes("v").split_mode("u", channels)
+    method = "uniform_1d" if jax.default_backend() == "gpu" else "naive"
+    receivers = graph.receivers()
+
+    def run(x, harmonics, weights):
+        result = jax.ShapeDtypeStruct((graph.num_rows, polynomial.outputs[0].size), x.dtype)
+        indices = [None, graph.indices, None, receivers]
+        inputs = [weights, x, harmonics]
+        return cuex.segmented_polynomial(polynomial, inputs, [result], indices, method=method)[0]
+
+    return run
+
+
+def _components_first(irreps: Irreps, x: jax.Array) -> jax.Array:
+    """Features with the channels of a component next to each other."""
+    parts, begin = [], 0
+    for entry in irreps:
+        part = x[:, begin : begin + entry.dim].reshape(-1, entry.multiplicity, entry.irrep.dim)
+        parts.append(jnp.swapaxes(part, 1, 2).reshape(-1, entry.dim))
+        begin += entry.dim
+    return jnp.concatenate(parts, axis=1)
+
+
+def _openequivariance(graph: CSRGraph, product: TensorProduct) -> Convolution:
+    """With atomic additions, its default."""
+    oeq = importlib.import_module("openequivariance")
+    layers = importlib.import_module("openequivariance.jax")
+    problem = oeq.TPProblem(
+        *(oeq.Irreps(str(i)) for i in (product.irreps_in, product.irreps_sh, product.irreps_out)),
+        [(*path, "uvu", True) for path in product.paths],
+        shared_weights=False,
+        internal_weights=False,
+    )
+    layer = layers.TensorProductConv(problem, requires_jvp=False)
+    receivers, senders = graph.receivers(), graph.indices
+
+    def run(x, harmonics, weights):
+        return layer.forward(x, harmonics, weights, receivers, senders)
+
+    return run
+
+
+def _kept(product: TensorProduct) -> str:
+    """The distinct irreps of the result."""
+    return "+".join(dict.fromkeys(str(entry.irrep) for entry in product.irreps_out))
+
+
+PEERS = {
+    "ours": Peer(None, _ours),
+    "xla": Peer(None, partial(_ours, implementation="xla")),
+    "e3nn": Peer("e3nn_jax", _e3nn),
+    "cuequivariance": Peer("cuequivariance_jax", _cuequivariance, _components_first),
+    "openequivariance": Peer("openequivariance_extjax", _openequivariance),
+}
