@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from experiments.benchmarks._atoms import ATOMS, Atoms
 from experiments.benchmarks._command import command
 from experiments.benchmarks._equivariant_peers import PEERS, Convolution
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
+from experiments.benchmarks._workloads import Platform, Scale
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import spherical_harmonics
 from jaxgnn.nn import BesselBasis, polynomial_envelope
@@ -57,17 +58,15 @@ class Options(Output):
         are not installed are named and left out.
     """
 
-    scale: str = "full"
+    scale: Scale = "full"
     candidates: tuple[str, ...] = tuple(PEERS)
 
     def __post_init__(self):
         super().__post_init__()
-        for name, value, known in (
-            ("--scale", self.scale, ("tiny", "small", "full")),
-            *(("--candidates", candidate, PEERS) for candidate in self.candidates),
-        ):
-            if value not in known:
-                raise bad_input("equivariant_layer", name, f"one of {', '.join(known)}", value)
+        for name in self.candidates:
+            if name not in PEERS:
+                expected = f"some of {', '.join(PEERS)}"
+                raise bad_input("equivariant_layer", "--candidates", expected, name)
 
 
 class Inputs(NamedTuple):
@@ -128,7 +127,7 @@ def time_layer(workload: Atoms, name: str) -> Row:
     for key, function in functions(workload, peer.build(workload.graph(), product)).items():
         compiled = jax.jit(function).lower(*arguments).compile()
         row[f"{key}_ms"] = measure(compiled, *arguments, jit=False).median_ms
-        row[f"{key}_mb"] = compiled.memory_analysis().temp_size_in_bytes / 1e6
+        row[f"{key}_mb"] = cast(Any, compiled.memory_analysis()).temp_size_in_bytes / 1e6
         numbers = jax.tree.leaves(compiled(*arguments))
         row[f"{key}_norms"] = [float(jnp.linalg.norm(number)) for number in numbers]
     return row
@@ -145,7 +144,7 @@ def main(options: Options) -> list[Row]:
     """Prints the table, and appends its rows to ``equivariant_layer.jsonl``."""
     device, rows = device_description(), []
     print(f"{device['device']}\n{header(COLUMNS)}")
-    platform = "gpu" if device["platform"] == "gpu" else "cpu"
+    platform: Platform = "gpu" if device["platform"] == "gpu" else "cpu"
     for workload in ATOMS[platform, options.scale]:
         first = None
         for name in options.candidates:

@@ -23,6 +23,5 @@ def test_another_force_is_an_error_and_bad_options_are_named():
     equivariant_layer.check_equal("peer", row, row)
     with pytest.raises(RuntimeError, match="peer has training_norms"):
         equivariant_layer.check_equal("peer", row | {"training_norms": [2.1]}, row)
-    for wrong, message in (({"scale": "huge"}, "--scale"), ({"candidates": ("a",)}, "--candidates")):
-        with pytest.raises(ValueError, match=message):
-            Options(**wrong)
+    with pytest.raises(ValueError, match="--candidates"):
+        Options(candidates=("allegro",))
