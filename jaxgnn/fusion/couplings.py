@@ -26,7 +26,7 @@ from jaxgnn.equivariant import (
 from jaxgnn.fusion.multilinear import Leaf
 from jaxgnn.fusion.rewrite import Refusal
 from jaxgnn.fusion.terms import Terms
-from jaxgnn.fusion.view import need
+from jaxgnn.fusion.view import NoMatch, need
 
 NO_COLUMN = -1
 """Stands for a harmonic of degree zero that the code does not multiply with: it is one."""
@@ -78,19 +78,19 @@ def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: flo
       leaves: the arrays of edges.
       tolerance: the difference from a table that is a rounding, relative to its largest number.
     """
-    if np.unique(terms.entries).size < terms.size:
-        raise Refusal("some entries of its messages are always zero")
     reason = None
     for factors in _roles(terms, width, leaves):
         try:
             channels = _channels(terms, factors, tolerance)
+        except NoMatch:
+            continue
         except Refusal as refusal:  # with harmonics and weights exchanged, it may be one
             reason = reason or refusal
-        else:
-            need(any(len(channel.harmonics) > 1 for channel in channels))
-            return _assembled(channels, tolerance)
-    assert reason is not None
-    raise reason
+            continue
+        if np.unique(terms.entries).size < terms.size:
+            raise Refusal("some entries of its messages are always zero")
+        return _assembled(channels, tolerance)
+    raise reason or NoMatch
 
 
 def _roles(terms: Terms, width: int, leaves: Sequence[Leaf]) -> Iterator[_Factors]:
@@ -132,16 +132,20 @@ def _sides(weights: set[int], pairs: set[tuple[int, int]]) -> dict[int, bool]:
             if a in sides:
                 sides.setdefault(b, not sides[a])
             sides.setdefault(a, not sides.setdefault(b, True))
-            if sides[a] == sides[b]:
-                raise Refusal("harmonics and weights of its messages are one array")
+            need(sides[a] != sides[b])
     return sides
 
 
 def _channels(terms: Terms, factors: _Factors, tolerance: float) -> list[_Channel]:
-    """The channel of each weight, in the order of the weights."""
+    """The channel of each weight, in the order of the weights.
+
+    Raises ``NoMatch`` if no weight multiplies several harmonics, and ``Refusal`` if the numbers of
+    one are not a table.
+    """
     weights, own = np.unique(factors.weights, return_inverse=True)
     members = [_members(own, c) for c in (factors.x, factors.harmonics, terms.entries)]
     sizes = np.stack([m.counts for m in members], axis=1)
+    need((sizes[:, 1] > 1).any())
     found = np.zeros(weights.size)
     for shape in np.unique(sizes, axis=0):
         has_shape = (sizes == shape).all(axis=1)

@@ -24,6 +24,7 @@ from jaxgnn.fusion.view import NoMatch, View, need
 
 _MOST_EQUATIONS = 2_000  # that lead from rows of a table to the expanded array
 _DEEPEST = 150  # equations in a row
+_MOST_ENTRIES = 1 << 18  # of an edge
 _LARGEST_TABLE = 1 << 16  # entries of a known array that is the same for all edges
 
 
@@ -109,6 +110,7 @@ class Expansion:
 
     def _terms(self, atom: Atom, axis: int) -> Terms:
         need(atom.aval.dtype == self.dtype)
+        need(math.prod(_without(atom.aval.shape, axis)) <= _MOST_ENTRIES)
         equation = self.view.producer(atom)
         if atom is self.rows:
             need(axis == self.gather.axis)

@@ -79,9 +79,11 @@ class Terms:
         """Equal products of an entry as one term, in the order of the entries."""
         keys = np.concatenate([self.entries[:, None], self.factors], axis=1)
         keys, places = np.unique(keys, axis=0, return_inverse=True)
-        total = np.bincount(places.reshape(-1), self.coefficients, minlength=len(keys))
-        largest = np.abs(self.coefficients).max(initial=0.0)
-        kept = np.abs(total) > 1e-14 * largest  # zeros but for rounding
+        total, added = (
+            np.bincount(places.reshape(-1), numbers, minlength=len(keys))
+            for numbers in (self.coefficients, np.abs(self.coefficients))
+        )
+        kept = np.abs(total) > 1e-14 * added  # others cancel, but for rounding
         return Terms(self.shape, keys[kept, 0], total[kept], keys[kept, 1:])
 
     def _along(self, dims: Sequence[int]) -> np.ndarray:

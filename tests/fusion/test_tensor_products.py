@@ -1,6 +1,7 @@
 """Convolutions of e3nn-jax and of plain JAX, as networks of molecules have them, under fuse."""
 
 from functools import partial
+from typing import NamedTuple
 
 import e3nn_jax as e3nn
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import jaxgnn
 from jaxgnn.equivariant import clebsch_gordan
+from jaxgnn.fusion.rules import tensor_products
 from tests.fusion._cases import (
     EDGES,
     NODES,
@@ -124,7 +126,7 @@ def _assert_equal_trees(made, expected):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11 * (1 + np.abs(other).max()))
 
 
-@pytest.mark.costly(5)
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
 def test_values_and_gradients_are_those_of_the_code(source):
     with jax.enable_x64(True):
@@ -215,10 +217,24 @@ def test_other_code_is_left_alone(name):
     assert FOUND[0] not in applied(fuse(fn), *args)
 
 
-def test_the_product_is_left_to_xla_where_the_op_has_no_kernel():
-    args = _arrays(*PLAIN)
-    explanation = str(jaxgnn.fuse.explain(in_plain_jax, *args, measure=False))
-    assert "not tensor_product_sum: the op has no kernel" in explanation
+class _Chooses(NamedTuple):
+    """A table of implementations from which one is chosen."""
+
+    name: str
+
+    def choose(self, *_, **__):
+        return self.name
+
+
+def test_messages_are_summed_by_the_op_where_it_has_a_kernel(monkeypatch):
+    args = _arrays((NODES, 512), VECTORS, BASIS, (5, 6), (6, 128 * 8))
+    for name, is_summed in (("xla", False), ("ffi", True)):
+        monkeypatch.setattr(tensor_products, "TENSOR_PRODUCT_SUM", _Chooses(name))
+        explanation = jaxgnn.fuse.explain(like_mace_jax, *args, measure=False)
+        rules = {one.rule for one in explanation.findings.applied}
+        assert ("tensor_product_sum" in rules) == is_summed
+        left = "not tensor_product_sum: the op has no kernel for it"
+        assert (left in str(explanation)) != is_summed
 
 
 def test_nothing_is_found_without_edges():

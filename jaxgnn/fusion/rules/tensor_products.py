@@ -121,7 +121,8 @@ def _taken(array: Any, columns: np.ndarray) -> Any:
     """Some columns of an array, which is left as it is if they are all, in their order."""
     if np.array_equal(columns, np.arange(array.shape[-1])):
         return array
-    return jnp.take(array, columns, axis=-1, unique_indices=True, mode="clip")
+    is_unique = np.unique(columns).size == columns.size
+    return jnp.take(array, columns, axis=-1, unique_indices=is_unique, mode="clip")
 
 
 @dataclass(frozen=True)
