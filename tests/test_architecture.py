@@ -161,6 +161,7 @@ ALLOWED = {
     "jaxgnn.equivariant": {"jaxgnn._errors", "jaxgnn.equivariant"},
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
+        "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn._ffi",
         *_rooms("chip"),

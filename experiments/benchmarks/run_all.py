@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 from experiments.benchmarks import hypergraph_conv
+from experiments.benchmarks._atoms import ATOMS
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
@@ -28,7 +29,7 @@ def takes(module: ModuleType) -> Any:
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
     session = Session.start(
-        options, WORKLOADS, STREAMS, ROWS, MESSAGES, FILTERED, *hypergraph_conv.TABLES
+        options, WORKLOADS, STREAMS, ROWS, MESSAGES, FILTERED, ATOMS, *hypergraph_conv.TABLES
     )
     return session.run(
         case

@@ -1,7 +1,7 @@
 """Convolutions of e3nn-jax and of plain JAX, as networks of molecules have them, under fuse."""
 
 from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import e3nn_jax as e3nn
 import jax
@@ -217,19 +217,11 @@ def test_other_code_is_left_alone(name):
     assert FOUND[0] not in applied(fuse(fn), *args)
 
 
-class _Chooses(NamedTuple):
-    """A table of implementations from which one is chosen."""
-
-    name: str
-
-    def choose(self, *_, **__):
-        return self.name
-
-
 def test_messages_are_summed_by_the_op_where_it_has_a_kernel(monkeypatch):
     args = _arrays((NODES, 512), VECTORS, BASIS, (5, 6), (6, 128 * 8))
     for name, is_summed in (("xla", False), ("ffi", True)):
-        monkeypatch.setattr(tensor_products, "TENSOR_PRODUCT_SUM", _Chooses(name))
+        chosen = SimpleNamespace(choose=lambda *_, name=name, **__: name)
+        monkeypatch.setattr(tensor_products, "kernels", SimpleNamespace(SUM=chosen))
         explanation = jaxgnn.fuse.explain(like_mace_jax, *args, measure=False)
         rules = {one.rule for one in explanation.findings.applied}
         assert ("tensor_product_sum" in rules) == is_summed

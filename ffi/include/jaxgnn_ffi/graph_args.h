@@ -47,11 +47,12 @@ class GraphArgs {
 // Calls `body(task, first_unit, last_unit, member)` in parallel over all units of all members, for
 // kernels whose result has one entry an edge, so that rows need not be kept together.
 template <typename Body>
-void ForUnits(xla::ffi::ThreadPool pool, int64_t members, int64_t units, const Body& body) {
-  const int64_t tasks_each = (units + kUnitsPerTask - 1) / kUnitsPerTask;
+void ForUnits(xla::ffi::ThreadPool pool, int64_t members, int64_t units, const Body& body,
+              int64_t units_per_task = kUnitsPerTask) {
+  const int64_t tasks_each = (units + units_per_task - 1) / units_per_task;
   ParallelFor(pool, members * tasks_each, [&](int64_t task) {
-    const int64_t begin = task % tasks_each * kUnitsPerTask;
-    body(task / tasks_each, begin, std::min(begin + kUnitsPerTask, units));
+    const int64_t begin = task % tasks_each * units_per_task;
+    body(task / tasks_each, begin, std::min(begin + units_per_task, units));
   });
 }
 

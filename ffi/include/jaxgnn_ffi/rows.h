@@ -62,10 +62,12 @@ struct Piece {
 struct RowSums {
   int64_t width;
 
-  JAXGNN_INLINE inline void Start(float* sums) const {
-    for (int64_t i = 0; i < width; ++i) sums[i] = 0.0f;
+  template <typename Number>
+  JAXGNN_INLINE inline void Start(Number* sums) const {
+    for (int64_t i = 0; i < width; ++i) sums[i] = 0;
   }
-  JAXGNN_INLINE inline void Merge(float* sums, const float* more) const {
+  template <typename Number>
+  JAXGNN_INLINE inline void Merge(Number* sums, const Number* more) const {
     for (int64_t i = 0; i < width; ++i) sums[i] += more[i];
   }
 };
@@ -133,13 +135,13 @@ class RowTasks {
 
 // Puts the pieces of rows together, in order, and stores the rows. There are at most two pieces a
 // task, so it is compiled for size.
-template <typename Kernel>
+template <typename Number, typename Kernel>
 __attribute__((cold, noinline)) void MergePieces(const RowTasks& tasks, const Kernel& kernel,
-                                                 float* partial) {
+                                                 Number* partial) {
   for (int64_t number = 0; number < tasks.size(); ++number) {
     const std::vector<int64_t> slots = tasks.PiecesFrom(number);
     if (slots.empty()) continue;
-    float* state = partial + slots[0] * kernel.width;
+    Number* state = partial + slots[0] * kernel.width;
     for (size_t i = 1; i < slots.size(); ++i) {
       kernel.Merge(state, partial + slots[i] * kernel.width);
     }
@@ -148,22 +150,22 @@ __attribute__((cold, noinline)) void MergePieces(const RowTasks& tasks, const Ke
   }
 }
 
-// Computes every row of every batch member. The state of a row is `kernel.width` floats:
+// Computes every row of every batch member. The state of a row is `kernel.width` numbers:
 // `kernel.Start(state)` sets them for no edges, `kernel.Accumulate(piece, state)` adds edges, and
 // `kernel.Finish(member, row, state)` stores the row. Rows whose units fall to one task are stored
 // from there; the others leave states of their pieces, which `kernel.Merge(state, more)` puts
 // together afterwards, in order. Each row is written once and none needs zeroing.
-template <typename Kernel>
+template <typename Number = float, typename Kernel>
 void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members,
                     std::function<Units(int64_t)> units_of, const Kernel& kernel,
                     int64_t units_per_task = kUnitsPerTask) {
   const int64_t width = kernel.width;
   const RowTasks tasks(members, std::move(units_of), units_per_task);
-  std::vector<float> partial(tasks.slots() * width);
+  std::vector<Number> partial(tasks.slots() * width);
   ParallelFor(pool, tasks.size(), [&](int64_t number) {
     const RowTasks::Task task = tasks.At(number);
     const Units& units = task.units;
-    float* state = Scratch<float>(width);
+    Number* state = Scratch<Number>(width);
     WithWidestIsa([&]() JAXGNN_INLINE {
       for (int64_t unit = task.begin; unit < task.end;) {
         const int32_t row = units.rows[unit];

@@ -47,7 +47,7 @@ from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.view import View, need, required
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core.dispatch import current_platform
-from jaxgnn.ops.shared import TENSOR_PRODUCT_SUM
+from jaxgnn.ops.shared import tensor_product_sum as kernels
 
 _DTYPES = ("float32", "float64")
 _ROUNDINGS = 32  # units in the last place by which numbers of a table may differ
@@ -114,7 +114,7 @@ def _choice(graph: Graph, coupling: Coupling, edges: int, output: Any) -> str:
     )
     x = array(graph.num_columns, product.irreps_in.dim)
     of_edges = array(edges, product.irreps_sh.dim), array(edges, product.num_weights)
-    return TENSOR_PRODUCT_SUM.choose(current_platform(), like, x, *of_edges, product=product)
+    return kernels.SUM.choose(current_platform(), like, x, *of_edges, product=product)
 
 
 def _taken(array: Any, columns: np.ndarray) -> Any:

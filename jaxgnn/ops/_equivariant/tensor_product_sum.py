@@ -11,6 +11,11 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.graph import CSRGraph, edge_presence
+from jaxgnn.ops._equivariant import kernels
+from jaxgnn.ops._equivariant.kernels import HARMONIC_PRODUCTS as HARMONIC_PRODUCTS  # jaxgnn info
+from jaxgnn.ops._equivariant.kernels import SUM as SUM
+from jaxgnn.ops._equivariant.kernels import SUM_AT_COLUMNS as SUM_AT_COLUMNS
+from jaxgnn.ops._equivariant.kernels import WEIGHT_PRODUCTS as WEIGHT_PRODUCTS
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
@@ -18,8 +23,6 @@ from jaxgnn.ops.core.checks import check_float, check_rows, from_numpy
 
 _OP = "tensor_product_sum"
 _INSTEAD_OF_WEIGHTS = "multiply the harmonics by them"
-
-TENSOR_PRODUCT_SUM = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.tensor_product_sum)})
 
 
 def tensor_product_sum(
@@ -68,7 +71,7 @@ def tensor_product_sum(
         ``equivariant.separate_paths`` makes those of NequIP, with ``irreps_out``.
       basis: features of each edge slot, instead of ``weights``.
       kernel: the map from these features to weights.
-      implementation: ``"xla"``, or None for the one measured to be fastest.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, or None for the one measured to be fastest.
 
     Returns:
       Features of the receivers, of ``irreps_out`` and of the dtype of ``x``.
@@ -172,4 +175,6 @@ def _run(
         weights = arrays["weights"]
     else:
         weights = reference.weights_of_basis(graph, arrays["basis"], arrays["kernel"])
-    return TENSOR_PRODUCT_SUM(request, graph, x, harmonics, weights, product=product)
+    if request.name == "xla":
+        return SUM(request, graph, x, harmonics, weights, product=product)
+    return kernels.sum_at_rows(request, product, graph, x, harmonics, weights)

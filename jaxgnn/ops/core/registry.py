@@ -75,6 +75,7 @@ _EVERYWHERE: tuple[Platform, ...] = ("cpu", "cuda")
 _LINEAR = (Benchmark("fused_linear"), Benchmark("fused_linear_maxk"))
 _HYPERGRAPHS = Benchmark("hypergraph_conv", ("hypergraph_conv", "expert_coupling", "expert_lm"))
 _FILTERS = Benchmark("filtered_sum", ("filtered_sum", "filtered_sum_made"))
+_PRODUCTS = Benchmark("tensor_product_sum", ("tensor_product_sum", "tensor_product_sum_forces"))
 _REDUCTIONS = Benchmark("aggregate", ("neighbour_max", "neighbour_pna", "message_max"))
 
 
@@ -95,7 +96,7 @@ OPS = (
     _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
     _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
     Op("filtered_sum", "filters", native=("cpu",), benchmarks=(_FILTERS,)),
-    Op("tensor_product_sum", "equivariant", pallas=False),
+    Op("tensor_product_sum", "equivariant", pallas=False, native=("cpu",), benchmarks=(_PRODUCTS,)),
     _timed("segment_softmax", "graph", native=("cpu",)),
     Op("aggregate", "aggregate", ("neighbour_reduce",), native=("cpu",), benchmarks=(_REDUCTIONS,)),
     _timed("dot_attention", "attention", native=("cpu",)),

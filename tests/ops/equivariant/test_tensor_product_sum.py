@@ -13,14 +13,30 @@ from scipy.spatial.transform import Rotation
 from jaxgnn import CSRGraph, ops
 from jaxgnn.equivariant import TensorProduct, separate_paths, spherical_harmonics
 from jaxgnn.graph import masked
-from jaxgnn.ops._equivariant.tensor_product_sum import TENSOR_PRODUCT_SUM
-from jaxgnn.testing import check_against_float64, check_numerical_gradients, random_array
+from jaxgnn.ops._equivariant.tensor_product_sum import SUM
+from jaxgnn.testing import (
+    assert_close,
+    check_against_float64,
+    check_numerical_gradients,
+    random_array,
+)
 from tests.ops._table import BARE, longest_row, usable
 
-IMPLEMENTATIONS = usable(TENSOR_PRODUCT_SUM)
+IMPLEMENTATIONS = usable(SUM)
 SUMS = TensorProduct.of("3x0e+2x1o+3x2e", "0e+1o+2e", "3x0e+2x1o+3x2e+2x1e")
 APART = separate_paths("3x0e+2x1o", "0e+1o+2e+3o", keep="0e+1o+1e+2e")
 SMALL = TensorProduct.of("2x0e+2x1o", "0e+1o", "2x0e+2x1o")
+# One and three vectors of channels, whole and not; no path reads the last entry.
+WIDE = TensorProduct.of(
+    "40x0e+17x1o+3x0o",
+    "0e+1o",
+    "40x0e+40x1o+17x0e+17x1o",
+    [(0, 0, 0), (0, 1, 1), (1, 1, 2), (1, 0, 3)],
+)
+# Rows of no edge, of part of a tile of edges, of several tiles.
+ROWS = CSRGraph.from_edges(
+    [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0], [1] * 9 + [2] + [4] * 5 + [3], 5
+)
 
 
 def _arrays(graph, product, dtype="float32"):
@@ -62,14 +78,19 @@ def _plain(graph, product):
         out = [0.0] * len(product.irreps_out)
         for path, own in zip(product.paths, product.weight_slices, strict=True):
             part = x[graph.indices, product.irreps_in.slices[path.i_in]]
-            part = part.reshape(graph.num_edges, product.channels(path), -1)
             harmonic = harmonics[:, product.irreps_sh.slices[path.i_sh]]
             table = jnp.asarray(product.table(path), x.dtype)
+            edges, channels = graph.num_edges, product.channels(path)
+            part = part.reshape(edges, channels, table.shape[0])
             made = jnp.einsum("eu,eua,eb,abc->euc", weights[:, own], part, harmonic, table)
-            out[path.i_out] += made.reshape(graph.num_edges, -1)
+            out[path.i_out] += made.reshape(edges, channels * table.shape[2])
         return jax.ops.segment_sum(jnp.concatenate(out, axis=1), receivers, graph.num_rows)
 
     return run
+
+
+def _wide(x, harmonics, weights):  # one function, so that it is compiled once
+    return _plain(ROWS, WIDE)(x, harmonics, weights)
 
 
 def _call(graph, product, implementation=None):
@@ -138,6 +159,39 @@ def test_values_and_gradients_equal_float64(name, dtype, implementation):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_compiled_values_and_gradients_equal_float64_at_any_number_of_channels(dtype):
+    check_against_float64(
+        _call(ROWS, WIDE, "ffi"),
+        _wide,
+        *_arrays(ROWS, WIDE, dtype),
+        reduction_length=2 * 9 * WIDE.irreps_out.dim,
+    )
+
+
+def test_compiled_sums_of_float64_have_its_precision():
+    with jax.enable_x64(True):
+        arrays = [array.astype(jnp.float64) for array in _arrays(ROWS, SMALL)]
+        dy = jnp.ones((5, SMALL.irreps_out.dim))
+
+        @jax.jit
+        def both(*arrays):
+            value, pull = jax.vjp(_call(ROWS, SMALL, "ffi"), *arrays)
+            expected, expected_pull = jax.vjp(_plain(ROWS, SMALL), *arrays)
+            return (value, *pull(dy)), (expected, *expected_pull(dy))
+
+        for actual, expected in zip(*both(*arrays), strict=True):
+            assert actual.dtype == jnp.float64
+            assert_close(actual, expected, reduction_length=72)
+
+
+def test_arrays_of_edges_may_be_wider_than_features():
+    x, harmonics, weights = _arrays(ROWS, SMALL)
+    value, pull = jax.vjp(_call(ROWS, SMALL, "ffi"), x.astype("bfloat16"), harmonics, weights)
+    gradients = pull(jnp.ones_like(value))
+    assert [a.dtype.name for a in (value, *gradients)] == ["bfloat16"] * 2 + ["float32"] * 2
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradients_agree_with_finite_differences(implementation):
     graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 0, 2], 3)
@@ -165,6 +219,40 @@ def test_forces_and_their_gradients_equal_those_of_e3nn(implementation):
     theirs = curvature(functools.partial(_of_e3nn, graph, SMALL))
     for actual, expected in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_third_derivatives_are_those_of_the_reference():
+    graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 0, 2], 3)
+    arrays, along = _arrays(graph, SMALL), [jnp.cos(a) for a in _arrays(graph, SMALL)]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def third(implementation, *arrays):
+        call = _call(graph, SMALL, implementation)
+
+        def slope(*arrays):
+            gradients = jax.grad(lambda *a: jnp.sum(call(*a) ** 3), (0, 1, 2))(*arrays)
+            return sum(jnp.vdot(g, a) for g, a in zip(gradients, along, strict=True))
+
+        return jax.jvp(jax.grad(slope, (0, 1, 2)), arrays, tuple(along))[1]
+
+    for actual, expected in zip(third("ffi", *arrays), third("xla", *arrays), strict=True):
+        largest = float(jnp.max(jnp.abs(expected)))
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * largest)
+
+
+def test_vmap_of_gradients_sums_nothing_over_the_batch():
+    x, harmonics, weights = _arrays(ROWS, SMALL)
+    batch = jnp.stack([x, jnp.sin(x), 2 * x])
+
+    def gradients(x, harmonics, weights):
+        return jax.grad(lambda *a: jnp.sum(_call(ROWS, SMALL, "ffi")(*a) ** 2), (0, 1, 2))(
+            x, harmonics, weights
+        )
+
+    mapped = jax.jit(jax.vmap(gradients, (0, None, None)))(batch, harmonics, weights)
+    for i, own in enumerate(batch):
+        for actual, expected in zip(mapped, gradients(own, harmonics, weights), strict=True):
+            np.testing.assert_allclose(actual[i], expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -1,11 +1,26 @@
-"""Sums of tensor products of neighbours and spherical harmonics, in plain JAX."""
+"""Sums of tensor products of neighbours and spherical harmonics, in plain JAX.
+
+The functions below belong to one number, in which all arrays are linear:
+
+    T = Σ_e Σ_paths Σ_u weights[e, path, u] Σ_abc C[a, b, c]
+        x[sender(e), u, a] · harmonics[e, b] · dy[receiver(e), u, c]
+
+Each function is the gradient of the number to one of its arrays: to ``dy`` the sums at the rows, to
+``x`` those at the columns, and so on. So the gradients of each are the others, of any order.
+
+Harmonics and weights of padding slots may contain anything, and their gradients are zero.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.equivariant import Path, TensorProduct
+from jaxgnn.equivariant import TensorProduct
+from jaxgnn.equivariant.couplings import Coupling, couplings
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -19,54 +34,142 @@ def tensor_product_sum(
     *,
     product: TensorProduct,
 ) -> Float[Array, "rows out"]:
-    """``y_i = Σ_j product(x_j, harmonics_ij, weights_ij)``; padding slots are ignored."""
-    dtype = accumulation_dtype(x.dtype, harmonics.dtype, weights.dtype)
-    senders = x.astype(dtype)[graph.indices]
-    harmonics, weights = (real(graph, a).astype(dtype) for a in (harmonics, weights))
-    messages = tensor_products(senders, harmonics, weights, product)
+    """``y_i = Σ_j product(x_j, harmonics_ij, weights_ij)``."""
+    wide, harmonics, weights = _wide(x, *_real(graph, harmonics, weights))
+    senders = wide[graph.indices]
+    messages = _products(senders, harmonics, weights, couplings(product), product.irreps_out.dim)
     return sum_rows(messages, graph.indptr).astype(x.dtype)
+
+
+def sum_at_columns(
+    graph: CSRGraph,
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    weights: Float[Array, "edges weights"],
+    *,
+    product: TensorProduct,
+) -> Float[Array, "cols in"]:
+    """``dx_j``: the same sums along the transposed graph, by exchanged couplings."""
+    wide, harmonics, weights = _wide(dy, *_real(graph, harmonics, weights))
+    receivers, exchanged = _at_receivers(graph, wide), couplings(product, exchanged=True)
+    messages = _products(receivers, harmonics, weights, exchanged, product.irreps_in.dim)
+    return jax.ops.segment_sum(messages, graph.indices, graph.num_cols).astype(dy.dtype)
+
+
+def weight_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    *,
+    product: TensorProduct,
+    dtype: str,
+) -> Float[Array, "edges weights"]:
+    """``dweights_ij[u] = Σ_abc C[a, b, c] x_j[u, a] harmonics_ij[b] dy_i[u, c]``."""
+    x, dy, harmonics = _wide(x, dy, *_real(graph, harmonics))
+    senders, receivers = x[graph.indices], _at_receivers(graph, dy)
+    parts = []
+    for coupling in couplings(product):
+        moved = _moved(senders, harmonics, coupling)
+        slopes = _channels(receivers, coupling.of_out, coupling)
+        parts.append(jnp.sum(moved * slopes, axis=2))
+    return _real(graph, jnp.concatenate(parts, axis=1))[0].astype(dtype)
+
+
+def harmonic_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    weights: Float[Array, "edges weights"],
+    *,
+    product: TensorProduct,
+    dtype: str,
+) -> Float[Array, "edges sh"]:
+    """``dharmonics_ij[b] = Σ_uac C[a, b, c] weights_ij[u] x_j[u, a] dy_i[u, c]``."""
+    x, dy, weights = _wide(x, dy, *_real(graph, weights))
+    senders, receivers = x[graph.indices], _at_receivers(graph, dy)
+    sums = jnp.zeros((graph.num_edges, product.irreps_sh.dim), senders.dtype)
+    for coupling in couplings(product):
+        part = _channels(senders, coupling.of_in, coupling)
+        slopes = _channels(receivers, coupling.of_out, coupling)
+        slopes = weights[:, coupling.of_weights, None] * slopes
+        pairs = jnp.einsum("eua,euc->eac", part, slopes, precision="highest")
+        table = jnp.asarray(coupling.table, pairs.dtype)
+        own = jnp.einsum("eac,abc->eb", pairs, table, precision="highest")
+        sums = sums.at[:, coupling.of_sh].add(own)
+    return _real(graph, sums)[0].astype(dtype)
 
 
 def weights_of_basis(
     graph: CSRGraph, basis: Float[Array, "edges features"], kernel: Float[Array, "features weights"]
 ) -> Float[Array, "edges weights"]:
     """``weights_ij = basis_ij · kernel``, in the accumulation dtype; zero in padding slots."""
-    dtype = accumulation_dtype(basis.dtype, kernel.dtype)
-    basis = real(graph, basis).astype(dtype)
-    return jnp.matmul(basis, kernel.astype(dtype), precision="highest")
-
-
-def tensor_products(
-    x: Float[Array, "edges in"],
-    harmonics: Float[Array, "edges sh"],
-    weights: Float[Array, "edges weights"],
-    product: TensorProduct,
-) -> Float[Array, "edges out"]:
-    """The product of each edge: for each entry of the result the sum of the paths to it."""
-    entries: dict[int, Array] = {}
-    for path, own in zip(product.paths, product.weight_slices, strict=True):
-        message = _message(x, harmonics, weights[:, own], product, path)
-        entries[path.i_out] = entries[path.i_out] + message if path.i_out in entries else message
-    return jnp.concatenate([entries[index] for index in range(len(product.irreps_out))], axis=1)
-
-
-def _message(
-    x: Float[Array, "edges in"],
-    harmonics: Float[Array, "edges sh"],
-    weights: Float[Array, "edges channels"],
-    product: TensorProduct,
-    path: Path,
-) -> Float[Array, "edges part"]:
-    """``w_u Σ_ab C[a, b, c] x[u, a] harmonics[b]``; the harmonics meet the small table first."""
-    table = jnp.asarray(product.table(path), x.dtype)
-    edges, channels = weights.shape
-    part = x[:, product.irreps_in.slices[path.i_in]].reshape(edges, channels, table.shape[0])
-    harmonic = harmonics[:, product.irreps_sh.slices[path.i_sh]]
-    matrix = jnp.einsum("eb,abc->eac", harmonic, table, precision="highest")
-    moved = jnp.einsum("eua,eac->euc", part, matrix, precision="highest")
-    return (weights[:, :, None] * moved).reshape(edges, channels * table.shape[2])
+    basis, kernel = _wide(*_real(graph, basis), kernel)
+    return jnp.matmul(basis, kernel, precision="highest")
 
 
 def real(graph: CSRGraph, of_edges: Float[Array, "edges width"]) -> Float[Array, "edges width"]:
     """The array with zeros in padding slots, whose gradients are then zero."""
     return jnp.where((graph.receivers() < graph.num_rows)[:, None], of_edges, 0)
+
+
+def _real(graph: CSRGraph, *of_edges: Array) -> list[Array]:
+    return [real(graph, array) for array in of_edges]
+
+
+def _wide(*arrays: Array) -> list[Array]:
+    """The arrays in the dtype of their sums."""
+    dtype = accumulation_dtype(*(array.dtype for array in arrays))
+    return [array.astype(dtype) for array in arrays]
+
+
+def _at_receivers(graph: CSRGraph, dy: Float[Array, "rows out"]) -> Float[Array, "edges out"]:
+    """The row of each edge's receiver; zeros in padding slots."""
+    at = dy.at[graph.receivers()]
+    return at.get(mode="fill", fill_value=0, indices_are_sorted=True)
+
+
+def _products(
+    x: Float[Array, "edges in"],
+    harmonics: Float[Array, "edges sh"],
+    weights: Float[Array, "edges weights"],
+    couplings: Sequence[Coupling],
+    width: int,
+) -> Float[Array, "edges width"]:
+    """The product of each edge: for each entry of the result the sum of the paths to it."""
+    entries: dict[tuple[int, int], Array] = {}
+    for coupling in couplings:
+        message = weights[:, coupling.of_weights, None] * _moved(x, harmonics, coupling)
+        place = coupling.of_out.start, coupling.of_out.stop
+        message = message.reshape(x.shape[0], place[1] - place[0])
+        entries[place] = entries[place] + message if place in entries else message
+    return _concatenated(entries, x, width)
+
+
+def _concatenated(entries: dict[tuple[int, int], Array], like: Array, width: int) -> Array:
+    """The entries by their places, with zeros where there is none."""
+    parts, end = [], 0
+    for place in [*sorted(entries), (width, width)]:
+        if end < place[0]:
+            parts.append(jnp.zeros((like.shape[0], place[0] - end), like.dtype))
+        if place in entries:
+            parts.append(entries[place])
+        end = place[1]
+    return jnp.concatenate(parts, axis=1)
+
+
+def _moved(
+    x: Float[Array, "edges in"], harmonics: Float[Array, "edges sh"], coupling: Coupling
+) -> Float[Array, "edges channels out"]:
+    """``Σ_ab C[a, b, c] x[u, a] harmonics[b]``; the harmonics meet the small table first."""
+    table = jnp.asarray(coupling.table, x.dtype)
+    harmonic = harmonics[:, coupling.of_sh]
+    matrix = jnp.einsum("eb,abc->eac", harmonic, table, precision="highest")
+    part = _channels(x, coupling.of_in, coupling)
+    return jnp.einsum("eua,eac->euc", part, matrix, precision="highest")
+
+
+def _channels(rows: Float[Array, "edges width"], part: slice, coupling: Coupling) -> Array:
+    """A part of the rows, with an axis of channels and one of components."""
+    size = (part.stop - part.start) // coupling.channels
+    return rows[:, part].reshape(rows.shape[0], coupling.channels, size)
