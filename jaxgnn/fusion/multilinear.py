@@ -51,29 +51,68 @@ class Leaf:
         return jnp.moveaxis(array, self.axis, 0).reshape(edges, self.size)
 
 
-class Expansion:
-    """Expands arrays of edges that rows of one table, read by a gather, enter.
+def expanded(view: View, atom: Atom) -> tuple[Expansion, Terms]:
+    """Expands the summed array of edges, [edges, ...], in rows that a list of ids gathers.
 
-    The columns of the table are the first ones. Raises ``NoMatch`` where an array is not
-    multilinear in the rows and in arrays of edges.
+    Starts with the rows of the widest table. Where products lack them, and have rows of another
+    table that the same list reads, these are rows too: features of each degree may be arrays of
+    their own. Rows that only enter harmonics or weights, such as positions, are not.
+
+    Raises ``NoMatch`` where the array is not multilinear in the rows and in arrays of edges.
     """
+    behind = _behind(view, atom)
+    made = (v for e in view.program.equations for v in e.outvars if v in behind)
+    gathers = [g for v in made if (g := row_gather(view, v)) is not None]
+    need(gathers)
+    widest = max(gathers, key=lambda g: g.table.aval.size // max(g.size, 1))
+    need(widest.axis == 0)
+    chosen = [widest]
+    while True:
+        expansion = Expansion(view, chosen, behind, atom.aval.dtype)
+        terms = expansion.terms(atom, 0).collected()
+        behind_others = expansion.behind_products_without_rows(terms)
+        further = [g for g in gathers if _reads_alike(g, widest) and g.result in behind_others]
+        if not further:
+            return expansion, terms
+        of_all = {g.result for g in (*chosen, *further)}
+        chosen = [g for g in gathers if g.result in of_all]
 
-    def __init__(self, view: View, atom: Atom):
-        """Finds the table whose rows enter ``atom``: the widest one of all that are gathered."""
+
+def _reads_alike(gather: RowGather, other: RowGather) -> bool:
+    """Whether two gathers read rows by the same list in the same way."""
+    same = gather.places is other.places and gather.mode == other.mode
+    return same and (gather.axis, gather.size) == (other.axis, other.size)
+
+
+class Expansion:
+    """Expands arrays of edges that rows of some tables enter; columns of the rows come first."""
+
+    def __init__(self, view: View, gathers: list[RowGather], behind: set[Any], dtype: Any):
         self.view = view
-        self.dtype = atom.aval.dtype
-        behind = _behind(view, atom)
-        gathers = [g for v in behind if (g := row_gather(view, v)) is not None]
-        need(gathers)
-        self.gather: RowGather = max(gathers, key=lambda g: g.table.aval.size // max(g.size, 1))
-        self.rows = self.gather.equation.outvars[0]
-        need(self.gather.axis == 0)
+        self.dtype = dtype
+        self.gathers = gathers
+        self.width = 0
+        self._rows: dict[Any, Terms] = {}  # of the results of the gathers
+        for gather in gathers:
+            rows = gather.result
+            self._rows[rows] = Terms.of_columns(_without(rows.aval.shape, 0), self.width)
+            self.width += self._rows[rows].size
         # Variables that the rows enter
-        self.inside = closure(self.rows, lambda v: [o for o in self._made_of(v) if o in behind])
-        self.width = math.prod(self.gather.table.aval.shape[1:])
+        self.inside = {
+            found
+            for rows in self._rows
+            for found in closure(rows, lambda v: [o for o in self._made_of(v) if o in behind])
+        }
         self.leaves: list[Leaf] = []
         self._found: dict[tuple[Any, int], Terms] = {}
         self._depth = 0
+
+    def behind_products_without_rows(self, terms: Terms) -> set[Any]:
+        """The variables that enter arrays of edges which only occur in products without a row."""
+        has_row = ((terms.factors >= 0) & (terms.factors < self.width)).any(axis=1)
+        without, with_row = terms.factors[~has_row], terms.factors[has_row]
+        leaves = [x for x in self.leaves if x.has_any(without) and not x.has_any(with_row)]
+        return {v for leaf in leaves for v in _behind(self.view, leaf.atom)}
 
     def _made_of(self, variable: Any) -> list[Any]:
         users = self.view.users(variable)
@@ -81,7 +120,7 @@ class Expansion:
 
     def is_private(self, reader: Equation) -> bool:
         """Whether only ``reader`` reads what the rows enter, beside the rows themselves."""
-        between = self.inside - {self.rows}
+        between = self.inside - self._rows.keys()
         return not any(self.view.is_output(v) for v in between) and all(
             equation is reader or not between.isdisjoint(equation.outvars)
             for variable in between
@@ -112,9 +151,9 @@ class Expansion:
         need(atom.aval.dtype == self.dtype)
         need(math.prod(_without(atom.aval.shape, axis)) <= _MOST_ENTRIES)
         equation = self.view.producer(atom)
-        if atom is self.rows:
-            need(axis == self.gather.axis)
-            return Terms.of_columns(_without(atom.aval.shape, axis), 0)
+        if atom in self._rows:
+            need(axis == 0)
+            return self._rows[atom]
         if equation is None or not (atom in self.inside or self._is_linear(equation, axis)):
             return self._of_leaf(atom, axis)
         return _FOLLOWED[equation.primitive.name](self, equation, atom, axis)

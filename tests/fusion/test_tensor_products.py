@@ -57,8 +57,9 @@ def like_nequip_jax(x, vectors, basis, hidden, last, mode="promise_in_bounds", i
 
 
 def like_nequix(x, vectors, basis, hidden, last):
-    """Products with all harmonics, whose weights have a bias and an envelope."""
-    sent = e3nn.IrrepsArray("3x0e + 3x1o", x)[SENDERS]
+    """Features in chunks, products with all harmonics, weights with a bias and an envelope."""
+    chunks = [jnp.tanh(x[:, :3, None]), jnp.sin(x[:, 3:]).reshape(NODES, 3, 3)]
+    sent = e3nn.from_chunks("3x0e + 3x1o", chunks, (NODES,), x.dtype)[SENDERS]
     harmonics = e3nn.spherical_harmonics("0e + 1o", _directions(vectors), True, "component")
     messages = e3nn.tensor_product(sent, harmonics, filter_ir_out="0e + 1o + 1e")
     radial = jax.vmap(lambda b: jax.nn.silu(b @ hidden) @ last[:, :15] + last[0, :15])(basis)
@@ -167,11 +168,17 @@ NEAR_MISSES = {
         lambda x, *edge: _summed(_plain_messages(x[RECEIVERS], *edge)),
         "rows of the receiver itself",
     ),
-    "an entry is always zero": (
+    "rows are those of two lists": (
         lambda x, *edge: _summed(
-            jnp.pad(_plain_messages(x[SENDERS], *edge), ((0, 0), (0, 0), (0, 1)))
+            _plain_messages(jnp.concatenate([x[:, :6][RECEIVERS], x[:, 6:][SENDERS]], 1), *edge)
         ),
         "",
+    ),
+    "an entry is always zero": (
+        lambda x, *edge: _summed(
+            jnp.concatenate([m := _plain_messages(x[SENDERS], *edge), m - m], axis=1)
+        ),
+        "always zero",
     ),
     "messages are a result": (
         lambda x, *edge: [_summed(m := _plain_messages(x[SENDERS], *edge)), m],

@@ -40,7 +40,7 @@ from jaxgnn.fusion.edges import (
     rows_of,
     segment_reduction,
 )
-from jaxgnn.fusion.multilinear import Expansion, Leaf
+from jaxgnn.fusion.multilinear import Expansion, Leaf, expanded
 from jaxgnn.fusion.products import Factor, matrix_product_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
@@ -56,13 +56,12 @@ _ROUNDINGS = 32  # units in the last place by which numbers of a table may diffe
 def _propose(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     need(reduction.axis == 0 and output.aval.dtype.name in _DTYPES)
-    expansion = Expansion(view, reduction.updates)
-    terms = expansion.terms(reduction.updates, 0).collected()
+    expansion, terms = expanded(view, reduction.updates)
     tolerance = _ROUNDINGS * float(jnp.finfo(output.aval.dtype).eps)
     coupling = coupling_of(terms, expansion.width, expansion.leaves, tolerance)
     if not expansion.is_private(equation):
         raise Refusal(f"{_FOUND}, but other code, such as a gradient in it, reads its messages")
-    gather, rows = expansion.gather, rows_of(view, reduction)
+    gather, rows = expansion.gathers[0], rows_of(view, reduction)
     if reads_own_row(view, gather, rows):
         raise Refusal(f"{_FOUND}, but rows of the receiver itself are multiplied")
     graph = graph_of(view, reduction, gather, rows)
@@ -72,10 +71,10 @@ def _propose(view: View, equation: Equation) -> Rewrite:
 
     def function(*arrays):
         values = Values(inputs, arrays)
-        table = values[gather.table].reshape(gather.size, expansion.width)
+        parts = [values[table].reshape(gather.size, -1) for table in tables]
         y = ops.tensor_product_sum(
             graph.graph,
-            _taken(table, coupling.x),
+            _taken(jnp.concatenate(parts, axis=1), coupling.x),
             graph.to_slots(harmonics.read(values)),
             **radial.operands(values, graph),
             **coupling.product.arguments,
@@ -83,10 +82,11 @@ def _propose(view: View, equation: Equation) -> Rewrite:
         y = _taken(y, np.argsort(coupling.out)).reshape(output.aval.shape)
         return [y if starts_at_zero else values[reduction.base] + y]
 
+    tables = [one.table for one in expansion.gathers]
     of_edges = [*harmonics.inputs, *radial.inputs]
-    inputs = [gather.table, *of_edges, *([] if starts_at_zero else [reduction.base])]
+    inputs = [*tables, *of_edges, *([] if starts_at_zero else [reduction.base])]
     messages = nbytes(reduction.updates)
-    read = nbytes(gather.table, *of_edges, output)
+    read = nbytes(*tables, *of_edges, output)
     edges = reduction.updates.aval.shape[0]
     paths = len(coupling.product.paths)
     note = f"{paths} paths of {edges} edges to {terms.size} features -> tensor_product_sum"
