@@ -30,6 +30,7 @@ from jaxgnn.fusion.view import NoMatch, need
 
 NO_COLUMN = -1
 """Stands for a harmonic of degree zero that the code does not multiply with: it is one."""
+_MOST_SETS = 4  # of harmonics of one degree; more are those of single channels
 _Columns = tuple[int, ...]  # of one channel
 _Entry = tuple[_Columns, ...]  # the channels of an entry of irreps
 
@@ -205,6 +206,8 @@ def _assembled(channels: Sequence[_Channel], tolerance: float) -> Coupling:
     paths = _paths(channels)
     entries_in = _numbered(tuple(c.x for c in path) for path in paths)
     harmonics = _numbered((path[0].harmonics,) for path in paths)
+    if max(Counter(len(h) for (h,) in harmonics).values()) > _MOST_SETS:
+        raise Refusal("its messages have harmonics for each channel")
     entries_out = _numbered(tuple(c.out for c in path) for path in paths)
     _check_are_apart([x for entry in entries_in for x in entry])
     _check_are_apart([out for entry in entries_out for out in entry])
@@ -270,4 +273,4 @@ def _check_are_apart(channels: list[_Columns]) -> None:
     """Raises ``Refusal`` if a column has two places in what a product reads or computes."""
     columns = [column for channel in set(channels) for column in channel]
     if len(set(columns)) < len(columns) or len(set(channels)) < len(channels):
-        raise Refusal("parts of its messages overlap")
+        raise Refusal("paths of its messages share parts of an entry")

@@ -174,6 +174,12 @@ NEAR_MISSES = {
         ),
         "",
     ),
+    "channels have harmonics of their own": (
+        lambda x, vectors, basis, hidden, last: _summed(
+            (x[SENDERS][:, :6] * (basis @ hidden))[:, :, None] * (vectors[:, None] + last[:, :1])
+        ),
+        "harmonics for each channel",
+    ),
     "an entry is always zero": (
         lambda x, *edge: _summed(
             jnp.concatenate([m := _plain_messages(x[SENDERS], *edge), m - m], axis=1)
