@@ -111,8 +111,12 @@ class Expansion:
         """The variables that enter arrays of edges which only occur in products without a row."""
         has_row = ((terms.factors >= 0) & (terms.factors < self.width)).any(axis=1)
         without, with_row = terms.factors[~has_row], terms.factors[has_row]
-        leaves = [x for x in self.leaves if x.has_any(without) and not x.has_any(with_row)]
-        return {v for leaf in leaves for v in _behind(self.view, leaf.atom)}
+        return {
+            variable
+            for leaf in self.leaves
+            if leaf.has_any(without) and not leaf.has_any(with_row)
+            for variable in _behind(self.view, leaf.atom)
+        }
 
     def _made_of(self, variable: Any) -> list[Any]:
         users = self.view.users(variable)
@@ -166,7 +170,7 @@ class Expansion:
     def _is_linear(self, equation: Equation, axis: int) -> bool:
         """Whether an array that no row enters is one array of edges, moved or times a table."""
         name = equation.primitive.name
-        if name in _LAYOUTS:
+        if name in _LAYOUTS and equation.invars[0].aval.dtype == self.dtype:
             return name != "broadcast_in_dim" or _axis_before(equation, axis) is not None
         if name in ("mul", "dot_general"):
             return any(self._is_table(a, equation, axis) for a in equation.invars)

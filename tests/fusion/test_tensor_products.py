@@ -63,7 +63,8 @@ def like_nequix(x, vectors, basis, hidden, last):
     harmonics = e3nn.spherical_harmonics("0e + 1o", _directions(vectors), True, "component")
     messages = e3nn.tensor_product(sent, harmonics, filter_ir_out="0e + 1o + 1e")
     radial = jax.vmap(lambda b: jax.nn.silu(b @ hidden) @ last[:, :15] + last[0, :15])(basis)
-    envelope = jnp.exp(-jnp.sum(vectors**2, axis=-1, keepdims=True))
+    lengths = jnp.sum(vectors**2, axis=-1, keepdims=True)
+    envelope = jnp.exp(-lengths) * (lengths < 9.0)
     messages = messages * (radial * envelope)
     return jax.ops.segment_sum(messages.array, RECEIVERS, NODES) / 5.0
 

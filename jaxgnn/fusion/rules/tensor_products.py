@@ -56,6 +56,7 @@ _ROUNDINGS = 32  # units in the last place by which numbers of a table may diffe
 def _propose(view: View, equation: Equation) -> Rewrite:
     reduction, output = required(segment_reduction(equation)), equation.outvars[0]
     need(reduction.axis == 0 and output.aval.dtype.name in _DTYPES)
+    need(all(isinstance(n, int) for n in reduction.updates.aval.shape))  # none known only later
     expansion, terms = expanded(view, reduction.updates)
     tolerance = _ROUNDINGS * float(jnp.finfo(output.aval.dtype).eps)
     coupling = coupling_of(terms, expansion.width, expansion.leaves, tolerance)
@@ -90,11 +91,10 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     edges = reduction.updates.aval.shape[0]
     paths = len(coupling.product.paths)
     note = f"{paths} paths of {edges} edges to {terms.size} features -> tensor_product_sum"
-    rewrite = Rewrite(
+    return Rewrite(
         equation, inputs, function, note, 3 * messages + read, read, assumes=("finite numbers",),
         plans=graph.plans, is_what_runs=_choice(graph, coupling, edges, output) == "xla",
     )  # fmt: skip
-    return rewrite
 
 
 _FOUND = "it is a sum of tensor products"
