@@ -43,6 +43,7 @@ class Coupling:
     x: np.ndarray  # columns of the table, in the order of ``product.irreps_in``
     harmonics: np.ndarray  # columns of arrays of edges, or ``NO_COLUMN``
     weights: np.ndarray  # columns of arrays of edges
+    shared: np.ndarray  # columns, a number of each edge, by which all products are multiplied
     scales: np.ndarray  # the number by which each weight is multiplied
     out: np.ndarray  # entries of the result, in the order of ``product.irreps_out``
 
@@ -70,8 +71,9 @@ class _Factors:
 def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: float) -> Coupling:
     """The tensor product that the terms of summed messages are.
 
-    Raises ``NoMatch`` if they are not products of a row and of one or two arrays of edges, or all
-    harmonics have degree zero, and ``Refusal`` if they are no tensor product.
+    Raises ``NoMatch`` if they are not products of a row and of one or two arrays of edges, and of
+    numbers of edges that all have, or if all harmonics have degree zero. Raises ``Refusal`` if they
+    are no tensor product.
 
     Args:
       terms: the terms, in which equal products are one term.
@@ -79,6 +81,9 @@ def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: flo
       leaves: the arrays of edges.
       tolerance: the difference from a table that is a rounding, relative to its largest number.
     """
+    shared = [leaf.start for leaf in leaves if leaf.size == 1 and _have_all(terms, leaf.start)]
+    for column in shared:
+        terms = terms.divided_by(column)
     reason = None
     for factors in _roles(terms, width, leaves):
         try:
@@ -90,8 +95,13 @@ def coupling_of(terms: Terms, width: int, leaves: Sequence[Leaf], tolerance: flo
             continue
         if np.unique(terms.entries).size < terms.size:
             raise Refusal("some entries of its messages are always zero")
-        return _assembled(channels, tolerance)
+        return _assembled(channels, shared, tolerance)
     raise reason or NoMatch
+
+
+def _have_all(terms: Terms, column: int) -> bool:
+    """Whether each term has a column as a factor, once."""
+    return bool(((terms.factors == column).sum(axis=1) == 1).all())
 
 
 def _roles(terms: Terms, width: int, leaves: Sequence[Leaf]) -> Iterator[_Factors]:
@@ -201,7 +211,7 @@ def _members(groups: np.ndarray, columns: np.ndarray) -> _Members:
     return _Members(places - first[groups], counts, keys % count - 1)
 
 
-def _assembled(channels: Sequence[_Channel], tolerance: float) -> Coupling:
+def _assembled(channels: Sequence[_Channel], shared: Sequence[int], tolerance: float) -> Coupling:
     """The tensor product of channels; an entry has all channels that occur in the same paths."""
     paths = _paths(channels)
     entries_in = _numbered(tuple(c.x for c in path) for path in paths)
@@ -229,6 +239,7 @@ def _assembled(channels: Sequence[_Channel], tolerance: float) -> Coupling:
         x=_columns(entries_in),
         harmonics=_columns(harmonics),
         weights=np.array([c.weight for path in paths for c in path]),
+        shared=np.array(shared, int),
         scales=np.where(np.abs(scales - 1) <= tolerance, 1.0, scales),
         out=_columns(entries_out),
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgnn.fusion.view import need
 
-MOST_FACTORS = 3
+MOST_FACTORS = 4
 """The largest number of columns that are multiplied."""
 _MOST_TERMS = 1 << 22
 
@@ -74,6 +74,12 @@ class Terms:
         """The sum over all axes but ``dims``, which ascend."""
         shape = tuple(self.shape[d] for d in dims)
         return Terms(shape, self._along(dims), self.coefficients, self.factors)
+
+    def divided_by(self, column: int) -> Terms:
+        """The terms without one factor, which all of them have."""
+        kept = self.factors[self.factors != column].reshape(-1, MOST_FACTORS - 1)
+        factors = np.pad(kept, ((0, 0), (0, 1)), constant_values=-1)
+        return Terms(self.shape, self.entries, self.coefficients, factors)
 
     def collected(self) -> Terms:
         """Equal products of an entry as one term, in the order of the entries."""

@@ -65,7 +65,7 @@ def like_nequix(x, vectors, basis, hidden, last):
     radial = jax.vmap(lambda b: jax.nn.silu(b @ hidden) @ last[:, :15] + last[0, :15])(basis)
     lengths = jnp.sum(vectors**2, axis=-1, keepdims=True)
     envelope = jnp.exp(-lengths) * (lengths < 9.0)
-    messages = messages * (radial * envelope)
+    messages = messages * radial * envelope
     return jax.ops.segment_sum(messages.array, RECEIVERS, NODES) / 5.0
 
 

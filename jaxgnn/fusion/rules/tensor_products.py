@@ -12,7 +12,8 @@ Sound where
 
 * the ids of both ends are known, or sorted when the function runs, as for ``neighbour_sum``;
 * each entry of the summed array is a sum of products of one entry of the sender's row, one weight
-  of the edge and at most one harmonic of it, with known numbers;
+  of the edge and at most one harmonic of it, with known numbers, and of numbers of the edge that
+  all products have, which multiply the harmonics;
 * each weight belongs to one channel of one path, whose numbers are a table times one factor, up to
   the rounding of the dtype;
 * nothing else reads the messages: a gradient that is taken within the function does.
@@ -41,7 +42,7 @@ from jaxgnn.fusion.edges import (
     segment_reduction,
 )
 from jaxgnn.fusion.multilinear import Expansion, Leaf, expanded
-from jaxgnn.fusion.products import Factor, matrix_product_of
+from jaxgnn.fusion.products import IN_RANGE, Factor, matrix_product_of
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Rewrite, Rule, Values, nbytes
 from jaxgnn.fusion.view import View, need, required
@@ -68,7 +69,9 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     graph = graph_of(view, reduction, gather, rows)
     radial = _radial_of(view, expansion, coupling)
     starts_at_zero = is_filled_with(view, reduction.base, 0)
-    harmonics = _EdgeColumns.of(expansion, coupling.harmonics)
+    harmonics, shared = (
+        _EdgeColumns.of(expansion, columns) for columns in (coupling.harmonics, coupling.shared)
+    )
 
     def function(*arrays):
         values = Values(inputs, arrays)
@@ -76,7 +79,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
         y = ops.tensor_product_sum(
             graph.graph,
             _taken(jnp.concatenate(parts, axis=1), coupling.x),
-            graph.to_slots(harmonics.read(values)),
+            graph.to_slots(shared.multiplied(harmonics.read(values), values)),
             **radial.operands(values, graph),
             **coupling.product.arguments,
         )
@@ -84,7 +87,7 @@ def _propose(view: View, equation: Equation) -> Rewrite:
         return [y if starts_at_zero else values[reduction.base] + y]
 
     tables = [one.table for one in expansion.gathers]
-    of_edges = [*harmonics.inputs, *radial.inputs]
+    of_edges = [*harmonics.inputs, *shared.inputs, *radial.inputs]
     inputs = [*tables, *of_edges, *([] if starts_at_zero else [reduction.base])]
     messages = nbytes(reduction.updates)
     read = nbytes(*tables, *of_edges, output)
@@ -92,7 +95,8 @@ def _propose(view: View, equation: Equation) -> Rewrite:
     paths = len(coupling.product.paths)
     note = f"{paths} paths of {edges} edges to {terms.size} features -> tensor_product_sum"
     return Rewrite(
-        equation, inputs, function, note, 3 * messages + read, read, assumes=("finite numbers",),
+        equation, inputs, function, note, 3 * messages + read, read,
+        assumes=("finite numbers", *[IN_RANGE] * bool(shared.leaves)),
         plans=graph.plans, is_what_runs=_choice(graph, coupling, edges, output) == "xla",
     )  # fmt: skip
 
@@ -153,6 +157,10 @@ class _EdgeColumns:
         found = order[np.searchsorted(np.concatenate(places)[order], self.columns)]
         joined = arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=1)
         return _taken(joined, found)
+
+    def multiplied(self, array: Any, values: Values) -> Any:
+        """An array of edges times all columns."""
+        return array * self.read(values).prod(axis=1, keepdims=True) if self.leaves else array
 
 
 @dataclass(frozen=True)
