@@ -195,6 +195,7 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._methods",
+        "jaxgnn.equivariant",
         "jaxgnn.fusion",
         "jaxgnn.graph",
         "jaxgnn.ops",

@@ -25,6 +25,7 @@ import numpy as np
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
+from jaxgnn.equivariant import TensorProduct, separate_paths, spherical_harmonics
 from jaxgnn.fusion.constants import opened
 from jaxgnn.fusion.rewrite import Applied, Policy, Rules
 from jaxgnn.fusion.rules.table import RULES
@@ -164,6 +165,33 @@ def _largest_entries(ends: Ends, x: Any) -> Any:
     return ends.sum(kept[ends.senders])
 
 
+def _products(channels: int) -> TensorProduct:
+    irreps = "+".join(f"{channels}x{irrep}" for irrep in ("0e", "1o", "2e"))
+    return separate_paths(irreps, "0e+1o+2e", keep="0e+1o+2e")
+
+
+def _tensor_products(ends: Ends, x: Any, vectors: Any, basis: Any, kernel: Any) -> Any:
+    """The convolution of NequIP as e3nn-jax computes it: an einsum for each path."""
+    channels = x.shape[1] // 9
+    product = _products(channels)
+    harmonics = spherical_harmonics(product.irreps_sh, vectors)
+    sent, weights = x[ends.senders], basis @ kernel
+    messages = []
+    for path, own in zip(product.paths, product.weight_slices, strict=True):
+        part = sent[:, product.irreps_in.slices[path.i_in]].reshape(sent.shape[0], channels, -1)
+        harmonic = harmonics[:, product.irreps_sh.slices[path.i_sh]]
+        table = jnp.asarray(product.table(path), x.dtype)
+        moved = jnp.einsum("eui,ej,ijk->euk", part, harmonic, table)
+        messages.append((moved * weights[:, own, None]).reshape(sent.shape[0], -1))
+    return ends.sum(jnp.concatenate(messages, axis=1))
+
+
+def _of_products(size: Size) -> tuple[tuple[int, ...], ...]:
+    product = _products(max(size.width // 8, 1))
+    basis, kernel = (size.edges, 8), (8, product.num_weights)
+    return (size.nodes, product.irreps_in.dim), (size.edges, 3), basis, kernel
+
+
 def _double(size: Size) -> tuple[int, ...]:
     return 2 * size.width, size.width
 
@@ -280,6 +308,10 @@ CASES: dict[str, Case] = {
     "messages at both ends": Case("edge_mlp", _both_ends, _mlp),
     "projection": Case("edge_projection", lambda g, *a: g.sum(_messages(g, *a)), _mlp),
     "projection of messages at both ends": Case("edge_projection", _both_ends, _mlp),
+    "tensor products": Case("tensor_product_sum", _tensor_products, _of_products),
+    "tensor products of sorted edges": Case(
+        "tensor_product_sum", _tensor_products, _of_products, True
+    ),
     "sum of features": Case(
         "edge_sum",
         lambda g, x, a: jnp.tanh((x[g.senders] * a).sum(-1)),
@@ -291,7 +323,7 @@ CASES: dict[str, Case] = {
 # The rules that take edge lists that are known only when the function runs.
 IN_STEP = (
     *("neighbour_sum", "neighbour_extreme", "segments"),
-    *("edge_mlp", "edge_projection", "edge_sum"),
+    *("edge_mlp", "edge_projection", "edge_sum", "tensor_product_sum"),
 )
 
 

@@ -48,6 +48,11 @@ class RowGather:
     mode: str  # effect of ids out of range: ``"clip"``, ``"fill"`` or ``"promise"``
 
     @property
+    def result(self) -> Any:
+        """The variable of the rows that are read."""
+        return self.equation.outvars[0]
+
+    @property
     def size(self) -> int:
         """The number of rows of the table."""
         return self.table.aval.shape[self.axis]

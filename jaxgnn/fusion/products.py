@@ -19,7 +19,7 @@ from jaxgnn.fusion.edges import RowGather, Rows, is_filled_with, row_gather
 from jaxgnn.fusion.program import Atom, Equation
 from jaxgnn.fusion.rewrite import Refusal, Values
 from jaxgnn.fusion.templates import session_precision
-from jaxgnn.fusion.view import View, need, or_none
+from jaxgnn.fusion.view import View, need, or_none, required
 
 _MOST_STEPS = 100  # powers of powers have more factors than anybody means
 SUMMED = 100  # the label of the first axis that a product of matrices sums over
@@ -404,6 +404,22 @@ def contraction_of(view: View, atom: Atom) -> tuple[Factor, Factor]:
     named = {label for factor in made for label in factor.labels}
     need(all(shape[d] == 1 or inner[d] in named for d in axes))  # a sum of repeats is a multiple
     return made
+
+
+@or_none
+def matrix_product_of(view: View, atom: Atom) -> tuple[Factor, Factor] | None:
+    """The array [edges, features] and the matrix whose product an array [edges, dim] is, or None.
+
+    The matrix is [features, dim], with 1 as its last label, or [dim, features]. All have one dtype.
+    """
+    left, right = required(contraction_of(view, atom))
+    for basis, kernel in ((left, right), (right, left)):
+        if basis.labels[:1] != (0,) or len(basis.labels) != 2 or len(kernel.labels) != 2:
+            continue
+        if set(kernel.labels) == {basis.labels[1], 1}:
+            need(basis.atom.aval.dtype == kernel.atom.aval.dtype == atom.aval.dtype)
+            return basis, kernel
+    return None
 
 
 def _of_dot(view: View, equation: Equation, labels: Labels) -> tuple[Factor, Factor]:

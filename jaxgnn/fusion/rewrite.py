@@ -293,6 +293,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "edge_mlp at both ends": _MIB,
         "edge_projection": _MIB,
         "edge_sum": _MIB,
+        "tensor_product_sum": 0.25 * _MIB,  # where the op has a kernel
         "maxk": 0.25 * _MIB,
     },
     "gpu": {

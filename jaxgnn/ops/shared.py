@@ -14,6 +14,7 @@ from jaxgnn.ops._edge_mlp import edge_mlp_aggregate as edge_mlp_aggregate
 from jaxgnn.ops._edge_mlp.interaction import updated_edges as updated_edges
 from jaxgnn.ops._edge_mlp.reference.interaction import EdgeLists as EdgeLists
 from jaxgnn.ops._edge_mlp.reference.interaction import InteractionOptions as InteractionOptions
+from jaxgnn.ops._equivariant import tensor_product_sum as tensor_product_sum
 from jaxgnn.ops._filters.filtered_sum import MadeFilters as MadeFilters
 from jaxgnn.ops._filters.filtered_sum import filtered_sum_in_order as filtered_sum_in_order
 from jaxgnn.ops._filters.kernels import MOST_FEATURES as MOST_FEATURES

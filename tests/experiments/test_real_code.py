@@ -11,7 +11,7 @@ from experiments import _user_models
 from experiments._user_models import MODELS, Size, user_model
 from experiments.benchmarks import real_code
 from experiments.benchmarks.real_code import RealCodeOptions
-from jaxgnn.fusion import fuse
+from jaxgnn.fusion import explain, fuse
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,13 @@ def test_a_network_is_the_same_under_fuse(name):
     for one, other in zip(made, expected, strict=True):
         assert jnp.isfinite(other).all()
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5 * (1 + jnp.abs(other).max()))
+
+
+def test_all_convolutions_of_a_network_of_e3nn_are_found():
+    model = user_model("nequip", Size(40, 6, 4, 2))
+    explanation = explain(fuse(model.run, only_if_faster=False), *model.arrays, measure=False)
+    rules = [one.rule for one in explanation.findings.applied]
+    assert rules.count("tensor_product_sum") == 2
 
 
 def test_rows_have_times_memory_and_the_rules(tmp_path, capsys):

@@ -19,7 +19,7 @@ from jaxgnn.fusion.products import (
     IN_RANGE,
     Factor,
     Product,
-    contraction_of,
+    matrix_product_of,
     unless_one,
     values_of,
     without_repeats,
@@ -110,15 +110,9 @@ def _made_of(view: View, product: Product) -> _Made:
     if added is not None:
         atom, bias = _without_bias(view, *added.invars)
         need(view.is_read_once(atom))
-    for basis, kernel in _both_orders(*required(contraction_of(view, atom))):
-        if basis.labels[:1] != (0,) or len(basis.labels) != 2 or len(kernel.labels) != 2:
-            continue
-        summed = basis.labels[1]
-        if set(kernel.labels) == {summed, 1}:
-            need(basis.atom.aval.shape[1] + (bias is not None) <= MOST_FEATURES)
-            need(basis.atom.aval.dtype == kernel.atom.aval.dtype == atom.aval.dtype)
-            return _Made(basis.atom, kernel.atom, kernel.labels[0] == 1, bias)
-    return required(None)
+    basis, kernel = required(matrix_product_of(view, atom))
+    need(basis.atom.aval.shape[1] + (bias is not None) <= MOST_FEATURES)
+    return _Made(basis.atom, kernel.atom, kernel.labels[0] == 1, bias)
 
 
 def _both_orders[T](a: T, b: T) -> tuple[tuple[T, T], tuple[T, T]]:

@@ -15,11 +15,13 @@ from jaxgnn.fusion.rules import (
     sinkhorn,
     softmax,
     sparse_products,
+    tensor_products,
     unrolled_loop,
 )
 
 RULES: tuple[Rule, ...] = (
     unrolled_loop.RULE,
+    tensor_products.RULE,
     interaction.RULE,
     edge_mlp.RULE,
     by_nodes.PROJECTION,

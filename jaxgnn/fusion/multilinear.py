@@ -1,0 +1,437 @@
+"""Expands arrays of edges into sums of products of entries of other arrays of edges.
+
+Tensor products are written in many ways: as einsums with small tables, of slices, split and joined
+again. All of them are multilinear: ``Expansion`` follows an array back to the rows of a table and
+to arrays of edges, whose entries are numbered as columns, and gives each entry as a sum of products
+of columns with known coefficients. What is written does not matter then, only these numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn.fusion.edges import RowGather, row_gather
+from jaxgnn.fusion.products import span_of
+from jaxgnn.fusion.program import Atom, Equation, closure, is_variable
+from jaxgnn.fusion.terms import Side, Terms, contracted, joined
+from jaxgnn.fusion.view import NoMatch, View, need
+
+_MOST_EQUATIONS = 2_000  # that lead from rows of a table to the expanded array
+_DEEPEST = 150  # equations in a row
+_MOST_ENTRIES = 1 << 18  # of an edge
+_LARGEST_TABLE = 1 << 16  # entries of a known array that is the same for all edges
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An array of edges that is not expanded. Its entries of an edge are columns."""
+
+    atom: Atom
+    axis: int  # of edges
+    start: int  # the first column
+
+    @property
+    def size(self) -> int:
+        """The number of columns."""
+        return self.atom.aval.size // max(self.atom.aval.shape[self.axis], 1)
+
+    def has_any(self, columns: np.ndarray) -> bool:
+        """Whether any of these columns is one of its own."""
+        return bool(((columns >= self.start) & (columns < self.start + self.size)).any())
+
+    def by_edge(self, array: Any) -> Any:
+        """Its value as [edges, columns]."""
+        edges = array.shape[self.axis]
+        return jnp.moveaxis(array, self.axis, 0).reshape(edges, self.size)
+
+
+def expanded(view: View, atom: Atom) -> tuple[Expansion, Terms]:
+    """Expands the summed array of edges, [edges, ...], in rows that a list of ids gathers.
+
+    Starts with the rows of the widest table. Where products lack them, and have rows of another
+    table that the same list reads, these are rows too: features of each degree may be arrays of
+    their own. Rows that only enter harmonics or weights, such as positions, are not.
+
+    Raises ``NoMatch`` where the array is not multilinear in the rows and in arrays of edges.
+    """
+    behind = _behind(view, atom)
+    made = (v for e in view.program.equations for v in e.outvars if v in behind)
+    gathers = [g for v in made if (g := row_gather(view, v)) is not None]
+    need(gathers)
+    widest = max(gathers, key=lambda g: g.table.aval.size // max(g.size, 1))
+    need(widest.axis == 0)
+    chosen = [widest]
+    while True:
+        expansion = Expansion(view, chosen, behind, atom.aval.dtype)
+        terms = expansion.terms(atom, 0).collected()
+        behind_others = expansion.behind_products_without_rows(terms)
+        further = [g for g in gathers if _reads_alike(g, widest) and g.result in behind_others]
+        if not further:
+            return expansion, terms
+        of_all = {g.result for g in (*chosen, *further)}
+        chosen = [g for g in gathers if g.result in of_all]
+
+
+def _reads_alike(gather: RowGather, other: RowGather) -> bool:
+    """Whether two gathers read rows by the same list in the same way."""
+    same = gather.places is other.places and gather.mode == other.mode
+    return same and (gather.axis, gather.size) == (other.axis, other.size)
+
+
+class Expansion:
+    """Expands arrays of edges that rows of some tables enter; columns of the rows come first."""
+
+    def __init__(self, view: View, gathers: list[RowGather], behind: set[Any], dtype: Any):
+        self.view = view
+        self.dtype = dtype
+        self.gathers = gathers
+        self.width = 0
+        self._rows: dict[Any, Terms] = {}  # of the results of the gathers
+        for gather in gathers:
+            rows = gather.result
+            self._rows[rows] = Terms.of_columns(_without(rows.aval.shape, 0), self.width)
+            self.width += self._rows[rows].size
+        # Variables that the rows enter
+        self.inside = {
+            found
+            for rows in self._rows
+            for found in closure(rows, lambda v: [o for o in self._made_of(v) if o in behind])
+        }
+        self.leaves: list[Leaf] = []
+        self._found: dict[tuple[Any, int], Terms] = {}
+        self._depth = 0
+
+    def behind_products_without_rows(self, terms: Terms) -> set[Any]:
+        """The variables that enter arrays of edges which only occur in products without a row."""
+        has_row = ((terms.factors >= 0) & (terms.factors < self.width)).any(axis=1)
+        without, with_row = terms.factors[~has_row], terms.factors[has_row]
+        return {
+            variable
+            for leaf in self.leaves
+            if leaf.has_any(without) and not leaf.has_any(with_row)
+            for variable in _behind(self.view, leaf.atom)
+        }
+
+    def _made_of(self, variable: Any) -> list[Any]:
+        users = self.view.users(variable)
+        return [v for e in users if e.primitive.name in _FOLLOWED for v in e.outvars]
+
+    def is_private(self, reader: Equation) -> bool:
+        """Whether only ``reader`` reads what the rows enter, beside the rows themselves."""
+        between = self.inside - self._rows.keys()
+        return not any(self.view.is_output(v) for v in between) and all(
+            equation is reader or not between.isdisjoint(equation.outvars)
+            for variable in between
+            for equation in self.view.users(variable)
+        )
+
+    def is_used_up(self, leaf: Leaf) -> bool:
+        """Whether nothing reads an array of edges but what the rows enter."""
+
+        def others(variable: Any) -> list[Any]:
+            made = [v for e in self.view.users(variable) for v in e.outvars]
+            return [v for v in made if v not in self.inside]
+
+        return not any(self.view.is_output(v) for v in closure(leaf.atom, others))
+
+    def terms(self, atom: Atom, axis: int | None) -> Terms:
+        """The terms of an array; ``axis`` is that of edges, None if all edges have the same."""
+        if axis is None or not is_variable(atom):
+            return _constant(self.view, atom)
+        if (atom, axis) not in self._found:
+            self._depth += 1
+            need(self._depth < _DEEPEST)
+            self._found[atom, axis] = self._terms(atom, axis)
+            self._depth -= 1
+        return self._found[atom, axis]
+
+    def _terms(self, atom: Atom, axis: int) -> Terms:
+        need(atom.aval.dtype == self.dtype)
+        need(math.prod(_without(atom.aval.shape, axis)) <= _MOST_ENTRIES)
+        equation = self.view.producer(atom)
+        if atom in self._rows:
+            need(axis == 0)
+            return self._rows[atom]
+        if equation is None or not (atom in self.inside or self._is_linear(equation, axis)):
+            return self._of_leaf(atom, axis)
+        return _FOLLOWED[equation.primitive.name](self, equation, atom, axis)
+
+    def _of_leaf(self, atom: Atom, axis: int) -> Terms:
+        start = self.width + sum(leaf.size for leaf in self.leaves)
+        self.leaves.append(Leaf(atom, axis, start))
+        return Terms.of_columns(_without(atom.aval.shape, axis), start)
+
+    def _is_linear(self, equation: Equation, axis: int) -> bool:
+        """Whether an array that no row enters is one array of edges, moved or times a table."""
+        name = equation.primitive.name
+        if name in _LAYOUTS and equation.invars[0].aval.dtype == self.dtype:
+            return name != "broadcast_in_dim" or _axis_before(equation, axis) is not None
+        if name in ("mul", "dot_general"):
+            return any(self._is_table(a, equation, axis) for a in equation.invars)
+        return name == "div" and self._is_table(equation.invars[1], equation, axis)
+
+    def _is_table(self, atom: Atom, equation: Equation, axis: int) -> bool:
+        """Whether a factor is known and the same for all edges."""
+        if not self.view.is_known(atom):
+            return False
+        if equation.primitive.name == "dot_general":
+            axes = _axes_of_factors(equation, axis)
+            return axes[0 if atom is equation.invars[0] else 1] is None
+        repeated = self.view.made_by(atom, "broadcast_in_dim")
+        is_repeated = repeated is not None and _axis_before(repeated, axis) is None
+        return is_repeated or _axis_of_operand(atom, equation, axis) is None
+
+
+def _behind(view: View, atom: Atom) -> set[Any]:
+    """The variables that enter an array through equations that are followed."""
+
+    def reads(variable: Any) -> Sequence[Any]:
+        equation = view.producer(variable)
+        if equation is None or equation.primitive.name not in _FOLLOWED:
+            return ()
+        return [a for a in equation.invars if is_variable(a)]
+
+    found = closure(atom, reads) if is_variable(atom) else set()
+    need(len(found) <= _MOST_EQUATIONS)
+    return found
+
+
+def _constant(view: View, atom: Atom) -> Terms:
+    """The terms of a known array that all edges share."""
+    need(atom.aval.size <= _LARGEST_TABLE and jnp.issubdtype(atom.aval.dtype, jnp.floating))
+    need(view.is_known(atom))
+    numbers = _numbers(view, atom)
+    need(np.isfinite(numbers).all())
+    return Terms.of_numbers(numbers)
+
+
+def _numbers(view: View, atom: Atom) -> np.ndarray:
+    """A known array in float64; a table times a root is computed here, as JAX would compile it."""
+    equation = view.producer(atom)
+    function = None if equation is None else _IN_NUMPY.get(equation.primitive.name)
+    if equation is None or function is None or atom.aval.dtype.name not in _EXACT:
+        return np.asarray(view.value(atom)).astype(np.float64)
+    found = function(*(_numbers(view, a) for a in equation.invars))
+    return found.astype(atom.aval.dtype).astype(np.float64)
+
+
+_EXACT = ("float32", "float64")
+_IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
+    "mul": np.multiply,
+    "div": np.divide,
+    "sqrt": np.sqrt,
+    "convert_element_type": np.asarray,
+}
+
+
+def _without[T](shape: Sequence[T], axis: int | None) -> tuple[T, ...]:
+    return tuple(n for d, n in enumerate(shape) if d != axis)
+
+
+def _after(dims: Sequence[int], axis: int | None) -> list[int]:
+    """The places of axes once that of edges is left out, which is none of them itself."""
+    need(axis not in dims)
+    return [d - (axis is not None and d > axis) for d in dims]
+
+
+def _axis_before(equation: Equation, axis: int) -> int | None:
+    """The axis of edges in what ``broadcast_in_dim`` repeats; None if edges are the repeats."""
+    dims = tuple(equation.params["broadcast_dimensions"])
+    if axis not in dims:
+        return None
+    inner = equation.invars[0].aval.shape[dims.index(axis)]
+    return dims.index(axis) if inner == equation.outvars[0].aval.shape[axis] else None
+
+
+def _broadcast(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    need(len(equation.invars) == 1)
+    inner, outer = equation.invars[0], equation.outvars[0].aval.shape
+    before = _axis_before(equation, axis)
+    found = this.terms(inner, before)
+    dims = equation.params["broadcast_dimensions"]
+    # The axis of edges has one entry, whether it is repeated or left out.
+    sizes = [1 if d == axis else n for d, n in enumerate(outer)]
+    places = np.arange(found.size).reshape(
+        [1 if d == before else n for d, n in enumerate(inner.aval.shape)]
+    )
+    spread = np.ones(len(outer), int)
+    for d, n in zip(dims, places.shape, strict=True):
+        spread[d] = n
+    places = np.broadcast_to(places.reshape(spread), sizes)
+    return found.rearranged(places.reshape(_without(sizes, axis)))
+
+
+def _reshape(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    """Entries of an edge keep their order where the axis of edges stays where it is."""
+    need(equation.primitive.name == "squeeze" or equation.params["dimensions"] is None)
+    inner, outer = equation.invars[0], equation.outvars[0].aval.shape
+    before = math.prod(outer[:axis])
+    for d, n in enumerate(inner.aval.shape):
+        if n == outer[axis] and math.prod(inner.aval.shape[:d]) == before:
+            return this.terms(inner, d).reshaped(_without(outer, axis))
+    raise NoMatch
+
+
+def _transpose(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    order = equation.params["permutation"]
+    found = this.terms(equation.invars[0], order[axis])
+    return found.rearranged(found.places.transpose(_after(_without(order, axis), order[axis])))
+
+
+def _part(this: Expansion, equation: Equation, member: Any, axis: int) -> Terms:
+    """A slice, or a part of a split array."""
+    need(not any(s != 1 for s in equation.params.get("strides") or ()))
+    inner = equation.invars[0]
+    begins, ends = span_of(equation, member)
+    need((begins[axis], ends[axis]) == (0, inner.aval.shape[axis]))
+    found = this.terms(inner, axis)
+    kept = tuple(slice(b, e) for b, e in zip(begins, ends, strict=True))
+    return found.rearranged(found.places[_without(kept, axis)])
+
+
+def _joined(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    (along,) = _after([equation.params["dimension"]], axis)
+    parts = [this.terms(atom, axis) for atom in equation.invars]
+    return joined(parts, lambda places: np.concatenate(places, axis=along))
+
+
+def _stacked(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    along = equation.params["axis"]
+    need(along != axis)
+    parts = [this.terms(atom, axis - (along < axis)) for atom in equation.invars]
+    (along,) = _after([along], axis)
+    return joined(parts, lambda places: np.stack(places, axis=along))
+
+
+def _member(this: Expansion, equation: Equation, member: Any, axis: int) -> Terms:
+    along = equation.params["axis"]
+    axis += axis >= along
+    found = this.terms(equation.invars[0], axis)
+    (along,) = _after([along], axis)
+    return found.rearranged(found.places.take(equation.outvars.index(member), axis=along))
+
+
+def _same(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    return this.terms(equation.invars[0], axis)
+
+
+def _negated(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    return this.terms(equation.invars[0], axis).scaled(-1.0)
+
+
+def _operands(this: Expansion, equation: Equation, axis: int) -> list[Terms]:
+    """The terms of arrays in the shape of the result, to which axes of size one are repeated."""
+    shape = equation.outvars[0].aval.shape
+    found = []
+    for atom in equation.invars:
+        own = _axis_of_operand(atom, equation, axis)
+        terms = this.terms(atom, own)
+        sizes = atom.aval.shape or (1,) * len(shape)
+        places = terms.places.reshape([1 if d == axis else n for d, n in enumerate(sizes)])
+        wanted = [1 if d == axis else n for d, n in enumerate(shape)]
+        places = np.broadcast_to(places, wanted).reshape(_without(shape, axis))
+        found.append(terms.rearranged(places))
+    return found
+
+
+def _axis_of_operand(atom: Atom, equation: Equation, axis: int) -> int | None:
+    """The axis of edges of an operand; None if all edges share it."""
+    shape = atom.aval.shape
+    is_repeated = not shape or shape[axis] != equation.outvars[0].aval.shape[axis]
+    return None if is_repeated else axis
+
+
+def _times(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    left, right = _operands(this, equation, axis)
+    shared = range(len(left.shape))
+    return contracted(Side(left, shared, (), ()), Side(right, shared, (), ()))
+
+
+def _quotient(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    left, right = _operands(this, equation, axis)
+    need((right.factors < 0).all() and np.array_equal(right.entries, np.arange(right.size)))
+    coefficients = left.coefficients / right.coefficients[left.entries]
+    return Terms(left.shape, left.entries, coefficients, left.factors)
+
+
+def _sum(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    left, right = _operands(this, equation, axis)
+    return left.plus(right.scaled(-1.0) if equation.primitive.name == "sub" else right)
+
+
+def _total(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    axes = equation.params["axes"]
+    kept = [d for d in range(equation.invars[0].aval.ndim) if d not in axes]
+    before = kept.pop(axis)
+    return this.terms(equation.invars[0], before).summed_to(_after(kept, before))
+
+
+def _axes_of_factors(equation: Equation, axis: int) -> tuple[int | None, int | None]:
+    """The axes of edges in both arrays of a product, None in one that does not have them."""
+    _, (batch_left, batch_right) = equation.params["dimension_numbers"]
+    if axis < len(batch_left):
+        return batch_left[axis], batch_right[axis]
+    free_left, free_right = _free(equation)
+    place = axis - len(batch_left)
+    if place < len(free_left):
+        return free_left[place], None
+    return None, free_right[place - len(free_left)]
+
+
+def _free(equation: Equation) -> tuple[list[int], list[int]]:
+    """The axes of both arrays of a product that are neither summed nor shared."""
+    summed, batch = equation.params["dimension_numbers"]
+    ranks = (a.aval.ndim for a in equation.invars)
+    left, right = (
+        [d for d in range(rank) if d not in s and d not in b]
+        for rank, s, b in zip(ranks, summed, batch, strict=True)
+    )
+    return left, right
+
+
+def _contraction(this: Expansion, equation: Equation, _: Any, axis: int) -> Terms:
+    axes = _axes_of_factors(equation, axis)
+    summed, batch = equation.params["dimension_numbers"]
+
+    def side(i: int) -> Side:
+        own = axes[i]
+        roles = batch[i], summed[i], _free(equation)[i]
+        need(own not in summed[i])
+        terms = this.terms(equation.invars[i], own)
+        return Side(terms, *(_after([d for d in dims if d != own], own) for dims in roles))
+
+    return contracted(side(0), side(1))
+
+
+_LAYOUTS = frozenset(
+    (
+        *("broadcast_in_dim", "copy", "convert_element_type", "neg", "reshape", "slice", "split"),
+        *("squeeze", "transpose", "unstack"),
+    )
+)
+_FOLLOWED: dict[str, Callable[[Expansion, Equation, Any, int], Terms]] = {
+    "add": _sum,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": _joined,
+    "convert_element_type": _same,  # between arrays of the same type, which is checked
+    "copy": _same,
+    "div": _quotient,
+    "dot_general": _contraction,
+    "mul": _times,
+    "neg": _negated,
+    "reduce_sum": _total,
+    "reshape": _reshape,
+    "slice": _part,
+    "split": _part,
+    "squeeze": _reshape,
+    "stack": _stacked,
+    "sub": _sum,
+    "transpose": _transpose,
+    "unstack": _member,
+}
