@@ -1,9 +1,9 @@
 // Sums over neighbours of tensor products with spherical harmonics, and their gradients; see
 // jaxgnn/ops/_equivariant/reference/tensor_product_sum.py for the maths.
 //
-// Loops run over channels, in whole vectors, so rows of nodes are first copied (components.h). Edges
-// of a row are processed in tiles. For each path a tile first contracts the sparse table with the
-// harmonics of all its edges, to a small matrix for each edge.
+// Loops run over channels, in whole vectors, so rows of nodes are first copied (components.h).
+// Edges of a row are processed in tiles. For each path a tile first contracts the sparse table with
+// the harmonics of all its edges, to a small matrix for each edge.
 #include "jaxgnn_ffi/couplings.h"
 #include "jaxgnn_ffi/graph_args.h"
 
