@@ -73,6 +73,7 @@ PACKAGES = {
         "shared": (),
         "attention": ("shared",),
         "conv": ("shared", "attention"),
+        "equivariant": ("shared", "conv"),
         "messages": ("shared",),
         "hetero": ("shared", "attention"),
         "hypergraph": ("shared",),
@@ -252,7 +253,9 @@ ALLOWED = {
         "jaxgnn.pretrained",
     },
     "jaxgnn.interop": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn.graph",
         "jaxgnn.interop",
         "jaxgnn.models",
         "jaxgnn.nn",

@@ -16,5 +16,6 @@ from jaxgnn.equivariant.irreps import MulIrrep as MulIrrep
 from jaxgnn.equivariant.paths import Path as Path
 from jaxgnn.equivariant.paths import TensorProduct as TensorProduct
 from jaxgnn.equivariant.paths import separate_paths as separate_paths
+from jaxgnn.equivariant.symmetric import symmetric_couplings as symmetric_couplings
 
 _suggest_names(__name__)

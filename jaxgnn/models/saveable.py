@@ -7,9 +7,13 @@ import inspect
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+from jaxgnn._arrays.arrays import is_concrete
+from jaxgnn.equivariant import Irreps
 
 UNSAVED = "unsaved"
 """Key of the object that replaces an option that JSON can not hold."""
@@ -40,11 +44,15 @@ def saveable[Network: type[nnx.Module]](network: Network) -> Network:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """An option as JSON: dtypes by name, and numbers, names, and sequences or sets of them."""
+    """An option as JSON: dtypes by name, irreps as text, numbers, names, and sequences of them."""
     if name in _DTYPES and value is not None:
         return jnp.dtype(value).name
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, Irreps):
+        return str(value)
+    if isinstance(value, np.ndarray | jax.Array) and is_concrete(value):
+        value = np.asarray(value).tolist()
     if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
         return value.item()
     if isinstance(value, tuple | list):

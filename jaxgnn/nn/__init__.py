@@ -30,6 +30,15 @@ from jaxgnn.nn.conv.schnet import SchNetInteraction as SchNetInteraction
 from jaxgnn.nn.conv.schnet import cosine_cutoff as cosine_cutoff
 from jaxgnn.nn.conv.schnet import gaussian_smearing as gaussian_smearing
 from jaxgnn.nn.conv.schnet import shifted_softplus as shifted_softplus
+from jaxgnn.nn.equivariant.equivariant_conv import EquivariantConv as EquivariantConv
+from jaxgnn.nn.equivariant.equivariant_linear import EquivariantLinear as EquivariantLinear
+from jaxgnn.nn.equivariant.gate import Gate as Gate
+from jaxgnn.nn.equivariant.radial import BesselBasis as BesselBasis
+from jaxgnn.nn.equivariant.radial import GaussianBasis as GaussianBasis
+from jaxgnn.nn.equivariant.radial import polynomial_envelope as polynomial_envelope
+from jaxgnn.nn.equivariant.symmetric_contraction import (
+    SymmetricContraction as SymmetricContraction,
+)
 from jaxgnn.nn.hetero.hetero_conv import HeteroConv as HeteroConv
 from jaxgnn.nn.hetero.hgt import HGTConv as HGTConv
 from jaxgnn.nn.hetero.rgcn import RGCNConv as RGCNConv

@@ -30,7 +30,10 @@ NETWORKS = (
     "GraphTransformer",
     "HypergraphGNN",
     "MaxKGNN",
+    "NequIP",
+    "PaiNN",
     "RecurrentRelationalNetwork",
+    "SchNet",
     "SudokuGNN",
 )
 """Classes of ``jaxgnn.models`` that a file may contain."""
@@ -44,7 +47,8 @@ _SUDOKU_NETWORKS = (
 _DESCRIPTION = "description.json"
 _FORMAT = 1
 _PLAIN = str | int | float | None
-_LISTS = ("k", "strategy")  # options that may be sequences
+# Options that may be sequences.
+_LISTS = ("k", "radial_features", "species_scale", "species_shift", "strategy")
 # The arrays of a network are in its file. Its other sizes are of tables that are built at once.
 _MOST = {
     "box": 16,
@@ -52,6 +56,7 @@ _MOST = {
     "num_steps": 4096,
     "coupler_layers": 4096,
     "num_experts": 128,
+    "num_interactions": 4096,
 }
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 # The docs have it too, in docs/guides/serving.md.
@@ -66,7 +71,7 @@ _RECIPE = """; the arrays of a network of your own are written, and read by the 
     nnx.update(again, flax.serialization.from_bytes(arrays_of(again), data))
 """
 # Options that are no sizes; steps are one where each has parameters of its own.
-_NO_SIZES = ("num_steps", "recompute_every")
+_NO_SIZES = ("cutoff", "num_steps", "recompute_every", "species_scale", "species_shift")
 _STEPS_ARE_SIZES = ("EncodeProcessDecode",)
 
 

@@ -60,6 +60,9 @@ CASES = {
     "EquivariantRelationalNetwork": SMALL,
     "CandidateNetwork": SMALL,
     "SudokuGNN": {**SMALL, "box": 2},
+    "SchNet": {"num_species": 2, "features": 4, "species_shift": np.array([-1000.0, 2.5])},
+    "NequIP": {"num_species": 2, "irreps": "4x0e+2x1o", "radial_features": (8,)},
+    "PaiNN": {"num_species": 2, "features": 4, "species_scale": (3.0, 2e5), "cutoff": 600.0},
 }
 
 

@@ -155,7 +155,8 @@ class GraphBatch(KeepsArrays):
         """False for padding edges, [edges] bool; works under ``jit``."""
         require_one("GraphBatch.edge_mask", "self", self.graph)
         xp: Any = np if isinstance(self.graph.indptr, np.ndarray) else jnp
-        return xp.arange(self.graph.num_edges) < self.graph.indptr[-1]
+        places = xp.arange(self.graph.num_edges, dtype=self.graph.indptr.dtype)
+        return places < self.graph.indptr[-1]
 
     # -- back --------------------------------------------------------------------------------
 

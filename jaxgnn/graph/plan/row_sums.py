@@ -21,6 +21,9 @@ def sum_rows(
     a million edges has a million roundings. Here a row is cut into parts of at most 32 edges, and
     the sums of all parts but the first are summed in the same way, in the dtype of the values.
     """
+    indptr = jnp.asarray(
+        indptr
+    )  # an array of the host, as of a batch, can not be indexed under jit
     num_rows, size = indptr.shape[0] - 1, values.shape[0]
     rows = row_ids(indptr, size)
     # Sizes that are known only when an exported program runs are not compared.

@@ -1,0 +1,99 @@
+"""Potentials as energy functions of jax-md, on its neighbour lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy.typing as npt
+from jaxtyping import Array, Float
+
+from jaxgnn._arrays.arrays import shown
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models.interatomic import InteratomicPotential
+from jaxgnn.ops.shared import at_ends
+
+_WHERE = "interop.jax_md_energy"
+
+
+def jax_md_energy(
+    model: Any, displacement: Callable[..., Any], species: npt.ArrayLike
+) -> Callable[..., Float[Array, ""]]:
+    """Makes an energy function for jax-md, ``energy(positions, neighbor)``, of a trained potential.
+
+    It is called and differentiated like those of ``jax_md.energy``: pass it to
+    ``jax_md.simulate.nve`` or ``jax_md.quantity.force``, and the list of neighbours to every step.
+    Works under ``jit``, where it sorts the list on the device at each call. jax-md itself is not
+    imported. Forces are by the nearest image, as jax-md's distances, so the box has to be at least
+    twice as wide as the cutoff.
+
+    Args:
+      model: a potential such as ``models.SchNet``.
+      displacement: function of two positions, one minus the other, such as ``jax_md.space``
+        makes; it also gets keyword arguments of the call. Positions may be fractional, if it is.
+      species: row of each atom in the tables of the model, integers [atoms].
+
+    Returns:
+      The energy of all atoms, a scalar, from positions [atoms, 3] and the keyword ``neighbor``, a
+      ``jax_md.partition.NeighborList`` of format ``Dense`` or ``Sparse`` whose ``r_cutoff`` is at
+      least the cutoff of the model.
+
+    Raises:
+      ValueError: if the model or the species do not fit; when it is called, if positions are not
+        [atoms, 3], or a list has another format.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import interop, models
+      >>> model = models.SchNet(1, 16, cutoff=2.0, rngs=nnx.Rngs(0))
+      >>> energy = interop.jax_md_energy(model, lambda a, b: a - b, [0, 0, 0])
+      >>> positions = jnp.array([[0.0, 0, 0], [1, 0, 0], [2, 0, 0]])
+      >>> # What jax_md.partition.neighbor_list(...).allocate(positions) returns:
+      >>> near = jnp.array([[1, 3], [0, 2], [1, 3]])
+      >>> neighbor = SimpleNamespace(idx=near, format=SimpleNamespace(name="Dense"))
+      >>> jax.grad(energy)(positions, neighbor=neighbor).shape
+      (3, 3)
+    """
+    if not isinstance(model, InteratomicPotential):
+        expected = "a potential of jaxgnn.models, such as SchNet"
+        raise bad_input(_WHERE, "model", expected, type(model).__name__)
+    of_atoms = jnp.asarray(species)
+    if of_atoms.ndim != 1 or not jnp.issubdtype(of_atoms.dtype, jnp.integer):
+        raise bad_input(_WHERE, "species", "integers [atoms]", shown(of_atoms))
+
+    def energy(
+        positions: Float[Array, "atoms 3"], neighbor: Any, **options: Any
+    ) -> Float[Array, ""]:
+        """Energy of all atoms."""
+        if positions.shape != (len(of_atoms), 3):
+            expected = f"of shape [{len(of_atoms)}, 3]"
+            raise bad_input(_WHERE, "positions", expected, shown(positions))
+        graph = _graph(neighbor, len(of_atoms))
+        ends = (at_ends(end, graph, positions) for end in ("senders", "receivers"))
+        vectors = jax.vmap(partial(displacement, **options))(*ends)
+        return jnp.sum(model.energies_of_atoms(graph, of_atoms, vectors))
+
+    return energy
+
+
+def _graph(neighbor: Any, atoms: int) -> CSRGraph:
+    """The edges of a full list of neighbours, [atoms, most] or (receivers, senders)."""
+    kind = getattr(getattr(neighbor, "format", None), "name", None)
+    if kind not in ("Dense", "Sparse"):
+        expected = "a NeighborList of format Dense or Sparse, which has both edges of a pair"
+        raise bad_input(_WHERE, "neighbor", expected, kind or type(neighbor).__name__)
+    ids = jnp.asarray(neighbor.idx)
+    if kind == "Dense":
+        senders = ids.reshape(-1)
+        receivers = jnp.repeat(jnp.arange(atoms, dtype=ids.dtype), ids.shape[1])
+    else:
+        receivers, senders = ids
+    is_edge = (senders < atoms) & (receivers < atoms)
+    return CSRGraph.from_edges(senders, receivers, atoms, edge_mask=is_edge)

@@ -1,0 +1,172 @@
+"""NequIP: an equivariant potential of scalars, vectors and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxgnn._errors import bad_input
+from jaxgnn.equivariant import Irrep, Irreps, spherical_harmonics
+from jaxgnn.equivariant.irreps import as_irreps
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models.atomic_geometry import AtomicEdges
+from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows_of_species
+from jaxgnn.models.saveable import saveable
+from jaxgnn.nn import BesselBasis, EquivariantConv, EquivariantLinear, Gate, polynomial_envelope
+from jaxgnn.nn.shared.common_options import CommonOptions
+from jaxgnn.nn.shared.options import anything, at_least, checked_options, positive
+
+_EVEN = Irrep(0, 1)
+
+
+@saveable
+class NequIP(InteratomicPotential):
+    """The potential NequIP, https://arxiv.org/abs/2101.03164: atoms have tensors of any degree.
+
+    Atoms start as scalars for their species. Each of several steps convolves them with the
+    spherical harmonics of the directions to their neighbours, adds a map of the atom's own
+    features, with weights for each species, and applies a gate that knows parities::
+
+        x_i = embedding[species_i]
+        x_i = gate(conv(linear(x))_i + self_connection(x_i, species_i))
+        E = Σ_i species_scale[species_i] linear(x_i) + species_shift[species_i]
+
+    The layers are ``nn.EquivariantConv``, ``nn.EquivariantLinear`` and ``nn.Gate``; the basis is
+    ``nn.BesselBasis`` times ``nn.polynomial_envelope``. A step has those irreps that its input can
+    reach, and the last one even scalars alone, since the energy reads no others. The energy is
+    invariant under rotations, reflections and translations. It, its forces and their slopes are
+    continuous at the cutoff. ``models.energy_forces_stress`` computes forces and stress.
+
+    Args:
+      irreps: irreps of an atom between the steps, with even scalars, ``0e``, among them.
+      max_degree: largest degree of the spherical harmonics.
+      num_interactions: number of steps, each of which reaches the cutoff further.
+      num_basis: number of functions in the basis of a distance.
+      radial_features: widths of the hidden layers of the radial networks.
+      envelope_power: power p of the envelope; the larger, the later the decay.
+      num_neighbours: typical number of neighbours within the cutoff, whose root divides sums.
+
+    Example:
+      >>> import numpy as np
+      >>> from jaxgnn import models
+      >>> water = np.array([[0.0, 0, 0], [0.76, 0.59, 0], [-0.76, 0.59, 0]])
+      >>> sample = models.atomic_sample(water, [1, 0, 0], 5.0)
+      >>> batch = GraphBatch.from_graphs([sample, sample], pad_to="power_of_two")
+      >>> model = NequIP(2, "8x0e+4x1o", cutoff=5.0, max_degree=1, rngs=nnx.Rngs(0))
+      >>> model(batch).shape, models.energy_forces_stress(model, batch).forces.shape
+      ((4,), (8, 3))
+    """
+
+    @checked_options(
+        cutoff=positive,
+        envelope_power=at_least(2),
+        max_degree=at_least(0),
+        num_basis=at_least(1),
+        num_interactions=at_least(1),
+        num_neighbours=positive,
+        num_species=at_least(1),
+        species_scale=anything,
+        species_shift=anything,
+    )
+    def __init__(
+        self,
+        num_species: int,
+        irreps: Irreps | str = "32x0e+32x1o+32x2e",
+        *,
+        cutoff: float = 5.0,
+        max_degree: int = 2,
+        num_interactions: int = 4,
+        num_basis: int = 8,
+        radial_features: Sequence[int] = (64, 64),
+        envelope_power: int = 6,
+        num_neighbours: float = 20.0,
+        species_shift: SpeciesNumbers = 0.0,
+        species_scale: SpeciesNumbers = 1.0,
+        rngs: nnx.Rngs,
+        **common: Unpack[CommonOptions],
+    ):
+        tables = {"species_shift": species_shift, "species_scale": species_scale}
+        super().__init__(num_species, cutoff=cutoff, **tables, **common)
+        self.irreps = as_irreps(self._name, "irreps", irreps)
+        scalars = tuple(entry for entry in self.irreps if entry.irrep == _EVEN)
+        if not scalars:
+            raise bad_input(self._name, "irreps", "with even scalars, 0e", str(self.irreps))
+        before = last = Irreps(scalars)
+        self.irreps_sh = Irreps.harmonics(max_degree)
+        shape = num_species, last.dim
+        initial = nnx.initializers.normal(1.0)(rngs.params(), shape, self.param_dtype)
+        self.embedding = nnx.Param(initial)
+        self.basis, self.envelope_power = BesselBasis(num_basis, cutoff), envelope_power
+        options: dict[str, Any] = {"num_basis": num_basis, "radial_features": radial_features}
+        options |= {"num_neighbours": num_neighbours, "implementation": self.implementation}
+        self.interactions = nnx.List()
+        for step in range(num_interactions):
+            wanted = last if step == num_interactions - 1 else self.irreps
+            after = _reachable(before, self.irreps_sh, wanted)
+            self.interactions.append(
+                _Interaction(
+                    (before, self.irreps_sh, after),
+                    num_species,
+                    options,
+                    rngs=rngs,
+                    **self._dtypes,
+                )
+            )
+            before = after
+        self.readout = EquivariantLinear(last, "1x0e", rngs=rngs, **self._dtypes)
+
+    def _energies_of_atoms(
+        self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
+    ) -> Float[Array, " nodes"]:
+        x = rows_of_species(self.embedding[...].astype(self._features_dtype(edges)), species)
+        harmonics = spherical_harmonics(self.irreps_sh, edges.vectors)
+        envelope = polynomial_envelope(edges.distances, self.cutoff, self.envelope_power)
+        basis = self.basis(edges.distances) * envelope[:, None]
+        for interaction in self.interactions:
+            x = interaction(graph, x, species, harmonics, basis)
+        return self.readout(x)[:, 0]
+
+
+class _Interaction(nnx.Module):
+    """A step of the network: ``gate(conv(linear(x)) + self_connection(x, species))``."""
+
+    def __init__(
+        self,
+        irreps: tuple[Irreps, Irreps, Irreps],
+        num_species: int,
+        options: dict[str, Any],
+        **linear: Any,
+    ):
+        before, harmonics, after = irreps
+        self.gate = Gate(after, gate_activation="silu")
+        gated = self.gate.irreps_in
+        self.linear = EquivariantLinear(before, before, **linear)
+        self.conv = EquivariantConv(before, harmonics, gated, **options, **linear)
+        self.self_connection = EquivariantLinear(
+            before, gated, num_species=num_species, missing="zeros", **linear
+        )
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "nodes before"],
+        species: Int[Array, " nodes"],
+        harmonics: Float[Array, "edges sh"],
+        basis: Float[Array, "edges num_basis"],
+    ) -> Float[Array, "nodes after"]:
+        y = self.conv(graph, self.linear(x), harmonics, basis)
+        return self.gate(y + self.self_connection(x, species))
+
+
+def _reachable(before: Irreps, harmonics: Irreps, wanted: Irreps) -> Irreps:
+    """The entries that are wanted and whose irreps are in the product of the other two."""
+    found = {
+        irrep
+        for entry in before
+        for harmonic in harmonics
+        for irrep in entry.irrep.products(harmonic.irrep)
+    }
+    return Irreps(tuple(entry for entry in wanted if entry.irrep in found))

@@ -1,0 +1,1 @@
+"""Layers on equivariant features, and functions of the distances of atoms."""

@@ -1,0 +1,130 @@
+"""Potentials as calculators of ASE: values, dynamics, searches for edges, and bad input."""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxgnn import models, nn, ops
+from jaxgnn.graph import GraphBatch
+from jaxgnn.interop import _ase, ase_calculator
+from jaxgnn.interop._moving_atoms import bucket
+
+MODEL = models.SchNet(
+    2, 4, cutoff=3.0, num_interactions=1, num_gaussians=8, species_scale=0.1, rngs=nnx.Rngs(0)
+)
+CELL = np.array([[4.0, 0.3, 0.0], [0.2, 4.2, 0.0], [0.0, 0.5, 3.9]])
+
+
+@pytest.fixture
+def ase():
+    """ASE, or a skip."""
+    return pytest.importorskip("ase", reason="reason: ase is not installed")
+
+
+def _crystal(ase, **options):
+    rng = np.random.default_rng(0)
+    places = np.array([[0.1, 0.1, 0.1], [0.6, 0.6, 0.5], [0.1, 0.6, 0.6], [0.6, 0.1, 0.9]])
+    positions = places @ CELL + rng.uniform(-0.05, 0.05, (4, 3))
+    given = {"cell": CELL, "pbc": True} | options
+    return ase.Atoms(["Si", "C", "Si", "C"], positions, **given)
+
+
+def test_energy_forces_and_stress_are_those_of_the_model(ase):
+    atoms = _crystal(ase)
+    atoms.calc = ase_calculator(MODEL, [6, "Si"])
+    species = [1, 0, 1, 0]
+    sample = models.atomic_sample(atoms.positions, species, 3.0, cell=CELL)
+    expected = models.energy_forces_stress(MODEL, GraphBatch.from_graphs([sample]), stress=True)
+    np.testing.assert_allclose(atoms.get_potential_energy(), expected.energy[0], rtol=1e-5)
+    np.testing.assert_allclose(atoms.get_forces(), expected.forces, atol=1e-5)
+    stress = np.asarray(expected.stress[0])
+    np.testing.assert_allclose(atoms.get_stress(voigt=False), stress, atol=1e-6)
+
+
+def test_dynamics_conserve_energy_with_one_program_and_few_searches(ase):
+    from ase import units
+    from ase.md.verlet import VelocityVerlet
+
+    atoms = _crystal(ase)
+    atoms.calc = calculator = ase_calculator(MODEL, ["C", "Si"], skin=0.4)
+    atoms.set_momenta(np.random.default_rng(1).normal(size=(4, 3)) * 2)
+    energies = []
+    dynamics = VelocityVerlet(atoms, timestep=1.0 * units.fs)
+    dynamics.attach(lambda: energies.append(atoms.get_total_energy()))
+    dynamics.run(60)
+    assert np.ptp(energies) < 0.02 * atoms.get_kinetic_energy()
+    assert calculator.num_traces == 1
+    assert 2 <= calculator.num_searches < 30
+    fresh = ase_calculator(MODEL, ["C", "Si"])
+    np.testing.assert_allclose(calculator.get_forces(atoms), fresh.get_forces(atoms), atol=1e-5)
+
+
+def test_a_strained_cell_keeps_edges_within_the_skin_and_then_finds_new_ones(ase):
+    atoms = _crystal(ase)
+    atoms.calc = calculator = ase_calculator(MODEL, ["C", "Si"], skin=0.4)
+    atoms.get_potential_energy()
+    for scale, searches in ((1.02, 1), (0.8, 2)):
+        atoms.set_cell(CELL * scale, scale_atoms=True)
+        fresh = ase_calculator(MODEL, ["C", "Si"], skin=0.0)
+        expected = fresh.get_potential_energy(atoms)
+        np.testing.assert_allclose(atoms.get_potential_energy(), expected, rtol=1e-5)
+        assert calculator.num_searches == searches
+
+
+def test_molecules_slabs_and_other_species_need_no_new_calculator(ase):
+    calculator = ase_calculator(MODEL, ["C", "Si"])
+    plain = calculator.get_forces(_crystal(ase, cell=None, pbc=False))
+    slab = calculator.get_forces(_crystal(ase, pbc=(True, True, False)))
+    swapped = _crystal(ase)
+    swapped.set_chemical_symbols(["C", "Si", "Si", "C"])
+    assert not np.allclose(plain, slab) and calculator.get_forces(swapped).shape == (4, 3)
+    with pytest.raises(NotImplementedError, match="three periodic directions"):
+        calculator.get_stress(_crystal(ase, pbc=False))
+
+
+def test_bad_input_is_named(ase):
+    for options, message in (
+        ({"species": "Si"}, "species must be a sequence of symbols"),
+        ({"species": ["Xx"]}, r"species\[0\] must be a chemical symbol"),
+        ({"skin": -1.0}, "skin must be a number of at least 0"),
+        ({"model": 3}, "model must be a potential"),
+        ({"model": lambda batch: 0.0}, "cutoff must be a positive number"),
+    ):
+        with pytest.raises(ValueError, match=f"^interop.ase_calculator: {message}"):
+            ase_calculator(**({"model": MODEL, "species": ["C", "Si"]} | options))
+    with pytest.raises(ValueError, match=r"species must be all species .* none for Si, atom 0"):
+        ase_calculator(MODEL, ["C"]).get_potential_energy(_crystal(ase))
+    atoms = _crystal(ase)
+    atoms.calc = ase_calculator(MODEL, ["C", "Si"])
+    atoms.get_potential_energy()
+    atoms.positions[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"positions\[2\]\[1\] must be finite"):
+        atoms.get_potential_energy()
+    with pytest.raises(ValueError, match=r"cell must be .* an empty cell"):
+        ase_calculator(MODEL, ["C", "Si"]).get_potential_energy(_crystal(ase, cell=None))
+
+
+def test_without_ase_an_error_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ase.calculators.calculator", None)
+    _ase._calculator_class.cache_clear()
+    with pytest.raises(ImportError, match="needs the package ase: pip install 'jaxgnn\\[ase\\]'"):
+        ase_calculator(MODEL, ["C"])
+
+
+def test_buckets_are_few_and_at_most_an_eighth_too_large():
+    sizes = [bucket(count) for count in range(1, 5000)]
+    assert all(count <= size <= count * 1.125 for count, size in enumerate(sizes, 1))
+    assert len(set(sizes)) < 100
+
+
+def test_functions_are_potentials_too(ase):
+    def repulsion(batch):
+        pairs = jax.nn.relu(3.0 - models.atomic_edges(batch).distances) ** 2
+        return nn.pool(ops.aggregate(batch.graph, pairs[:, None], "sum"), batch, "sum")[:, 0]
+
+    atoms = _crystal(ase)
+    atoms.calc = ase_calculator(repulsion, ["C", "Si"], cutoff=3.0)
+    assert atoms.get_potential_energy() > 0
