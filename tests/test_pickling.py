@@ -122,6 +122,8 @@ RECORDS = {
     graph.GraphPlan: GRAPH.made_plan,
     graph.GraphSample: lambda: graph.GraphSample(_NODES, _NODES, 1),
     graph.Incidence: lambda: HYPERGRAPH,
+    models.AtomicEdges: lambda: models.AtomicEdges.of_vectors(X[:, :3]),
+    models.Potential: lambda: models.Potential(X[:, 0], X[:, :3]),
     graph.IncidencePlan: HYPERGRAPH.made_plan,
     graph.LoopedGraph: lambda: graph.with_one_loop_each(GRAPH),
     graph.CellGrid: lambda: graph.CellGrid.for_points(np.eye(3), 0.5),

@@ -34,7 +34,7 @@ class InteratomicPotential(GraphLayer):
     Args:
       num_species: number of species, the rows of its tables.
       cutoff: distance beyond which atoms do not interact, in the unit of the positions.
-      species_shift: energy of a lone atom of each species, a number or [species].
+      species_shift: energy of an atom to which the network adds, a number or [species].
       species_scale: factor of the network's output for each species, a number or [species].
     """
 
@@ -42,8 +42,8 @@ class InteratomicPotential(GraphLayer):
         "num_species": "number of species; each is a row of the tables of the model.",
         "cutoff": "distance beyond which atoms do not interact, in the unit of the positions.",
         "species_shift": (
-            "energy of a lone atom of each species, [species], or one number for all;\n"
-            "  not trained."
+            "energy of an atom of each species to which the network adds, such as that of a lone\n"
+            "  atom, [species], or one number for all; not trained."
         ),
         "species_scale": (
             "factor of what the network adds to it, [species], or one number for all,\n"

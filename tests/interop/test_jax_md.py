@@ -33,7 +33,8 @@ def jax_md():
         yield pytest.importorskip("jax_md", reason="reason: jax-md is not installed")
 
 
-@pytest.mark.parametrize("kind", ["Sparse", "Dense"])
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("kind", ["Dense", "Sparse"])
 def test_energy_and_forces_are_those_of_a_batch(jax_md, kind):
     positions = _positions()
     sample = models.atomic_sample(positions, SPECIES, CUTOFF, cell=np.eye(3) * BOX)

@@ -70,6 +70,7 @@ def test_forces_and_stress_are_differences_and_turn_with_the_structure(name):
         assert np.abs(forces[:26]).max() > 1e-2 and np.abs(stress[:4]).max() > 1e-3
 
 
+@pytest.mark.costly(2)
 @each_potential
 def test_a_batch_has_the_values_of_its_structures_alone_and_no_padding_reaches_them(name):
     model = POTENTIALS[name].make()
