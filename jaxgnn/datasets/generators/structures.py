@@ -48,7 +48,7 @@ def silicon(
     num: int = 200,
     repeats: int = 2,
     clusters: float = 0.25,
-    displacement: float = 0.15,
+    displacement: float = 0.1,
     strain: float = 0.03,
     seed: int = 0,
 ) -> StructuresDataset:
@@ -93,7 +93,7 @@ def argon(
     num: int = 200,
     repeats: int = 2,
     clusters: float = 0.25,
-    displacement: float = 0.25,
+    displacement: float = 0.2,
     strain: float = 0.03,
     seed: int = 0,
 ) -> StructuresDataset:

@@ -65,7 +65,9 @@ class StructuresDataset(Record):
     def __getitem__(self, at: int) -> dict[str, Any]:
         """One structure, as the arguments of ``models.atomic_sample`` except for the radius.
 
-        Arrays are views. ``cell`` and ``periodic`` are None if no cell vector is periodic.
+        Arrays are views. ``cell`` and ``periodic`` are None if no cell vector is periodic. The
+        energy, the forces or the stress are None unless all structures of the data set have it, so
+        that all samples fit in one batch.
 
         Raises:
           ValueError: there is no such structure.
@@ -77,14 +79,15 @@ class StructuresDataset(Record):
         place = at % self.num_structures
         atoms = slice(*self._ends[place : place + 2])
         is_periodic = bool(self.periodic[place].any())
+        energies, forces, stresses = self._labels
         return {
             "positions": self.positions[atoms],
             "species": self.species[atoms],
             "cell": self.cells[place] if is_periodic else None,
             "periodic": tuple(self.periodic[place].tolist()) if is_periodic else None,
-            "energy": None if self.energies is None else float(self.energies[place]),
-            "forces": None if self.forces is None else self.forces[atoms],
-            "stress": None if self.stresses is None else self.stresses[place],
+            "energy": None if energies is None else float(energies[place]),
+            "forces": None if forces is None else forces[atoms],
+            "stress": None if stresses is None else stresses[place],
         }
 
     def _facts(self) -> list[tuple[str, Any]]:
@@ -92,6 +95,12 @@ class StructuresDataset(Record):
             ("structures", f"{self.num_structures:,}"),
             ("atoms of a structure", degrees_of(self.num_atoms_of_each)),
         ]
+
+    @cached_property
+    def _labels(self) -> list[np.ndarray | None]:
+        """Energies, forces and stresses; None unless all structures have them."""
+        values = self.energies, self.forces, self.stresses
+        return [None if value is None or np.isnan(value).any() else value for value in values]
 
     @cached_property
     def _ends(self) -> np.ndarray:
