@@ -102,8 +102,8 @@ CUTS = (
     Cut("python -m experiments.physics", "--frames 3"),
     Cut(
         "python -m experiments.molecules train",
-        "--structures 12 --num-layers 1 --features 8 --batch-size 2 --steps 2 --dynamics 2 "
-        "--no-progress",
+        "--model schnet --structures 12 --num-layers 1 --features 8 --batch-size 2 --steps 2 "
+        "--eval-every 0 --checkpoint-every 0 --dynamics 2 --no-progress",
     ),
     Cut("python -m experiments.mlp validate", "--steps 2"),
     Cut("python -m experiments.mlp fuse"),

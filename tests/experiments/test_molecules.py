@@ -12,10 +12,11 @@ from experiments.benchmarks._report import read_rows
 from experiments.molecules import __main__ as command_line
 from experiments.molecules import train as train_module
 from experiments.molecules.baseline import PairPotential, species_energies
-from experiments.molecules.config import TrainConfig
+from experiments.molecules.config import NAMES, TrainConfig
 from experiments.molecules.data import Batches, load, split_of
 from experiments.molecules.dynamics import calmest, run_dynamics
 from experiments.molecules.errors import Errors, Prediction
+from experiments.molecules.networks import force_scale, potential_of
 from experiments.molecules.setup import Loss
 from experiments.molecules.train import train, train_all, trivial_predictions
 from jaxgnn import datasets, models
@@ -200,6 +201,18 @@ def test_batches_have_one_shape_and_the_loss_does_not_count_padding(tmp_path):
     forces = batch.nodes["forces"][batch.node_mask]
     expected = 10 * np.mean(per_atom**2) / 4 + np.mean(forces**2) / 4
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_each_potential_starts_at_the_energies_of_species(tmp_path, model):
+    config = _config(tmp_path, model=model, features=4)
+    batches = _batches(config)
+    potential = potential_of(config, batches)
+    mean = species_energies(batches.dataset, batches.split.train)
+    np.testing.assert_allclose(potential.species_shift[...], mean, rtol=1e-6)
+    np.testing.assert_allclose(potential.species_scale[...], force_scale(batches), rtol=1e-6)
+    loss = nnx.eval_shape(lambda m: Loss(1.0, 1.0)(m, batches(1), nnx.Rngs(0))[0], potential)
+    assert loss.shape == () and loss.dtype == np.float32
 
 
 def test_parts_share_no_structure_and_too_few_structures_are_refused(tmp_path):
