@@ -68,7 +68,7 @@ class TrainConfig:
     """
 
     system: Literal["silicon", "argon"] = "silicon"
-    structures: int = 240
+    structures: int = 320
     data: Path | None = None
     validation: float = 0.15
     test: float = 0.15
@@ -76,7 +76,7 @@ class TrainConfig:
     cutoff: float | None = None
     num_layers: int = 2
     features: int = 8
-    energy_weight: float = 10.0
+    energy_weight: float = 30.0
     batch_size: int = 4
     steps: int = 1000
     learning_rate: float = 0.01
