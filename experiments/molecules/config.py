@@ -44,6 +44,8 @@ class TrainConfig:
       structures: number of generated structures.
       data: file of structures with energies and forces to learn instead, extxyz or ASE's .db, in
         electron volts and Å.
+      energy_key: key of the energy in an extxyz file.
+      forces_key: name of the forces in an extxyz file.
       validation: fraction of the structures to choose the best step by.
       test: fraction of the structures to score with.
       model: the potential: schnet, painn or nequip.
@@ -70,6 +72,8 @@ class TrainConfig:
     system: Literal["silicon", "argon"] = "silicon"
     structures: int = 320
     data: Path | None = None
+    energy_key: str = "energy"
+    forces_key: str = "forces"
     validation: float = 0.15
     test: float = 0.15
     model: Model = "nequip"
@@ -109,6 +113,11 @@ class TrainConfig:
         if self.data is not None and not self.data.name.endswith(SUFFIXES):
             expected = f"a file that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
             raise bad_input("train", "--data", expected, self.data)
+        has_keys = self.data is not None and self.data.suffix != ".db"
+        for name in ("energy_key", "forces_key"):
+            if not has_keys and getattr(self, name) != getattr(type(self), name):
+                expected = "left out without --data of an extxyz file"
+                raise bad_input("train", option(name), expected, getattr(self, name))
 
     def radius(self) -> float:
         """The cutoff: that of the options, or the default of the data."""

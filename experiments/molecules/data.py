@@ -39,8 +39,11 @@ def load(config: TrainConfig) -> StructuresDataset:
     if config.data is None:
         generate = getattr(datasets, config.system)
         return generate(num=config.structures, seed=streams(config.seed).split)
-    read = datasets.read_ase if config.data.suffix == ".db" else datasets.read_extxyz
-    data = read(config.data)
+    if config.data.suffix == ".db":
+        data = datasets.read_ase(config.data)
+    else:
+        keys = {"energy": config.energy_key, "forces": config.forces_key}
+        data = datasets.read_extxyz(config.data, **keys)
     first = data[0]
     for name in ("energy", "forces"):
         if first[name] is None:

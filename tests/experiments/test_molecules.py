@@ -168,6 +168,9 @@ def test_energies_of_species_are_those_of_lone_atoms(tmp_path):
     np.testing.assert_allclose(found, [-1.5, -4.0])
     with pytest.raises(ValueError, match="train: --data must be structures that all have forces"):
         load(_config(tmp_path, data=path))
+    path.write_text("1\nE=-2 Properties=species:S:1:F:R:3:pos:R:3\nH 1 2 3 0 0 0\n")
+    read = load(_config(tmp_path, data=path, energy_key="E", forces_key="F"))
+    assert read.energies.tolist() == [-2] and read.forces.tolist() == [[1, 2, 3]]
 
 
 def test_errors_are_per_atom_and_per_component_in_thousandths():
@@ -252,6 +255,10 @@ BAD = {
     "--steps": ({"steps": 0}, "--steps must be at least 1, got 0"),
     "--cutoff": ({"cutoff": 0.0}, "--cutoff must be a positive number, got 0.0"),
     "--test": ({"test": 1.0}, r"--test must be in \(0, 1\), got 1.0"),
+    "--forces-key": (
+        {"forces_key": "REF_forces"},
+        "--forces-key must be left out without --data of an extxyz file, got REF_forces",
+    ),
     "both": (
         {"test": 0.5, "validation": 0.5},
         "--validation and --test must be below 1 together, got 0.5 and 0.5",
