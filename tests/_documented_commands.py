@@ -100,6 +100,11 @@ CUTS = (
         "--batch-size 4 --no-progress",
     ),
     Cut("python -m experiments.physics", "--frames 3"),
+    Cut(
+        "python -m experiments.molecules train",
+        "--model schnet --structures 12 --num-layers 1 --features 8 --batch-size 2 --steps 2 "
+        "--eval-every 0 --checkpoint-every 0 --dynamics 2 --no-progress",
+    ),
     Cut("python -m experiments.mlp validate", "--steps 2"),
     Cut("python -m experiments.mlp fuse"),
     Cut("python -m experiments.sudoku generate", "--train 100 --test 34 --no-progress"),
@@ -199,6 +204,13 @@ def _by(command: str) -> Callable[[Path], None]:
     return lambda path: run(command, Path.cwd(), shortening(command))
 
 
+def _write_structures(path: Path) -> None:
+    with path.open("w") as file:
+        for distance in range(12):
+            file.write("2\nenergy=-1 Properties=species:S:1:pos:R:3:forces:R:3\n")
+            file.write(f"H 0 0 0 0 0 1\nH 0 0 {0.5 + 0.1 * distance} 0 0 -1\n")
+
+
 # Files that the commands name, relative to where they run, and what writes them.
 FILES: dict[str, Callable[[Path], object]] = {
     "my_graph/": lambda path: _write_graph(path, 60),
@@ -222,6 +234,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     ),
     "runs/physics/springs-seed0": _by("python -m experiments.physics train"),
     "runs/physics/charges-seed0": _by("python -m experiments.physics train --system charges"),
+    "structures.extxyz": _write_structures,
     "runs/demo": make_run,
     "runs/mhc/plain": make_run,
 }

@@ -167,6 +167,7 @@ RECORDS = {
     ),
     datasets.NodeDataset: lambda: datasets.synthetic("tiny"),
     datasets.ParticleMotion: lambda: datasets.particles(runs=1, frames=3),
+    datasets.StructuresDataset: lambda: datasets.argon(num=1),
     datasets.SyntheticScale: lambda: next(iter(datasets.SCALES.values())),
     datasets.TextDataset: datasets.pydoc_text,
     sudoku.Conflict: lambda: sudoku.Conflict("row 3", 2, ((3, 1), (3, 5))),

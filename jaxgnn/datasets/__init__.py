@@ -1,10 +1,10 @@
 """Data sets of nodes, links and graphs: readers of published files, embedded data, generators.
 
 Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset``, a
-``GraphsDataset``, a ``LinksDataset``, a ``RelationsDataset`` or a ``TriplesDataset`` of numpy
-arrays; only ``synthetic`` can leave its arrays on the device. ``split_edges`` splits a graph for
-link prediction, and ``split_graphs`` a data set of graphs. ``pydoc_text`` is a text for language
-models; ``sudoku`` has puzzles.
+``GraphsDataset``, a ``LinksDataset``, a ``RelationsDataset``, a ``TriplesDataset``, a
+``ParticleMotion`` or a ``StructuresDataset`` of numpy arrays; only ``synthetic`` can leave its
+arrays on the device. ``split_edges`` splits a graph for link prediction, and ``split_graphs`` a
+data set of graphs. ``pydoc_text`` is a text for language models; ``sudoku`` has puzzles.
 
 All readers raise ``FileNotFoundError`` if a folder or file is missing, and ``ValueError`` for an
 unknown name or an invalid file. The message names the file, and in text the line.
@@ -23,9 +23,13 @@ from jaxgnn.datasets.generators.particles import ParticleSystem as ParticleSyste
 from jaxgnn.datasets.generators.particles import particle_energy as particle_energy
 from jaxgnn.datasets.generators.particles import particles as particles
 from jaxgnn.datasets.generators.relations import synthetic_relations as synthetic_relations
+from jaxgnn.datasets.generators.structures import argon as argon
+from jaxgnn.datasets.generators.structures import silicon as silicon
 from jaxgnn.datasets.generators.synthetic import SCALES as SCALES
 from jaxgnn.datasets.generators.synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets.generators.synthetic import synthetic as synthetic
+from jaxgnn.datasets.readers.ase_database import read_ase as read_ase
+from jaxgnn.datasets.readers.extxyz import read_extxyz as read_extxyz
 from jaxgnn.datasets.readers.graphsaint import read_graphsaint as read_graphsaint
 from jaxgnn.datasets.readers.graphsaint import read_reddit as read_reddit
 from jaxgnn.datasets.readers.hypergraphs import read_hyperedge_text as read_hyperedge_text
@@ -55,5 +59,6 @@ from jaxgnn.datasets.records.node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets.records.particle_motion import ParticleMotion as ParticleMotion
 from jaxgnn.datasets.records.relations_dataset import RelationsDataset as RelationsDataset
 from jaxgnn.datasets.records.splits import split_graphs as split_graphs
+from jaxgnn.datasets.records.structures_dataset import StructuresDataset as StructuresDataset
 
 _suggest_names(__name__)

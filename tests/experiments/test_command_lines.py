@@ -50,6 +50,12 @@ WRONG = {
         "rollout --run nowhere",
         "draw --frames 1",
     ),
+    "experiments.molecules": (
+        "train --steps 0",
+        "train --model gin",
+        "train --data a.cif",
+        "train --seeds 1 1",
+    ),
     "experiments.mhc": ("train --steps 0", "compare --steps 0", "deep --depths 2 2"),
     "experiments.hgnn": ("lm --experts 0", "nodes --model gcn", "nodes --epochs 0"),
     "experiments.mlp": (

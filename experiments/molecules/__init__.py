@@ -1,0 +1,1 @@
+"""Learnt potentials: energies and forces of crystals, clusters and molecules."""
