@@ -39,6 +39,7 @@ class HostFeatures(RowsLike):
           ValueError: if the features are mapped from a file that has become shorter.
         """
         check_files("HostFeatures", array=self._array)
+        ids = np.asarray(ids)
         if out is None:
             out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
         if self._is_mapped:
@@ -46,5 +47,5 @@ class HostFeatures(RowsLike):
         else:
             # Any other mode goes through a copy of the result.
             np.take(self._array, ids, axis=0, out=out, mode="clip")
-        out[np.asarray(ids) < 0] = 0
+        out[ids < 0] = 0
         return out
