@@ -70,25 +70,25 @@ class TrainConfig:
     """
 
     system: Literal["silicon", "argon"] = "silicon"
-    structures: int = 320
+    structures: int = 800
     data: Path | None = None
     energy_key: str = "energy"
     forces_key: str = "forces"
-    validation: float = 0.15
-    test: float = 0.15
+    validation: float = 0.1
+    test: float = 0.1
     model: Model = "nequip"
     cutoff: float | None = None
     num_layers: int = 2
     features: int = 8
     energy_weight: float = 30.0
     batch_size: int = 4
-    steps: int = 1000
+    steps: int = 900
     learning_rate: float = 0.01
     dynamics: int = 500
     temperature: float = 600.0
     implementation: Literal["xla", "pallas", "ffi"] | None = None
     seed: tyro.conf.Suppress[int] = 0
-    eval_every: int = 250
+    eval_every: int = 300
     checkpoint_every: int = 500
     run: Path | None = None
     fresh: bool = False
