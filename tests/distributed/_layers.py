@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jaxgnn import CSRGraph, distributed, models, nn, ops
+from jaxgnn.equivariant import spherical_harmonics
 from jaxgnn.graph import HeteroGraph, LocalGraph, RelationalGraph, with_one_loop_each
 from tests.distributed._graphs import NODES, WIDTH, features, graph, mesh, sharded_graph
 
@@ -53,6 +54,10 @@ def _of_edges_dropping(net, given, rngs):
 
 def _of_distances(net, given, rngs):
     return net(given.graph, given.x, jnp.abs(given.edges[:, 0]))
+
+
+def _of_vectors(net, given, rngs):
+    return net(given.graph, given.x, spherical_harmonics("0e+1o", given.edges), given.edges)
 
 
 def _of_rows(net, given, rngs):
@@ -161,6 +166,12 @@ CASES = {
     "EdgeMLP": Case(
         lambda rngs: nn.EdgeMLP(WIDTH, [6, 4], edge_features=3, edge_dropout=0.3, rngs=rngs),
         _of_edges_dropping,
+    ),
+    "EquivariantConv": Case(
+        lambda rngs: nn.EquivariantConv(
+            "2x0e+2x1o", "0e+1o", "1x0e+1x1o", num_basis=EDGE_WIDTH, rngs=rngs
+        ),
+        _of_vectors,
     ),
     "GATConv": Case(_layer(nn.GATConv, **HEADS, **EDGES), _of_edges_dropping),
     "GATv2Conv": Case(_layer(nn.GATv2Conv, **HEADS, **EDGES, fill_value="max"), _of_edges_dropping),

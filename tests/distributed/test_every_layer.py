@@ -13,7 +13,7 @@ from tests.distributed._layers import (
 
 ON_ONE_DEVICE = {
     "a batch of graphs; batches are divided among devices by examples": (
-        "AttentionPooling Set2Set SortPool TopKPooling VirtualNode"
+        "AttentionPooling NequIP PaiNN SchNet Set2Set SortPool TopKPooling VirtualNode"
     ),
     "hyperedges, which have no parts on devices": (
         "AllDeepSetsConv AllSetTransformerConv HGNNPlusConv HNHNConv HyperGCNConv HypergraphConv "
@@ -26,8 +26,9 @@ ON_ONE_DEVICE = {
         "RecurrentRelationalNetwork SudokuGNN"
     ),
     "no graph: each row by itself": (
-        "ExpertCombiner ExpertCoupler FusedLinear FusedMLP GRUUpdate HyperConnection HyperHead "
-        "HyperStack JumpingKnowledge LSTMUpdate MLPUpdate MaxK NodeUpdate PairwiseExpertCoupler"
+        "BesselBasis EquivariantLinear ExpertCombiner ExpertCoupler FusedLinear FusedMLP GRUUpdate "
+        "GaussianBasis Gate HyperConnection HyperHead HyperStack JumpingKnowledge LSTMUpdate "
+        "MLPUpdate MaxK NodeUpdate PairwiseExpertCoupler SymmetricContraction"
     ),
 }
 
