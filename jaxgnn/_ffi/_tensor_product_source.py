@@ -423,7 +423,7 @@ def _weight_kernel(
     matrices, stride = _matrices(group)
     reads = _Reads.of(group, weights=False)
     shared = _WARPS * _tile(stride) * stride * 4
-    registers = 2 * reads.numbers + _num_slopes(group) + 28
+    registers = 2 * reads.numbers + _num_slopes(group) + 36
     pointer = f"float* const to = out + (size_t)slot * {product.num_weights} + channel;"
     zeros = " ".join(f"to[{c.of_weights.start}] = 0.0f;" for c in group)
     lines = _begin(number, registers, group[0].channels, shared)
