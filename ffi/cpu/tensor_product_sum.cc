@@ -1,9 +1,9 @@
 // Sums over neighbours of tensor products with spherical harmonics, and their gradients; see
 // jaxgnn/ops/_equivariant/reference/tensor_product_sum.py for the maths.
 //
-// Loops run over channels, in whole vectors, for the reason of which rows of nodes are copied once
-// (components.h). Edges of a row are processed in tiles. For each path a tile first contracts the
-// sparse table with the harmonics of all its edges, to a small matrix for each edge.
+// Loops run over channels, in whole vectors, so rows of nodes are first copied (components.h).
+// Edges of a row are processed in tiles. For each path a tile first contracts the sparse table with
+// the harmonics of all its edges, to a small matrix for each edge.
 #include "jaxgnn_ffi/couplings.h"
 #include "jaxgnn_ffi/graph_args.h"
 
@@ -22,8 +22,14 @@ constexpr int kMostComponents = 13;
 // Units of a task: rows are long and few.
 constexpr int64_t kUnitsOfTask = 16;
 
-template <typename Number, int kVectors>
-using Moved = Vector<Number>[kEdges][kVectors];
+// A vector of channels for each of `kEdges` edges.
+template <typename Number>
+using Vectors = Vector<Number>[kEdges];
+
+template <typename Number>
+JAXGNN_INLINE inline void Clear(Vectors<Number>& vectors) {
+  for (int e = 0; e < kEdges; ++e) vectors[e] = Vector<Number>{};
+}
 
 // The operands of a batch member.
 template <typename T>
@@ -129,51 +135,41 @@ JAXGNN_INLINE inline void MakeMatrix(const CoupledPath<NumberOf<T>>& path, const
   }
 }
 
-// moved[e] = Σ_a matrix[a, c] x[e, a] for some channels of `kEdges` edges.
-template <int kVectors, typename T>
+// moved[e] = Σ_a matrix[a, c] x[e, a] for a vector of channels of `kEdges` edges.
+template <typename T>
 JAXGNN_INLINE inline void Move(const CoupledPath<NumberOf<T>>& path, const Tile<T>& tile, int from,
-                               int64_t channel, int32_t component,
-                               Moved<NumberOf<T>, kVectors>& moved) {
+                               int64_t channel, int32_t component, Vectors<NumberOf<T>>& moved) {
   using Number = NumberOf<T>;
   const SparseTable<Number>& table = path.by_out;
-  const int64_t first = path.in_start + channel;
-  for (int e = 0; e < kEdges; ++e) {
-    for (int v = 0; v < kVectors; ++v) moved[e][v] = Vector<Number>{};
-  }
+  Clear<Number>(moved);
   for (int32_t p = table.outer_first[component]; p < table.outer_first[component + 1]; ++p) {
-    const int64_t place = first + table.inner[p] * path.padded;
+    const int64_t place = path.in_start + table.inner[p] * path.padded + channel;
     const Number* numbers = tile.matrix + p * kTile + from;
     for (int e = 0; e < kEdges; ++e) {
-      for (int v = 0; v < kVectors; ++v) {
-        Vector<Number> x;
-        LoadVector(tile.x[from + e] + place + v * kWidth<Number>, x);
-        moved[e][v] += numbers[e] * x;
-      }
+      Vector<Number> x;
+      LoadVector(tile.x[from + e] + place, x);
+      moved[e] += numbers[e] * x;
     }
   }
 }
 
-// Calls `block(number of vectors, first channel)` for all channels of a path, with the number as a
-// type.
-template <typename Number, typename Block>
-JAXGNN_INLINE inline void ForChannels(int64_t padded, const Block& block) {
-  int64_t channel = 0;
-  for (; channel + 2 * kWidth<Number> <= padded; channel += 2 * kWidth<Number>) {
-    block(std::integral_constant<int, 2>{}, channel);
+// The weights of a vector of channels of `kEdges` edges.
+template <typename T>
+JAXGNN_INLINE inline void LoadWeights(const CoupledPath<NumberOf<T>>& path, const Tile<T>& tile,
+                                      int from, int64_t channel, Vectors<NumberOf<T>>& weights) {
+  for (int e = 0; e < kEdges; ++e) {
+    const T* own = tile.weights[from + e] + path.numbers.weight_start + channel;
+    LoadSome(own, path.numbers.channels - channel, weights[e]);
   }
-  if (channel < padded) block(std::integral_constant<int, 1>{}, channel);
 }
 
-// The weights of some channels of `kEdges` edges.
-template <int kVectors, typename T>
-JAXGNN_INLINE inline void LoadWeights(const CoupledPath<NumberOf<T>>& path, const Tile<T>& tile,
-                                      int from, int64_t channel,
-                                      Moved<NumberOf<T>, kVectors>& weights) {
-  for (int e = 0; e < kEdges; ++e) {
-    const T* own = tile.weights[from + e] + path.numbers.weight_start;
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t first = channel + v * kWidth<NumberOf<T>>;
-      LoadSome(own + first, path.numbers.channels - first, weights[e][v]);
+// Calls `block(from, channel)` for all vectors of channels of a path, `kEdges` edges at a time.
+template <typename T, typename Block>
+JAXGNN_INLINE inline void ForBlocks(const CoupledPath<NumberOf<T>>& path, const Tile<T>& tile,
+                                    const Block& block) {
+  for (int from = 0; from < tile.count; from += kEdges) {
+    for (int64_t channel = 0; channel < path.padded; channel += kWidth<NumberOf<T>>) {
+      block(from, channel);
     }
   }
 }
@@ -197,29 +193,23 @@ struct SumKernel : RowSums {
     tiles.For(piece.begin, piece.end, [&](const Tile<T>& tile) JAXGNN_INLINE {
       for (const CoupledPath<Number>& path : couplings.paths) {
         MakeMatrix(path, tile);
-        for (int from = 0; from < tile.count; from += kEdges) {
-          ForChannels<Number>(path.padded, [&](auto vectors, int64_t channel) JAXGNN_INLINE {
-            Add<decltype(vectors)::value>(path, tile, from, channel, sums + path.out_start);
-          });
-        }
+        ForBlocks(path, tile, [&](int from, int64_t channel) JAXGNN_INLINE {
+          Add(path, tile, from, channel, sums + path.out_start + channel);
+        });
       }
     });
   }
 
-  template <int kVectors>
   JAXGNN_INLINE inline void Add(const CoupledPath<Number>& path, const Tile<T>& tile, int from,
                                 int64_t channel, Number* sums) const {
-    Moved<Number, kVectors> own, moved;
-    LoadWeights<kVectors>(path, tile, from, channel, own);
+    Vectors<Number> own, moved;
+    LoadWeights(path, tile, from, channel, own);
     for (int32_t c = 0; c < path.numbers.out_dim; ++c) {
-      Move<kVectors>(path, tile, from, channel, c, moved);
-      for (int v = 0; v < kVectors; ++v) {
-        Number* to = sums + c * path.padded + channel + v * kWidth<Number>;
-        Vector<Number> total;
-        std::memcpy(&total, to, sizeof(total));
-        for (int e = 0; e < kEdges; ++e) total += own[e][v] * moved[e][v];
-        std::memcpy(to, &total, sizeof(total));
-      }
+      Move(path, tile, from, channel, c, moved);
+      Vector<Number> total;
+      LoadVector(sums + c * path.padded, total);
+      for (int e = 0; e < kEdges; ++e) total += own[e] * moved[e];
+      std::memcpy(sums + c * path.padded, &total, sizeof(total));
     }
   }
 
@@ -307,33 +297,26 @@ struct WeightKernel {
   JAXGNN_INLINE inline void Multiply(const Tile<T>& tile, const Number* dy, T* out) const {
     for (const CoupledPath<Number>& path : couplings.paths) {
       MakeMatrix(path, tile);
-      for (int from = 0; from < tile.count; from += kEdges) {
-        ForChannels<Number>(path.padded, [&](auto vectors, int64_t channel) JAXGNN_INLINE {
-          MultiplyBlock<decltype(vectors)::value>(path, tile, from, channel, dy, out);
-        });
-      }
+      ForBlocks(path, tile, [&](int from, int64_t channel) JAXGNN_INLINE {
+        MultiplyBlock(path, tile, from, channel, dy + path.out_start + channel, out);
+      });
     }
   }
 
-  template <int kVectors>
   JAXGNN_INLINE inline void MultiplyBlock(const CoupledPath<Number>& path, const Tile<T>& tile,
                                           int from, int64_t channel, const Number* dy,
                                           T* out) const {
-    Moved<Number, kVectors> sums = {}, moved;
+    Vectors<Number> sums, moved;
+    Clear<Number>(sums);
     for (int32_t c = 0; c < path.numbers.out_dim; ++c) {
-      Move<kVectors>(path, tile, from, channel, c, moved);
-      for (int v = 0; v < kVectors; ++v) {
-        Vector<Number> slope;
-        LoadVector(dy + path.out_start + c * path.padded + channel + v * kWidth<Number>, slope);
-        for (int e = 0; e < kEdges; ++e) sums[e][v] += slope * moved[e][v];
-      }
+      Move(path, tile, from, channel, c, moved);
+      Vector<Number> slope;
+      LoadVector(dy + c * path.padded, slope);
+      for (int e = 0; e < kEdges; ++e) sums[e] += slope * moved[e];
     }
     for (int e = 0; e < kEdges && from + e < tile.count; ++e) {
       T* to = out + tile.slots[from + e] * couplings.weights + path.numbers.weight_start;
-      for (int v = 0; v < kVectors; ++v) {
-        const int64_t first = channel + v * kWidth<Number>;
-        StoreSome(sums[e][v], path.numbers.channels - first, to + first);
-      }
+      StoreSome(sums[e], path.numbers.channels - channel, to + channel);
     }
   }
 };
@@ -350,11 +333,10 @@ struct HarmonicKernel {
     std::memset(sums, 0, count * kLanesOfTile * sizeof(Number));
     for (const CoupledPath<Number>& path : couplings.paths) {
       Number* own = sums + path.numbers.sh_start * kLanesOfTile;
-      for (int from = 0; from < tile.count; from += kEdges) {
-        ForChannels<Number>(path.padded, [&](auto vectors, int64_t channel) JAXGNN_INLINE {
-          AddBlock<decltype(vectors)::value>(path, tile, from, channel, dy + path.out_start, own);
-        });
-      }
+      ForBlocks(path, tile, [&](int from, int64_t channel) JAXGNN_INLINE {
+        AddBlock(path, tile, from, channel, dy + path.out_start + channel,
+                 own + from * kWidth<Number>);
+      });
     }
     for (int e = 0; e < tile.count; ++e) {
       for (int64_t b = 0; b < count; ++b) {
@@ -365,55 +347,42 @@ struct HarmonicKernel {
     }
   }
 
-  template <int kVectors>
   JAXGNN_INLINE inline void AddBlock(const CoupledPath<Number>& path, const Tile<T>& tile, int from,
                                      int64_t channel, const Number* dy, Number* sums) const {
     const SparseTable<Number>& table = path.by_harmonic;
-    Moved<Number, kVectors> own, slopes[kMostComponents];
-    LoadWeights<kVectors>(path, tile, from, channel, own);
+    Vectors<Number> own, totals, slopes[kMostComponents];
+    LoadWeights(path, tile, from, channel, own);
     for (int32_t c = 0; c < path.numbers.out_dim; ++c) {
-      for (int v = 0; v < kVectors; ++v) {
-        Vector<Number> slope;
-        LoadVector(dy + c * path.padded + channel + v * kWidth<Number>, slope);
-        for (int e = 0; e < kEdges; ++e) slopes[c][e][v] = slope * own[e][v];
-      }
+      Vector<Number> slope;
+      LoadVector(dy + c * path.padded, slope);
+      for (int e = 0; e < kEdges; ++e) slopes[c][e] = slope * own[e];
     }
     for (int32_t b = 0; b < path.numbers.sh_dim; ++b) {
-      Moved<Number, kVectors> totals = {};
+      Number* to = sums + b * kTile * kWidth<Number>;
+      std::memcpy(totals, to, sizeof(totals));
       for (int32_t p = table.outer_first[b]; p < table.outer_first[b + 1]; ++p) {
-        AddPair<kVectors>(path, tile, from, channel, p, slopes[table.inner[p]], totals);
+        AddPair(path, tile, from, channel, p, slopes[table.inner[p]], totals);
       }
-      for (int e = 0; e < kEdges; ++e) {
-        Number* to = sums + (b * kTile + from + e) * kWidth<Number>;
-        Vector<Number> total;
-        std::memcpy(&total, to, sizeof(total));
-        for (int v = 0; v < kVectors; ++v) total += totals[e][v];
-        std::memcpy(to, &total, sizeof(total));
-      }
+      std::memcpy(to, totals, sizeof(totals));
     }
   }
 
   // totals += slopes Σ_a C[a] x[a] for a component of the harmonics and one of the result.
-  template <int kVectors>
   JAXGNN_INLINE inline void AddPair(const CoupledPath<Number>& path, const Tile<T>& tile, int from,
-                                    int64_t channel, int32_t pair,
-                                    const Moved<Number, kVectors>& slopes,
-                                    Moved<Number, kVectors>& totals) const {
+                                    int64_t channel, int32_t pair, const Vectors<Number>& slopes,
+                                    Vectors<Number>& totals) const {
     const SparseTable<Number>& table = path.by_harmonic;
-    Moved<Number, kVectors> moved = {};
+    Vectors<Number> moved;
+    Clear<Number>(moved);
     for (int32_t i = table.pair_first[pair]; i < table.pair_first[pair + 1]; ++i) {
       const int64_t place = path.in_start + table.third[i] * path.padded + channel;
       for (int e = 0; e < kEdges; ++e) {
-        for (int v = 0; v < kVectors; ++v) {
-          Vector<Number> x;
-          LoadVector(tile.x[from + e] + place + v * kWidth<Number>, x);
-          moved[e][v] += table.coefficients[i] * x;
-        }
+        Vector<Number> x;
+        LoadVector(tile.x[from + e] + place, x);
+        moved[e] += table.coefficients[i] * x;
       }
     }
-    for (int e = 0; e < kEdges; ++e) {
-      for (int v = 0; v < kVectors; ++v) totals[e][v] += slopes[e][v] * moved[e][v];
-    }
+    for (int e = 0; e < kEdges; ++e) totals[e] += slopes[e] * moved[e];
   }
 };
 
