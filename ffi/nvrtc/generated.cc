@@ -194,13 +194,13 @@ class Program {
     for (size_t i = 0; problem.empty() && i < launches_.size(); ++i) {
       void* kernel;
       const std::string name = "kernel" + std::to_string(i);
-      problem = driver.Problem("cuModuleGetFunction",
-                               driver.function(&kernel, module, name.c_str()));
+      problem =
+          driver.Problem("cuModuleGetFunction", driver.function(&kernel, module, name.c_str()));
       if (problem.empty() && launches_[i].shared_bytes > 0) {
         constexpr int kMostDynamicShared = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        problem = driver.Problem("cuFuncSetAttribute",
-                                 driver.set_attribute(kernel, kMostDynamicShared,
-                                                      launches_[i].shared_bytes));
+        problem = driver.Problem(
+            "cuFuncSetAttribute",
+            driver.set_attribute(kernel, kMostDynamicShared, launches_[i].shared_bytes));
       }
       found.push_back(kernel);
     }
@@ -279,15 +279,15 @@ struct Operands {
 
 std::string LaunchAll(const Driver& driver, void* stream, const std::vector<Launch>& launches,
                       const std::vector<void*>& kernels, Operands& operands) {
-  void* parameters[] = {&operands.rows,  &operands.edges, &operands.indptr,
+  void* parameters[] = {&operands.rows,    &operands.edges, &operands.indptr,
                         &operands.indices, &operands.slots, &operands.first,
-                        &operands.second, &operands.third, &operands.out};
+                        &operands.second,  &operands.third, &operands.out};
   const int64_t blocks = operands.rows > 0 ? (int64_t{operands.rows} + kWarps - 1) / kWarps : 1;
   for (size_t i = 0; i < kernels.size(); ++i) {
-    const int status = driver.launch(kernels[i], static_cast<unsigned>(blocks),
-                                     static_cast<unsigned>(launches[i].columns), 1, 32 * kWarps, 1,
-                                     1, static_cast<unsigned>(launches[i].shared_bytes), stream,
-                                     parameters, nullptr);
+    const int status =
+        driver.launch(kernels[i], static_cast<unsigned>(blocks),
+                      static_cast<unsigned>(launches[i].columns), 1, 32 * kWarps, 1, 1,
+                      static_cast<unsigned>(launches[i].shared_bytes), stream, parameters, nullptr);
     if (status != 0) return driver.Problem("cuLaunchKernel", status);
   }
   return "";
@@ -304,8 +304,7 @@ ffi::Error Generated(void* stream, ffi::AnyBuffer indptr, ffi::AnyBuffer indices
   const Driver& driver = Driver::Get();
   if (!driver.library.problem().empty()) return Failed(name, driver.library.problem());
   void* context;
-  std::string problem =
-      driver.Problem("cuStreamGetCtx", driver.stream_context(stream, &context));
+  std::string problem = driver.Problem("cuStreamGetCtx", driver.stream_context(stream, &context));
   if (!problem.empty()) return Failed(name, problem);
   const InContext current(driver, context);
   const std::vector<void*>* kernels;

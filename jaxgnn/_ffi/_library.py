@@ -1,8 +1,8 @@
 """Finds the compiled libraries and registers their targets with XLA, on first use.
 
-There are three: ``cpu``; ``cuda``, compiled by nvcc; and ``nvrtc``, which the C++ compiler makes too
-and which compiles generated CUDA sources when they are first used. Their functions below take the
-name of a library as ``platform``.
+There are three libraries: ``cpu``; ``cuda``, which nvcc compiles; and ``nvrtc``, which compiles
+generated CUDA sources on first use and itself needs only a C++ compiler. In the functions below,
+``platform`` is the name of a library.
 
 Registering a broken target would stop a whole JAX backend from starting, so nothing is registered
 at import, and a library that can not be loaded is reported as a reason, not as an exception.

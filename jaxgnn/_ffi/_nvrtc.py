@@ -22,7 +22,11 @@ from jaxgnn._ffi._tensor_product_source import Source
 from pallas_kernels.chip import Chip
 
 # Newest first; the packages for CUDA 13 share a folder.
-_FILES = ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12")
+_FILES = (
+    "cu13/lib/libnvrtc.so.13",
+    "cuda_nvrtc/lib/libnvrtc.so.13",
+    "cuda_nvrtc/lib/libnvrtc.so.12",
+)
 _TO_INSTALL = "pip install nvidia-cuda-nvrtc, which jax[cuda13] has too"
 _LONGEST_KEPT = 256
 
@@ -109,9 +113,7 @@ def _add(name: str) -> Source:
     made = _makers[name.partition(":")[0]](name.partition(":")[2])
     flat = [number for launch in made.launches for number in launch]
     launches = (ctypes.c_int32 * len(flat))(*flat)
-    _functions().jaxgnn_nvrtc_add(
-        name.encode(), made.text.encode(), launches, len(made.launches)
-    )
+    _functions().jaxgnn_nvrtc_add(name.encode(), made.text.encode(), launches, len(made.launches))
     return made
 
 
@@ -122,7 +124,7 @@ def compile_for(name: str, capability: int) -> str | None:
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-def _PROVIDE(name: bytes) -> None:  # noqa: N802
-    """Adds a program that the library misses; of an unknown family there is nothing to add."""
+def _PROVIDE(name: bytes) -> None:
+    """Adds a program that the library does not have; ignores a family that nobody registered."""
     if name.decode().partition(":")[0] in _makers:
         _add(name.decode())

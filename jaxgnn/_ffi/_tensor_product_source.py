@@ -1,9 +1,10 @@
-"""Writes the CUDA source of sums of tensor products: the couplings of a product are constants in it.
+"""Writes the CUDA source of sums of tensor products, with the couplings of a product as constants.
 
-A warp has a row of the graph and 32 channels, one for each lane. The edges of the row come in tiles.
-For each edge of a tile one lane computes the matrices ``M[a, c] = Σ_b C[a, b, c] harmonics[b]`` of
-all couplings, without their zeros, and stores them in shared memory; then all lanes multiply, edge
-after edge. What a lane reads for the next edge is on its way meanwhile. Nothing is added by atomics.
+A warp processes a row of the graph and 32 channels, one for each lane. The edges of the row come in
+tiles. For each edge of a tile one lane computes the matrices ``M[a, c] = Σ_b C[a, b, c] Y[b]`` of
+all couplings from the harmonics ``Y``, without their zeros, and stores them in shared memory. Then
+all lanes multiply, edge after edge. Meanwhile a lane reads its numbers of the next edge. There are
+no atomic additions.
 
 There are four kinds of kernels. All have the parameters of ``_PARAMETERS``: sums read features of
 the other end, harmonics and weights; products read features of the sender, slopes of the receiver,
@@ -314,7 +315,6 @@ def _sum_kernel(
     missing: Sequence[range],
 ) -> tuple[str, int]:
     """The kernel of the sums of a group, in passes over the edges if it reads many numbers."""
-
     alone = len({coupling.of_in.start for coupling in group}) == 1
 
     def sizes(coupling):
@@ -405,7 +405,7 @@ def _num_slopes(group: Sequence[Coupling]) -> int:
 
 
 def _zero_padding(store: Sequence[str]) -> list[str]:
-    """Sets what this part of the channels has in padding slots to zero, and leaves without a row."""
+    """Sets padding slots of this part of the channels to zero; warps without a row end here."""
     return [
         f"const int warps = gridDim.x * {_WARPS};",
         "for (int slot = indptr[rows] + row; slot < edges; slot += warps) {",

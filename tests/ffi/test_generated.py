@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn import CSRGraph, _ffi
-from jaxgnn._ffi import _nvrtc
+from jaxgnn import CSRGraph, _ffi, ops
+from jaxgnn._ffi import _library, _nvrtc
 from jaxgnn._ffi import tensor_product_sum as calls
 from jaxgnn._ffi._tensor_product_source import Source, source
 from jaxgnn.equivariant import TensorProduct, separate_paths
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
+from jaxgnn.ops._equivariant.tensor_product_sum import SUM
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_close, random_array
 
 HERE = Path(__file__).parent
@@ -108,54 +110,122 @@ def emulated(tmp_path_factory, monkeypatch):
     return emulate
 
 
+def _calls(product):
+    """Arrays of each kind, with NaN in padding slots; then the call, and the reference."""
+    x = random_array((5, product.irreps_in.dim), "float32", seed=0)
+    dy = random_array((5, product.irreps_out.dim), "float32", seed=1)
+    harmonics = random_array((43, product.irreps_sh.dim), "float32", seed=2).at[41:].set(jnp.nan)
+    weights = random_array((43, product.num_weights), "float32", seed=3).at[41:].set(jnp.nan)
+    return {
+        "rows": ((x, harmonics, weights), calls.sum_at_rows_cuda, reference.tensor_product_sum),
+        "columns": ((dy, harmonics, weights), calls.sum_at_columns_cuda, reference.sum_at_columns),
+        "weights": ((x, dy, harmonics), calls.weight_products_cuda, reference.weight_products),
+        "harmonics": ((x, dy, weights), calls.harmonic_products_cuda, reference.harmonic_products),
+    }
+
+
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_generated_kernels_compute_the_formula(name, kind, emulated):
     product = PRODUCTS[name]
-    x = random_array((5, product.irreps_in.dim), "float32", seed=0)
-    dy = random_array((5, product.irreps_out.dim), "float32", seed=1)
-    harmonics = random_array((43, product.irreps_sh.dim), "float32", seed=2)
-    weights = random_array((43, product.num_weights), "float32", seed=3)
-    nan = [array.at[41:].set(jnp.nan) for array in (harmonics, weights)]
-    run, plain, arrays, options = {
-        "rows": (calls.sum_at_rows_cuda, reference.tensor_product_sum, (x, *nan), {}),
-        "columns": (calls.sum_at_columns_cuda, reference.sum_at_columns, (dy, *nan), {}),
-        "weights": (
-            calls.weight_products_cuda, reference.weight_products, (x, dy, nan[0]),
-            {"dtype": "float32"},
-        ),
-        "harmonics": (
-            calls.harmonic_products_cuda, reference.harmonic_products, (x, dy, nan[1]),
-            {"dtype": "float32"},
-        ),
-    }[kind]  # fmt: skip
+    arrays, run, plain = _calls(product)[kind]
     emulated(name)
-    actual = run(GRAPH, *arrays, product=product, **options)
+    with_dtype = kind in ("weights", "harmonics")
+    options = {"product": product} | ({"dtype": "float32"} if with_dtype else {})
+    actual = run(GRAPH, *arrays, **options)
     with jax.enable_x64(True):
-        exact = [array.astype(jnp.float64) for array in arrays]
-        expected = plain(GRAPH, *exact, product=product, **options | {"dtype": "float64"} if options else options)
+        options |= {"dtype": "float64"} if with_dtype else {}
+        expected = plain(GRAPH, *(array.astype(jnp.float64) for array in arrays), **options)
     assert_close(actual, expected, reduction_length=40 * 7 * product.irreps_sh.dim)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("name", ["sums", "apart"])
-def test_nvrtc_compiles_generated_sources(name, capability):
+@pytest.fixture
+def needs_nvrtc():
     reason = _ffi.why_missing("nvrtc")
     if reason is not None:
         pytest.skip(f"reason: {reason}")
+
+
+@pytest.mark.costly
+@pytest.mark.usefixtures("needs_nvrtc")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", ["sums", "apart"])
+def test_nvrtc_compiles_generated_sources(name, capability):
     for kind in KINDS:
         program = f"{calls._FAMILY}:{calls._described(PRODUCTS[name], kind)}"
         _nvrtc.add(program)
         assert _nvrtc.compile_for(program, capability) is None
 
 
-def test_a_source_that_is_no_cuda_is_reported_with_the_log():
-    reason = _ffi.why_missing("nvrtc")
-    if reason is not None:
-        pytest.skip(f"reason: {reason}")
+@pytest.mark.usefixtures("needs_nvrtc")
+def test_an_error_of_nvrtc_has_its_log():
     _nvrtc.register("no_cuda", lambda name: Source("__device__ int x = y;", ()))
     _nvrtc.add("no_cuda:x")
-    assert re.search(r'sm_90: jaxgnn.cu\(1\): error: identifier "y"', _nvrtc.compile_for("no_cuda:x", 90))
+    problem = _nvrtc.compile_for("no_cuda:x", 90)
+    assert re.search(r'sm_90: jaxgnn.cu\(1\): error: identifier "y"', problem)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """A GPU with or without NVRTC, as far as choosing a kernel goes."""
+
+    def pretend(with_nvrtc):
+        path = "libnvrtc.so" if with_nvrtc else None
+        monkeypatch.setattr(_nvrtc, "nvrtc_path", lambda: path)
+        if with_nvrtc:
+            monkeypatch.setattr(_nvrtc, "problem", lambda library: None)
+        monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+        _library.why_missing.cache_clear()
+
+    yield pretend
+    _library.why_missing.cache_clear()
+
+
+SMALL = TensorProduct.of("2x0e+2x1o", "0e+1o", "2x0e+2x1o")
+
+
+def _shapes(dtype):
+    widths = SMALL.irreps_in.dim, SMALL.irreps_sh.dim, SMALL.num_weights
+    sizes = zip((5, 43, 43), widths, strict=True)
+    return [jax.ShapeDtypeStruct(size, dtype) for size in sizes]
+
+
+def test_without_nvrtc_the_reason_says_what_to_install_and_none_is_plain_jax(on_a_gpu):
+    on_a_gpu(with_nvrtc=False)
+    shapes = _shapes("float32")
+    assert "pip install nvidia-cuda-nvrtc" in SUM.why_not(
+        "ffi", "cuda", GRAPH, *shapes, product=SMALL
+    )
+    assert SUM.choose("cuda", GRAPH, *shapes, product=SMALL) == "xla"
+
+
+@pytest.mark.parametrize(
+    "dtype, chosen", [("float32", "ffi"), ("bfloat16", "ffi"), ("float64", "xla")]
+)
+def test_with_nvrtc_none_is_generated_kernels_but_for_float64(dtype, chosen, on_a_gpu):
+    on_a_gpu(with_nvrtc=True)
+    with jax.enable_x64(True):
+        assert SUM.choose("cuda", GRAPH, *_shapes(dtype), product=SMALL) == chosen
+
+
+@pytest.mark.lowers
+@pytest.mark.parametrize("mapped", [False, True], ids=["one", "batch"])
+def test_value_and_gradients_call_a_generated_program_for_each_kind(mapped, on_a_gpu):
+    on_a_gpu(with_nvrtc=True)
+
+    def run(*arrays):
+        call = lambda *a: ops.tensor_product_sum(GRAPH, *a, **SMALL.arguments)  # noqa: E731
+        value, pull = jax.vjp(call, *arrays)
+        return value, pull(value)
+
+    shapes = _shapes("float32")
+    if mapped:
+        run = jax.vmap(run, (0, None, None))
+        shapes[0] = jax.ShapeDtypeStruct((3, *shapes[0].shape), "float32")
+    text = jax.jit(run).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    names = re.findall(r'program = "tensor_product_sum:(\w+);', text)
+    assert sorted(names) == sorted(KINDS)
 
 
 def test_names_of_programs_say_how_to_make_them():
