@@ -79,7 +79,7 @@ def source(product: TensorProduct, kind: Kind) -> Source:
 
 
 class _Matrix(NamedTuple):
-    """Where the matrix of a coupling is among those of an edge.
+    """The matrix of a coupling, with its place among those of an edge.
 
     Attributes:
       places: the place of each entry ``[a, c]`` that is not always zero.
@@ -240,7 +240,7 @@ def _store_matrices(
 
 
 class _Reads(NamedTuple):
-    """What a lane reads for an edge, one edge ahead.
+    """Numbers that a lane reads for an edge, one edge ahead.
 
     Attributes:
       parts: the entries of the features: their start and number of components.
@@ -392,7 +392,7 @@ def _products(used: Sequence[Coupling], product: TensorProduct, kind: Kind) -> S
 
 
 def _slopes(group: Sequence[Coupling], width: int) -> list[str]:
-    """Reads what the row has of each entry of the result."""
+    """Reads the slopes of the row for each entry of the result that the group reaches."""
     lines = [f"const float* const g = second + (size_t)row * {width};"]
     for start, size in dict.fromkeys((c.of_out.start, c.table.shape[2]) for c in group):
         reads = (f"g{start}_{c} = __ldg(g + {start} + at * {size} + {c})" for c in range(size))

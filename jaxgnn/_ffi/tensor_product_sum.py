@@ -6,6 +6,8 @@ write float32.
 
 from __future__ import annotations
 
+from typing import cast
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -211,9 +213,9 @@ def _described(product: TensorProduct, kind: Kind) -> str:
 
 
 def _source_of(description: str) -> Source:
-    kind, *irreps, paths = description.split(";")
+    kind, of_in, of_sh, of_out, paths = description.split(";")
     instructions = [tuple(map(int, path.split("-"))) for path in paths.split(",")]
-    return source(TensorProduct.of(*irreps, instructions), kind)
+    return source(TensorProduct.of(of_in, of_sh, of_out, instructions), cast(Kind, kind))
 
 
 _nvrtc.register(_FAMILY, _source_of)
