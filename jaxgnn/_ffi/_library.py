@@ -1,5 +1,9 @@
 """Finds the compiled libraries and registers their targets with XLA, on first use.
 
+There are three libraries: ``cpu``; ``cuda``, which nvcc compiles; and ``nvrtc``, which compiles
+generated CUDA sources on first use and itself needs only a C++ compiler. In the functions below,
+``platform`` is the name of a library.
+
 Registering a broken target would stop a whole JAX backend from starting, so nothing is registered
 at import, and a library that can not be loaded is reported as a reason, not as an exception.
 """
@@ -17,10 +21,11 @@ from pathlib import Path
 
 import jax
 
-_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA", "nvrtc": "CUDA"}
 _TO_INSTALL = {
     "cpu": "reinstall jaxgnn with a C++ compiler and without JAXGNN_PURE_PYTHON",
     "cuda": "install jaxgnn-cuda13, or reinstall jaxgnn with nvcc and JAXGNN_CUDA=1",
+    "nvrtc": "reinstall jaxgnn with a C++ compiler and without JAXGNN_PURE_PYTHON",
 }
 
 
@@ -54,7 +59,7 @@ def open_library(platform: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def targets() -> dict[str, tuple[str, ...]]:
-    """The platforms whose library has a symbol of the name of an XLA target, for each target.
+    """The libraries that have a symbol of the name of an XLA target, for each target.
 
     They are the ``TARGETS`` of the modules of this package.
     """
@@ -88,9 +93,13 @@ def load(platform: str) -> ctypes.CDLL | None:
 def why_missing(platform: str) -> str | None:
     """The reason why the compiled kernels of ``platform`` can not be used; None if they can."""
     library = load(platform)
-    if library is not None:
-        return _cuda_problem(library) if platform == "cuda" else None
-    return why_not_open(platform)
+    if library is None:
+        return why_not_open(platform)
+    if platform == "nvrtc":
+        from jaxgnn._ffi import _nvrtc
+
+        return _nvrtc.problem(library)
+    return _cuda_problem(library) if platform == "cuda" else None
 
 
 def why_not_open(platform: str) -> str:

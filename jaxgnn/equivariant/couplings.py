@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from jaxgnn.equivariant.paths import TensorProduct
 
 # Coefficients below this are rounding errors of zeros: others are above 0.001 up to degree 6.
-_ZERO = 1e-12
+ZERO = 1e-12
 
 
 class Coupling(NamedTuple):
@@ -90,7 +90,7 @@ def coupling_arrays(product: TensorProduct, *, exchanged: bool = False) -> Coupl
     """The couplings of a product as arrays; the arguments are those of ``couplings``."""
     paths, entries, coefficients = [], [], []
     for coupling in couplings(product, exchanged=exchanged):
-        own = np.argwhere(np.abs(coupling.table) > _ZERO)
+        own = np.argwhere(np.abs(coupling.table) > ZERO)
         parts = coupling.of_in, coupling.of_sh, coupling.of_out, coupling.of_weights
         starts = (part.start for part in parts)
         paths.append((*starts, coupling.channels, *coupling.table.shape, len(own)))

@@ -4,8 +4,7 @@ A number is linear in each of four arrays (see ``reference/tensor_product_sum.py
 here is the gradient of that number to one of them, so its own gradients are the other functions.
 All arrays are without leading axes, and the graph without weights.
 
-An implementation for a GPU has the arguments of those of the CPU: the graph with its transpose, the
-three other arrays, and the product, whose sparse tables ``coupling_arrays`` has.
+The kernels of a CPU read sparse tables of the product. Those of a GPU are generated for it.
 """
 
 from __future__ import annotations
@@ -24,25 +23,43 @@ from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 _DTYPES = ("float32", "bfloat16", "float64")
 
 
-def _table(name: str, plain, native, *, scatters: bool = True) -> dispatch.Kernel:
+def _table(name: str, plain, native, native_cuda, *, scatters: bool = True) -> dispatch.Kernel:
     return dispatch.Kernel(
         name,
         {
             "xla": dispatch.xla(plain, scatters=scatters),
-            "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=native),
+            "ffi": dispatch.ffi(
+                dtypes=_DTYPES,
+                cpu=native,
+                cuda=native_cuda,
+                cuda_limits=ffi.cuda_limits,
+                cuda_library="nvrtc",
+            ),
         },
     )
 
 
-SUM = _table("tensor_product_sum", reference.tensor_product_sum, ffi.sum_at_rows)
-SUM_AT_COLUMNS = _table("tensor_product_sum.to_x", reference.sum_at_columns, ffi.sum_at_columns)
+SUM = _table(
+    "tensor_product_sum", reference.tensor_product_sum, ffi.sum_at_rows, ffi.sum_at_rows_cuda
+)
+SUM_AT_COLUMNS = _table(
+    "tensor_product_sum.to_x",
+    reference.sum_at_columns,
+    ffi.sum_at_columns,
+    ffi.sum_at_columns_cuda,
+)
 WEIGHT_PRODUCTS = _table(
-    "tensor_product_sum.to_weights", reference.weight_products, ffi.weight_products, scatters=False
+    "tensor_product_sum.to_weights",
+    reference.weight_products,
+    ffi.weight_products,
+    ffi.weight_products_cuda,
+    scatters=False,
 )
 HARMONIC_PRODUCTS = _table(
     "tensor_product_sum.to_harmonics",
     reference.harmonic_products,
     ffi.harmonic_products,
+    ffi.harmonic_products_cuda,
     scatters=False,
 )
 

@@ -71,7 +71,9 @@ def tensor_product_sum(
         ``equivariant.separate_paths`` makes those of NequIP, with ``irreps_out``.
       basis: features of each edge slot, instead of ``weights``.
       kernel: the map from these features to weights.
-      implementation: ``"xla"``, ``"ffi"`` on a CPU, or None for the one measured to be fastest.
+      implementation: ``"xla"``, ``"ffi"``, or None for the one measured to be fastest. On a GPU
+        ``"ffi"`` generates CUDA kernels for these irreps, which NVIDIA's NVRTC compiles on first
+        use, for float32 and bfloat16.
 
     Returns:
       Features of the receivers, of ``irreps_out`` and of the dtype of ``x``.

@@ -145,6 +145,7 @@ def ffi(
     cpu: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
     cuda_limits: Callable[..., str | None] = _always,
+    cuda_library: str = "cuda",
 ) -> Implementation:
     """Compiled kernels for features of ``dtypes``, where their libraries were built.
 
@@ -153,7 +154,12 @@ def ffi(
       cpu: runs the kernel of the CPU library.
       cuda: runs the kernel of the CUDA library, or None if it has none.
       cuda_limits: returns the reason why the CUDA kernel can not run these arguments, or None.
+      cuda_library: name of the library that has the CUDA kernel.
     """
+    why_missing = _ffi.why_missing
+
+    def missing(platform: Platform) -> str | None:
+        return why_missing(cuda_library if platform == "cuda" else platform)
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
         # A library reads leading sizes at run time; sizes of graphs must be known before.
@@ -165,7 +171,7 @@ def ffi(
     runs: dict[Platform, Callable[..., Any]] = {"cpu": cpu}
     if cuda is not None:
         runs["cuda"] = cuda
-    return Implementation(runs, unsupported, missing=_ffi.why_missing)
+    return Implementation(runs, unsupported, missing=missing)
 
 
 def pallas(

@@ -44,6 +44,7 @@ class Op:
       pallas: whether it has Mosaic GPU kernels.
       native: the platforms for which there are compiled kernels.
       native_of: the op whose compiled kernels it runs, if it has none of its own.
+      generated: whether its CUDA source is generated, and compiled when it is first used.
       benchmarks: the benchmarks that time it.
     """
 
@@ -53,6 +54,7 @@ class Op:
     pallas: bool = True
     native: tuple[Platform, ...] = ()
     native_of: str | None = None
+    generated: bool = False
     benchmarks: tuple[Benchmark, ...] = ()
 
     @property
@@ -96,7 +98,14 @@ OPS = (
     _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
     _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
     Op("filtered_sum", "filters", native=("cpu",), benchmarks=(_FILTERS,)),
-    Op("tensor_product_sum", "equivariant", pallas=False, native=("cpu",), benchmarks=(_PRODUCTS,)),
+    Op(
+        "tensor_product_sum",
+        "equivariant",
+        pallas=False,
+        native=_EVERYWHERE,
+        generated=True,
+        benchmarks=(_PRODUCTS,),
+    ),
     _timed("segment_softmax", "graph", native=("cpu",)),
     Op("aggregate", "aggregate", ("neighbour_reduce",), native=("cpu",), benchmarks=(_REDUCTIONS,)),
     _timed("dot_attention", "attention", native=("cpu",)),
