@@ -15,8 +15,9 @@ from jaxgnn.graph import GraphSample
 
 # Number of radial functions of a pair of species.
 _FUNCTIONS = 24
-# Smaller eigenvalues of the scaled products of features count as zero.
-_LEAST_EIGENVALUE = 1e-13
+# Weight of squared coefficients, as a fraction of the mean square of the features. Ten times as much
+# has larger errors of forces on validation structures of silicon.
+_RIDGE = 1e-6
 
 
 def species_energies(data: StructuresDataset, structures: np.ndarray) -> np.ndarray:
@@ -62,11 +63,10 @@ class PairPotential:
             rows, wanted = forces.reshape(-1, len(energy)), _forces_of(sample).ravel()
             products = products + weight * np.outer(energy, energy) + rows.T @ rows
             targets = targets + weight * energy * target + rows.T @ wanted
-        # The columns of features that never occur are zero.
-        scales = np.sqrt(np.maximum(np.diag(products), np.finfo(float).tiny))
-        scaled = products / np.outer(scales, scales)
-        found = np.linalg.lstsq(scaled, targets / scales, rcond=_LEAST_EIGENVALUE)[0]
-        self._coefficients = found / scales
+        # Keeps functions of distances that hardly occur small, so that shorter ones are not wild.
+        ridge = _RIDGE * np.trace(products) / len(products)
+        regular = products + ridge * np.eye(len(products))
+        self._coefficients = np.linalg.solve(regular, targets)
 
     def __call__(self, sample: GraphSample) -> tuple[float, np.ndarray]:
         """Energy and forces [atoms, 3] of a structure."""

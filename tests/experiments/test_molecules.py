@@ -126,13 +126,13 @@ def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypat
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_pair_potential_is_exact_for_pairs_and_not_if_forces_are_shuffled(tmp_path, shuffled):
-    config = _config(tmp_path, system="argon", structures=24)
+    config = _config(tmp_path, system="argon", structures=24, test=0.25)
     data = load(config)
     batches = _batches(config, _shuffled(data) if shuffled else data)
     found = trivial_predictions(config, batches)
     errors = {name: Errors.of(rows) for name, rows in found.items()}
     pairs, zero = errors["pair potential"], errors["energies of species"]
-    assert zero.forces > 50 and zero.energy > 10
+    assert zero.forces > 20 and zero.energy > 10
     if shuffled:
         assert pairs.forces > 0.9 * zero.forces
     else:
@@ -221,7 +221,7 @@ def test_each_potential_starts_at_the_energies_of_species(tmp_path, model):
 def test_parts_share_no_structure_and_too_few_structures_are_refused(tmp_path):
     config = _config(tmp_path)
     split = split_of(config, 20)
-    assert [len(part) for part in split] == [14, 3, 3]
+    assert [len(part) for part in split] == [16, 2, 2]
     assert sorted(np.concatenate(split)) == list(range(20))
     with pytest.raises(ValueError, match=r"train: --data must be enough structures .*, got 2"):
         split_of(config, 2)
