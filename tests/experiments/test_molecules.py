@@ -151,9 +151,9 @@ def test_forces_of_the_pair_potential_are_differences_of_its_energies():
     x = rng.uniform(0, 5, (5, 3)).astype(np.float32)
     potential = PairPotential([sample(rng.uniform(0, 5, (5, 3))) for _ in range(9)], 3, 4.0, 1.0)
     direction = rng.normal(size=x.shape)
-    up, down = (potential(sample(x + sign * 1e-2 * direction))[0] for sign in (1, -1))
+    up, down = (potential(sample(x + sign * 1e-3 * direction))[0] for sign in (1, -1))
     slope = -np.sum(potential(sample(x))[1] * direction)
-    np.testing.assert_allclose((up - down) / 2e-2, slope, rtol=0.02)
+    np.testing.assert_allclose((up - down) / 2e-3, slope, rtol=0.02)
 
 
 def test_energies_of_species_are_those_of_lone_atoms(tmp_path):
