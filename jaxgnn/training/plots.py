@@ -61,6 +61,7 @@ _IMPLEMENTATIONS = {
     "scipy": "#5b3a8c",
     "jax": "#0b3c6f",
     "jraph": "#c49c00",
+    "e3nn": "#7a6a53",
     "torch": "#b0122b",
     "torch compiled": "#f0696b",
     "torch_geometric": _GEOMETRIC,
