@@ -38,7 +38,7 @@ def relations_of(
         times, values = None, of_times.get(edge_type)
         if seed_times is not None and values is not None:
             name = f"edge_times[{edge_type!r}]"
-            host, times = timed_graph(where, name, values, relation.num_edges, host, seed_times)
+            host, times = timed_graph(where, name, values, relation, host, seed_times)
         sender, _, receiver = edge_type
         made[edge_type] = Relation(sender, receiver, host, times, fanouts[edge_type], drawn)
     return made

@@ -74,9 +74,11 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
       num_threads: number of threads; None for one for each core.
       capacity: numbers of slots of a batch; None measures eight batches.
       edge_ids: whether batches have ``e_id``.
-      edge_times: for each relation the time of each edge slot: integers, floats or ``datetime64``;
-        None for a relation whose edges exist at all times, which always draws uniformly. None to
-        draw from all edges of the graph.
+      edge_times: for each relation the time of each edge slot: integers, floats or ``datetime64``,
+        ascending or equal within each row; None for a relation whose edges exist at all times,
+        which always draws uniformly. None to draw from all edges of the graph. The edges of a
+        relation are sorted as for ``NeighborLoader``, ``order = np.lexsort((times, receivers))``,
+        and those of the reverse relation by its own receivers; ``with_reverse`` does not do this.
       seed_times: with ``edge_times``, the time of each seed, of the same kind. Only edges strictly
         before the time of a seed are drawn for it, in all hops, so each seed has nodes of its own
         (``batch.batch``), even where two seeds are one node. ``labels`` then have an entry for each

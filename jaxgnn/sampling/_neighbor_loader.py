@@ -80,8 +80,10 @@ class NeighborLoader(BatchLoader[SampledBatch]):
       num_threads: number of threads; None for one for each core.
       capacity: numbers of slots of a batch; None measures eight batches.
       edge_ids: whether batches have ``e_id``.
-      edge_times: for each edge slot of the graph its time: integers, floats or ``datetime64``. None
-        to draw from all edges.
+      edge_times: for each edge slot of the graph its time: integers, floats or ``datetime64``,
+        ascending or equal within each row. None to draw from all edges. Sort a list of edges by
+        receiver, then by time, before ``from_edges``, which keeps that order:
+        ``order = np.lexsort((times, receivers))``; then ``edge_times`` are ``times[order]``.
       seed_times: with ``edge_times``, the time of each seed, of the same kind. Only edges strictly
         before the time of a seed are drawn for it, in all hops, so each seed has nodes of its own
         (``batch.batch``), even where two seeds are one node. ``labels`` then have an entry for each
@@ -105,6 +107,16 @@ class NeighborLoader(BatchLoader[SampledBatch]):
       >>> for batch in loader:
       ...     print(sorted(batch.n_id.tolist()), batch.blocks[-1].shape, batch.x.shape)
       [0, 1, 2, 3] (2, 4) (4, 4)
+
+      Before a time, from a list of edges in any order:
+
+      >>> senders, receivers, times = np.array([[1, 2, 0, 3], [0, 0, 3, 0], [9, 4, 7, 5]])
+      >>> order = np.lexsort((times, receivers))
+      >>> graph = CSRGraph.from_edges(senders[order], receivers[order], num_nodes=4)
+      >>> options = {"edge_times": times[order], "seed_times": [8]}
+      >>> batch = NeighborLoader(graph, [0], (-1, -1), 1, **options).batch(epoch=0, step=0)
+      >>> batch.n_id[: batch.num_nodes[0]].tolist()
+      [0, 2, 3]
     """
 
     def __init__(

@@ -23,24 +23,27 @@ class EdgeTimes:
     values: np.ndarray
 
     @classmethod
-    def of(cls, graph: HostGraph, values: np.ndarray) -> tuple[HostGraph, EdgeTimes]:
-        """Sorts the edges of each row by time, unless they are; edges of equal times stay in order.
+    def of(cls, graph: HostGraph, times: np.ndarray) -> tuple[HostGraph, EdgeTimes]:
+        """Sorts the edges of each row by time; edges of equal times stay in order.
+
+        Rows of the user's graph are sorted already. Rows of the transposed graph need not be, since
+        their edges come from many rows of the user's.
 
         Args:
-          graph: the graph.
-          values: times of its edges.
+          graph: the user's graph, or its transpose.
+          times: times of the edges of the user's graph, which ``check_ascending`` has passed.
 
         Returns:
           The graph, whose ``edge_ids`` are still those of the user's graph, and its times.
         """
-        descends = values[1:] < values[:-1]
-        inner = graph.indptr[1:-1]
-        descends[inner[(inner > 0) & (inner < len(values))] - 1] = False  # between two rows
-        if not descends.any():
+        if graph.edge_ids is None:
+            return graph, cls(times)
+        values = times[graph.edge_ids]
+        if not _descents(graph.indptr, values).any():
             return graph, cls(values)
         order = _order(row_ids_on_host(graph.indptr, len(values)), values)
-        edge_ids = order if graph.edge_ids is None else graph.edge_ids[order]
-        return replace(graph, indices=graph.indices[order], edge_ids=edge_ids), cls(values[order])
+        edge_ids, indices = graph.edge_ids[order], graph.indices[order]
+        return replace(graph, indices=indices, edge_ids=edge_ids), cls(values[order])
 
     def ends_before(self, first: np.ndarray, ends: np.ndarray, limits: np.ndarray) -> np.ndarray:
         """Ends of the parts of rows that are strictly before a limit, one for each row.
@@ -59,6 +62,14 @@ class EdgeTimes:
             high[rows[~is_before]] = middle[~is_before]
             rows = rows[low[rows] < high[rows]]
         return low
+
+
+def _descents(indptr: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Whether each edge is later than the next one of its row, bool [edges - 1]."""
+    descends = times[1:] < times[:-1]
+    inner = indptr[1:-1]
+    descends[inner[(inner > 0) & (inner < len(times))] - 1] = False  # between two rows
+    return descends
 
 
 def _order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -107,6 +118,27 @@ def check_present(where: str, argument: str, times: np.ndarray) -> None:
     if len(missing):
         at = int(missing[0])
         raise bad_input(where, argument, "without missing times", f"{times[at]} at {at}")
+
+
+def check_ascending(where: str, argument: str, indptr: np.ndarray, times: np.ndarray) -> None:
+    """Raises ValueError, which names the first, if an edge is later than the next one of its row.
+
+    Args:
+      where: the function that was called.
+      argument: name of the argument.
+      indptr: row offsets of the user's graph.
+      times: times of its edges, without padding and without missing ones.
+    """
+    descends = _descents(indptr, times)
+    if not descends.any():
+        return
+    at = int(descends.argmax())
+    row = int(np.searchsorted(indptr, at, side="right")) - 1
+    found = (
+        f"{times[at]} at slot {at}, then {times[at + 1]} at slot {at + 1}, of edges to node {row}"
+    )
+    way = "sort the edges by np.lexsort((times, receivers)) before CSRGraph.from_edges"
+    raise bad_input(where, argument, "ascending within each row of the graph", f"{found}; {way}")
 
 
 def check_comparable(where: str, argument: str, times: np.ndarray, seed_times: np.ndarray) -> None:

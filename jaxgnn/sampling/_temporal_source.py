@@ -12,9 +12,18 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._reference import Hops
-from jaxgnn.sampling._source import Drawing, HostGraph, HostSource, RawSample, padded, sizes_of
+from jaxgnn.sampling._source import (
+    Drawing,
+    HostGraph,
+    HostSource,
+    RawSample,
+    on_host,
+    padded,
+    sizes_of,
+)
 from jaxgnn.sampling._temporal import (
     EdgeTimes,
+    check_ascending,
     check_comparable,
     check_present,
     checked_times,
@@ -117,7 +126,7 @@ def timed_source(
     if graph.is_normalized:
         expected = "not normalised with seed_times; normalise the blocks"
         raise bad_input(where, "graph", expected, repr(graph.normalization))
-    drawn = timed_graph(where, "edge_times", edge_times, graph.num_edges, host.graph, times)
+    drawn = timed_graph(where, "edge_times", edge_times, graph, host.graph, times)
     relation = Relation("", "", *drawn, fanouts=host.drawing.fanouts)
     return TemporalSource(host, relation, seeds, times, temporal == "last")
 
@@ -126,25 +135,29 @@ def timed_graph(
     where: str,
     argument: str,
     edge_times: Any,
-    num_slots: int,
-    graph: HostGraph,
+    graph: CSRGraph,
+    drawn: HostGraph,
     seed_times: np.ndarray,
 ) -> tuple[HostGraph, EdgeTimes]:
-    """The graph with its rows in the order of time.
+    """Returns the graph that draws with its rows in the order of time, and its times.
 
     Args:
       where: the function that was called.
       argument: name of the argument.
       edge_times: times of the edge slots of the user's graph.
-      num_slots: number of these.
-      graph: the user's graph, as rows that draw.
+      graph: the user's graph.
+      drawn: the same, as rows that draw.
       seed_times: checked times of the seeds.
+
+    Raises:
+      ValueError: if times are invalid, missing, or descend within a row of the user's graph.
     """
-    times = checked_times(where, argument, edge_times, num_slots)
+    times = checked_times(where, argument, edge_times, graph.num_edges)
     check_comparable(where, argument, times, seed_times)
-    check_present(where, argument, times[: graph.num_edges])
-    ids = graph.edge_ids
-    return EdgeTimes.of(graph, times[: graph.num_edges] if ids is None else times[ids])
+    times = times[: drawn.num_edges]
+    check_present(where, argument, times)
+    check_ascending(where, argument, on_host(graph.indptr), times)
+    return EdgeTimes.of(drawn, times)
 
 
 def check_options(

@@ -223,6 +223,10 @@ BAD = [
     ({"weights": {WRONG: np.ones(3)}}, "weights must be by relations of the graph"),
     ({"weights": np.ones(3)}, "weights must be a dictionary by relations, got ndarray"),
     ({"edge_times": {CITES: range(120)}, "seed_times": range(23)}, "edge_times must be given for"),
+    (
+        {"edge_times": {WRITES: None, CITES: range(120, 0, -1), BACK: None}, "seed_times": SEEDS},
+        r"edge_times\[\('paper', 'cites', 'paper'\)\] must be ascending within each row.* of edges",
+    ),
     ({"batch_size": 0}, "batch_size must be an int of at least 1"),
     ({"capacity": HeteroCapacity({}, {})}, "capacity must be with the types"),
 ]

@@ -17,13 +17,23 @@ from jaxgnn.sampling._typed_hops import Relation, sample_typed_hops
 
 NODES, EDGES = 40, 400
 rng = np.random.default_rng(5)
+
+
+def _sorted_graph(senders, receivers, times, *sizes, **options):
+    """A graph of edges in any order, and their times in the order of its slots."""
+    order = np.lexsort((times, receivers))
+    graph = CSRGraph.from_edges(senders[order], receivers[order], *sizes, **options)
+    return graph, times[order]
+
+
 # The last node is isolated; many edges have the same time.
-GRAPH = CSRGraph.from_edges(*rng.integers(0, NODES - 1, (2, EDGES)), NODES)
+ENDS = rng.integers(0, NODES - 1, (2, EDGES))
+GRAPH, TIMES = _sorted_graph(*ENDS, rng.integers(0, 30, EDGES), NODES)
 INDPTR, INDICES = np.asarray(GRAPH.indptr), np.asarray(GRAPH.indices)
-TIMES = rng.integers(0, 30, EDGES)
-# Of all rows only that of node 3, the first seed, is not in the order of time.
-ALMOST_SORTED = TIMES[np.lexsort((TIMES, np.repeat(np.arange(NODES), np.diff(INDPTR))))]
-ALMOST_SORTED[INDPTR[3] : INDPTR[4]] = ALMOST_SORTED[INDPTR[3] : INDPTR[4]][::-1]
+RECEIVERS = np.repeat(np.arange(NODES), np.diff(INDPTR))
+# Of the edges by sender only those of node 0, the first row, are in the order of time.
+BY_RECEIVER = np.where(ENDS[0] == 0, ENDS[1], NODES - ENDS[1]) // 2
+FIRST_SORTED = _sorted_graph(*ENDS, BY_RECEIVER, NODES)
 SEEDS = np.array([3, 3, 3, NODES - 1, *rng.integers(0, NODES, 16)])
 SEED_TIMES = np.array([5, 20, 20, 9, *rng.integers(0, 32, 16)])
 
@@ -60,7 +70,6 @@ def _assert_equal(one, other):
 def test_every_edge_of_every_hop_is_before_the_time_of_its_seed(options):
     """The leak of pyg#7794."""
     loader = _loader(**options)
-    receivers = np.repeat(np.arange(NODES), np.diff(INDPTR))
     for step in range(len(loader)):
         batch = loader.batch(0, step)
         n_id, owner = np.asarray(batch.n_id), np.asarray(batch.batch)
@@ -76,7 +85,7 @@ def test_every_edge_of_every_hop_is_before_the_time_of_its_seed(options):
             rows, cols, e_id = _edges(batch, layer)
             assert (TIMES[e_id] < times[owner[rows]]).all()
             np.testing.assert_array_equal(owner[rows], owner[cols])
-            ends = INDICES[e_id], receivers[e_id]
+            ends = INDICES[e_id], RECEIVERS[e_id]
             senders, drawing = ends[:: -1 if options.get("direction") == "out" else 1]
             np.testing.assert_array_equal(n_id[cols], senders)
             np.testing.assert_array_equal(n_id[rows], drawing)
@@ -91,25 +100,35 @@ def test_every_edge_of_every_hop_is_before_the_time_of_its_seed(options):
                 np.testing.assert_array_equal(np.bincount(rows, minlength=len(allowed)), expected)
 
 
-@pytest.mark.parametrize("times", [TIMES, ALMOST_SORTED], ids=["random", "almost sorted"])
-def test_last_takes_the_most_recent_edges_and_of_equal_times_the_later_in_the_graph(times):
-    loader = _loader(temporal="last", batch_size=len(SEEDS), edge_times=times)
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize(
+    ("graph", "times"), [(GRAPH, TIMES), FIRST_SORTED], ids=["random", "first sorted"]
+)
+def test_last_takes_the_most_recent_edges_and_of_equal_times_the_later_in_the_graph(
+    graph, times, direction
+):
+    given = {"graph": graph, "edge_times": times, "direction": direction}
+    loader = _loader(temporal="last", batch_size=len(SEEDS), **given)
     batch = loader.batch(0, 0)
     rows, _, e_id = _edges(batch, 1)
+    drawing = np.asarray(graph.receivers() if direction == "in" else graph.senders)
     for row, (node, time) in enumerate(zip(SEEDS, SEED_TIMES, strict=True)):
-        of_row = [e for e in range(INDPTR[node], INDPTR[node + 1]) if times[e] < time]
+        of_row = np.flatnonzero((drawing == node) & (times < time)).tolist()
         expected = sorted(of_row, key=lambda e: (times[e], e))[-4:]
         assert e_id[rows == row].tolist() == expected
     _assert_equal(loader.batch(1, 0), batch)  # nothing is drawn
 
 
-def test_uniform_draws_are_uniform_among_the_edges_before():
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_uniform_draws_are_uniform_among_the_edges_before(direction):
     count = 6000
-    star = CSRGraph.from_edges(range(1, 9), [0] * 8, 9)
     times = np.array([7, 1, 3, 3, 9, 2, 5, 0])  # five are before 5
-    loader = NeighborLoader(
-        star, [0] * count, (2,), count, edge_times=times, seed_times=np.full(count, 5)
-    )
+    if direction == "in":
+        star, times = _sorted_graph(np.arange(1, 9), np.zeros(8, int), times, 9)
+    else:  # one edge in each row
+        star = CSRGraph.from_edges([0] * 8, range(1, 9), 9)
+    given = {"edge_times": times, "seed_times": np.full(count, 5), "direction": direction}
+    loader = NeighborLoader(star, [0] * count, (2,), count, **given)
     rows, _, e_id = _edges(loader.batch(0, 0), 0)
     np.testing.assert_array_equal(np.bincount(rows), 2)
     found = Counter(map(tuple, np.sort(e_id.reshape(count, 2), axis=1).tolist()))
@@ -135,11 +154,11 @@ def test_an_edge_at_the_time_of_its_seed_is_not_drawn():
     assert sorted(loader.batch(0, 0).y.tolist()) == [10.0, 20.0, 30.0]  # labels follow the shuffle
 
 
-def test_sorted_and_unsorted_times_give_the_same_edges():
-    order = np.lexsort((TIMES, np.repeat(np.arange(NODES), np.diff(INDPTR))))
-    ordered = CSRGraph(GRAPH.indptr, INDICES[order])
+def test_out_draws_the_edges_of_the_transpose_that_is_sorted_by_time():
+    order = np.lexsort((TIMES, INDICES))
+    ordered = CSRGraph.from_edges(RECEIVERS[order], INDICES[order], NODES)
     for temporal in ("uniform", "last"):
-        one = _loader(temporal=temporal).batch(0, 1)
+        one = _loader(direction="out", temporal=temporal).batch(0, 1)
         other = _loader(graph=ordered, edge_times=TIMES[order], temporal=temporal).batch(0, 1)
         _assert_equal(one.blocks, other.blocks)
         for ours, theirs in zip(one.e_id, other.e_id, strict=True):
@@ -148,8 +167,9 @@ def test_sorted_and_unsorted_times_give_the_same_edges():
 
 
 @pytest.mark.parametrize("latest", [False, True])
-def test_cpp_draws_what_numpy_defines(latest):
-    host, times = EdgeTimes.of(HostGraph.of("test", GRAPH, "in"), TIMES)
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_cpp_draws_what_numpy_defines(latest, direction):
+    host, times = EdgeTimes.of(HostGraph.of("test", GRAPH, direction), TIMES)
     relations = [Relation("", "", host, times, (4, 3)), Relation("", "", host, times, (2, -1))]
 
     def numpy_rows(indptr, indices, rows, fanout, *, seed, epoch, step, hop, **options):
@@ -214,11 +234,10 @@ def test_relations_with_times_draw_what_one_graph_does():
 
 
 def test_relations_do_not_leak_and_one_may_be_without_times():
-    writes = CSRGraph.from_edges(
-        rng.integers(0, 20, 300), rng.integers(0, 30, 300), 30, num_senders=20
-    )
+    authors, papers = rng.integers(0, 20, 300), rng.integers(0, 30, 300)
+    writes, of_writes = _sorted_graph(authors, papers, rng.random(300), 30, num_senders=20)
     graph = HeteroGraph({("a", "writes", "p"): writes, ("p", "by", "a"): writes.transpose()})
-    times = {("a", "writes", "p"): rng.random(300), ("p", "by", "a"): None}
+    times = {("a", "writes", "p"): of_writes, ("p", "by", "a"): None}
     seed_times = rng.random(16)
     options = {"edge_times": times, "seed_times": seed_times, "shuffle": False}
     batch = HeteroNeighborLoader(graph, ("p", range(16)), (3, 3, 3), 16, **options).batch(0, 0)
@@ -271,11 +290,41 @@ def test_missing_times_are_named(dtype):
             _loader(**given)
 
 
+# Nodes 0, 2 and 5 have no edges.
+ROWS = CSRGraph.from_edges(range(6), [1, 1, 1, 3, 4, 4], 6)
+# Times, the first slot with an earlier one behind it, and the row of both.
+UNSORTED = [([4, 3, 5, 0, 0, 0], 0, 1), ([4, 5, 3, 2, 1, 0], 1, 1), ([1, 2, 3, 3, 5, 4], 4, 4)]
+
+
+@pytest.mark.parametrize(("times", "slot", "row"), UNSORTED, ids=["begin", "end", "last row"])
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, "datetime64[Y]"])
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_unsorted_times_of_a_row_are_named(times, slot, row, dtype, direction):
+    times, now = np.array(times).astype(dtype), np.array([9]).astype(dtype)
+    with pytest.raises(ValueError) as raised:
+        _loader([1], graph=ROWS, edge_times=times, seed_times=now, direction=direction)
+    assert str(raised.value) == (
+        "sampling.NeighborLoader: edge_times must be ascending within each row of the graph, got "
+        f"{times[slot]} at slot {slot}, then {times[slot + 1]} at slot {slot + 1}, of edges to "
+        f"node {row}; sort the edges by np.lexsort((times, receivers)) before CSRGraph.from_edges"
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, "datetime64[s]"])
+def test_equal_times_and_earlier_ones_in_the_next_row_are_in_order(dtype):
+    times, now = np.array([5, 5, 6, 4, 3, 3]).astype(dtype), np.full(3, 9).astype(dtype)
+    loader = _loader([1, 3, 4], (-1,), graph=ROWS, edge_times=times, seed_times=now)
+    assert sorted(_edges(loader.batch(0, 0), 0)[2].tolist()) == [*range(6)]
+
+
 def test_times_of_padding_slots_are_not_read():
     wide = CSRGraph(GRAPH.indptr, np.append(INDICES, np.zeros(2, np.int32)))
-    times = np.append(TIMES, [np.nan, np.nan])
-    loader = _loader(graph=wide, edge_times=times, seed_times=SEED_TIMES.astype(float))
-    _assert_equal(loader.batch(0, 0), _loader().batch(0, 0))
+    for direction in ("in", "out"):
+        expected = _loader(direction=direction).batch(0, 0)
+        for times in (np.append(TIMES, [np.nan, np.nan]), np.append(TIMES, [-1, -2])):
+            seed_times = SEED_TIMES.astype(times.dtype)
+            given = {"edge_times": times, "seed_times": seed_times, "direction": direction}
+            _assert_equal(_loader(graph=wide, **given).batch(0, 0), expected)
 
 
 def test_without_edges_or_before_all_times_seeds_are_alone():
