@@ -4,13 +4,14 @@
 the device, with ``--graph papers`` one of ogbn-papers100M, and samples batches of it: each by
 itself, and several at the same time. Capacities are measured first, as loaders do it. Each line has
 the milliseconds of a batch, the edges a second, the bytes of the program's own memory and of its
-results, and the seconds of its compilation.
+results, and the seconds of its compilation. Where pylibcugraph is installed, its sampler takes
+turns with ours.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -19,28 +20,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks._command import command
+from experiments.benchmarks._cugraph import CuGraph, Sources
 from experiments.benchmarks._random_graph import SIZES, DeviceGraph, random_graph
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling import DeviceSample, Relabelling, sample_on_device
-from jaxgnn.testing.timing import device_description, measure
+from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
 
 Method = Literal["neighbour", "labor"]
 
 SEED = 5
 _MEASURED_BATCHES = 8
+_INPUTS = 4  # sets of seeds that calls take in turns
 
 COLUMNS = (
     Column("graph", "graph", 9),
     Column("fan-outs", lambda row: ",".join(map(str, row["fanouts"])), 9),
     Column("method", "method", 10),
-    Column("ids by", "relabelling", 6),
+    Column("candidate", "candidate", 12),
+    Column("variant", lambda row: row.get("relabelling") or row["sources"], 7),
     Column("batches", "in_flight", 8, "d"),
     Column("ms/batch", "ms_per_batch", 9, ".3f"),
     Column("edges/batch", "edges_per_batch", 12, ",.0f"),
     Column("M edges/s", "million_edges_per_s", 10, ",.0f"),
-    Column("own MB", lambda row: row["temporary_bytes"] / 1e6, 8, ",.0f"),
-    Column("result MB", lambda row: row["result_bytes"] / 1e6, 9, ",.0f"),
+    Column("own MB", lambda row: _megabytes(row, "temporary_bytes"), 8, ",.0f"),
+    Column("result MB", lambda row: _megabytes(row, "result_bytes"), 9, ",.0f"),
     Column("compile s", "compile_s", 9, ".1f"),
 )
 
@@ -198,30 +202,33 @@ def batches(
         yield jnp.asarray(np.stack(seeds), jnp.int32), jnp.asarray(steps)
 
 
-def time_program(workload: Workload, program: Program, repeats: int) -> Row:
-    """Times a program; the fields of a row."""
-    graph, batch_size = workload.graph, workload.nodes[0]
-    compiled, in_flight = program.compiled, program.in_flight
-    inputs = [(*graph, *arrays) for arrays in batches(graph, batch_size, in_flight, 4)]
-    memory = compiled.memory_analysis()
-    overflows = [bool(compiled(*each).overflow.any()) for each in inputs]
-
-    timing = measure(compiled, *inputs[0], rotate=inputs[1:], jit=False, repeats=repeats)
-    ms = timing.median_ms / in_flight
-    return {
-        "fanouts": workload.fanouts,
-        "method": workload.method,
-        "relabelling": program.relabelling,
-        "in_flight": in_flight,
-        "batch_size": batch_size,
-        "ms_per_batch": ms,
-        "edges_per_batch": workload.edges_per_batch,
-        "million_edges_per_s": workload.edges_per_batch / ms / 1e3,
-        "temporary_bytes": memory.temp_size_in_bytes,
-        "result_bytes": memory.output_size_in_bytes,
-        "compile_s": program.compile_s,
-        "overflows": sum(overflows),
-    }
+def time_in_turns(
+    workload: Workload, programs: Sequence[Program], peer: CuGraph | None, repeats: int
+) -> Iterator[Row]:
+    """Times programs of as many batches each, and a peer, in turns; yields the fields of rows."""
+    graph, batch_size, in_flight = workload.graph, workload.nodes[0], programs[0].in_flight
+    drawn = list(batches(graph, batch_size, in_flight, _INPUTS))
+    common = {"fanouts": workload.fanouts, "method": workload.method, "in_flight": in_flight}
+    common |= {"batch_size": batch_size}
+    inputs = [(*graph, *arrays) for arrays in drawn]
+    candidates: dict[str, Candidate] = {}
+    about: dict[str, Row] = {}
+    for program in programs:
+        name = program.relabelling
+        candidates[name] = Candidate(program.compiled, inputs, jit=False)
+        about[name] = _facts(program, inputs) | {"edges_per_batch": workload.edges_per_batch}
+    if peer is not None:
+        for sources in get_args(Sources):
+            candidates[sources], edges = peer.candidate(sources, [seeds for seeds, _ in drawn])
+            about[sources] = {"candidate": "pylibcugraph", "sources": sources}
+            about[sources] |= {"edges_per_batch": edges} | peer.versions
+    for name, timing in measure_in_turns(candidates, repeats=repeats).items():
+        if timing is None:
+            print(f"no row of {name}, {in_flight} batches: out of memory")
+            continue
+        ms = timing.median_ms / in_flight
+        speed = about[name]["edges_per_batch"] / ms / 1e3
+        yield common | about[name] | {"ms_per_batch": ms, "million_edges_per_s": speed}
 
 
 def main(options: Options) -> None:
@@ -233,17 +240,49 @@ def main(options: Options) -> None:
     print(f"{graph.nbytes / 1e9:.2f} GB")
     workload = Workload.measured(graph, tuple(options.fanouts), options.batch_size, options.method)
     print(f"slots for nodes {workload.nodes}, for edges {workload.edges}")
+    peer = cugraph_here(workload)
     print(header(COLUMNS))
     rows: list[Row] = []
-    for relabelling in options.relabelling:
-        for in_flight in options.in_flight:
+    for in_flight in options.in_flight:
+        programs = [workload.program(how, in_flight) for how in options.relabelling]
+        for timed in time_in_turns(workload, programs, peer, options.repeats):
             row = {"op": "sample_on_device", "graph": options.graph, "nodes": graph.num_nodes}
-            row |= {"edges": num_edges, **device}
-            program = workload.program(relabelling, in_flight)
-            row |= time_program(workload, program, options.repeats)
+            row |= {"edges": num_edges, **device} | timed
             print(line(row, COLUMNS), flush=True)
             rows.append(row)
     append_rows(options.rows / "sample_on_device.jsonl", rows)
+
+
+def cugraph_here(workload: Workload) -> CuGraph | None:
+    """The graph in pylibcugraph, with checked samples; None, with a reason, if there is none."""
+    if workload.method != "neighbour":
+        return None
+    try:
+        if jax.default_backend() != "gpu":
+            raise NotImplementedError("it needs a GPU")
+        peer = CuGraph(workload.graph, workload.fanouts)
+        seeds, _ = next(batches(workload.graph, workload.nodes[0], 2, 1))
+        peer.check(seeds)
+    except Exception as error:  # an error in another library costs only its rows
+        print(f"no rows of pylibcugraph: {error}", flush=True)
+        return None
+    return peer
+
+
+def _facts(program: Program, inputs: Sequence[tuple]) -> Row:
+    memory = program.compiled.memory_analysis()
+    return {
+        "candidate": "jaxgnn",
+        "relabelling": program.relabelling,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "result_bytes": memory.output_size_in_bytes,
+        "compile_s": program.compile_s,
+        "overflows": sum(bool(program.compiled(*each).overflow.any()) for each in inputs),
+    }
+
+
+def _megabytes(row: Row, key: str) -> float | None:
+    return row[key] / 1e6 if key in row else None
 
 
 def _padded(size: int, most: int) -> int:
