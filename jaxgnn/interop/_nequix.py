@@ -150,7 +150,10 @@ def _abstract_model(options: dict[str, Any], energies: np.ndarray) -> models.Neq
     }
     model = nnx.eval_shape(lambda: models.NequIP(len(energies), **given, rngs=nnx.Rngs(0)))
     scale = np.broadcast_to(given["species_scale"], len(energies))
-    for table, values in ((model.species_shift, given["species_shift"]), (model.species_scale, scale)):
+    for table, values in (
+        (model.species_shift, given["species_shift"]),
+        (model.species_scale, scale),
+    ):
         table.set_value(jnp.asarray(values, jnp.float32))
     return model
 

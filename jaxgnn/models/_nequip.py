@@ -25,6 +25,7 @@ from jaxgnn.nn import (
     Gate,
     polynomial_envelope,
 )
+from jaxgnn.nn.equivariant.channels import distinct_irreps, num_channels
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, one_of, positive
 
@@ -208,8 +209,6 @@ def _norm(kind: str, irreps: Irreps, param_dtype: DTypeLike) -> EquivariantRMSNo
     """The norm of features of these irreps, ``"rms"`` or ``"nequix"``."""
     if kind == "rms":
         return EquivariantRMSNorm(irreps, param_dtype=param_dtype)
-    channels: dict[Irrep, int] = {}
-    for entry in irreps:
-        channels[entry.irrep] = channels.get(entry.irrep, 0) + entry.multiplicity
-    shares = [count / (irrep.dim * len(channels)) for irrep, count in channels.items()]
+    found = distinct_irreps(irreps)
+    shares = [num_channels(irreps, one) / (one.dim * len(found)) for one in found]
     return EquivariantRMSNorm(irreps, shares=shares, param_dtype=param_dtype)

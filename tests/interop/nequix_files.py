@@ -76,7 +76,7 @@ def _structures() -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
     cell = np.diag([3.1, 3.4, 3.2]) + rng.normal(scale=0.2, size=(3, 3))
     places = np.array([[0.0, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])
-    crystal = places @ cell + rng.normal(scale=0.1, size=(4, 3))
+    crystal = places @ cell + rng.normal(scale=0.3, size=(4, 3))
     water = np.array([[0.0, 0, 0.12], [0, 0.76, -0.48], [0, -0.76, -0.48]])
     return [
         {"numbers": [6, 8, 1, 6], "positions": crystal.round(4).tolist(), "cell": cell.tolist()},

@@ -25,7 +25,7 @@ from jaxgnn.ops.core.eager import run_compiled
 class EquivariantRMSNorm(DocumentedModule):
     """Divides the features of a node by their root mean square: ``y[c] = w[c] x[c] / √(m + ε)``.
 
-    ``m = Σ_l s_l mean(x_l²)``, with the mean over all channels and components of irrep l. By default
+    ``m = Σ_l s_l mean(x_l²)``, with means over all channels and components of irrep l. By default
     the shares s_l are one over the number of irreps, so each irrep counts the same whatever its
     number of channels. Each channel c has a weight, initially one. Nothing is subtracted and there
     is no bias. This is the norm of eSEN (https://arxiv.org/abs/2502.12147) without centring.
@@ -33,51 +33,52 @@ class EquivariantRMSNorm(DocumentedModule):
     If features are rotated or reflected, so is the result.
 
     Args:
-      irreps: irreps of the features, such as ``"8x0e+4x1o"``.
-      shares: positive numbers s_l, one for each different irrep in the order of ``irreps``; None
+      irreps_in: irreps of the features, such as ``"8x0e+4x1o"``.
+      shares: positive numbers s_l, one for each different irrep in the order of ``irreps_in``; None
         for equal ones whose sum is one.
       epsilon: small number ε that is added to the mean square.
 
     Example:
       >>> norm = nn.EquivariantRMSNorm("8x0e+4x1o")
       >>> x = jnp.full((3, 20), 7.0)
-      >>> print(norm(x)[0, :3])
+      >>> print(norm(x)[0, :3].round(3))
       [1. 1. 1.]
     """
 
     @checked_options()
     def __init__(
         self,
-        irreps: Irreps | str,
+        irreps_in: Irreps | str,
         *,
         shares: Sequence[float] | None = None,
         epsilon: float = 1e-12,
         param_dtype: DTypeLike = jnp.float32,
     ):
         name = type(self).__name__
-        self.irreps = as_irreps(name, "irreps", irreps)
-        found = distinct_irreps(self.irreps)
+        self.irreps_in = as_irreps(name, "irreps_in", irreps_in)
+        found = distinct_irreps(self.irreps_in)
         shares = (1 / len(found),) * len(found) if shares is None else shares
         is_sequence = isinstance(shares, Sequence) and len(shares) == len(found)
         if not is_sequence or any(positive(share) is not None for share in shares):
-            expected = f"{len(found)} positive numbers, one for each irrep of {self.irreps}"
+            expected = f"{len(found)} positive numbers, one for each irrep of {self.irreps_in}"
             raise bad_input(name, "shares", expected, repr(shares))
         self.shares = tuple(float(share) for share in shares)
         self.epsilon = epsilon
-        channels = sum(entry.multiplicity for entry in self.irreps)
+        channels = sum(entry.multiplicity for entry in self.irreps_in)
         self.scale = nnx.Param(jnp.ones(channels, param_dtype))
 
     def __call__(self, x: Float[Array, "*rows dim"]) -> Float[Array, "*rows dim"]:
         """Normalises the last axis.
 
         Args:
-          x: features of ``irreps``.
+          x: features of ``irreps_in``.
 
         Returns:
           The normalised features in the dtype of ``x``.
         """
-        x = check_features(type(self).__name__, x, self.irreps)
-        return run_compiled(_apply, _Kind(self.irreps, self.shares, self.epsilon), (x, self.scale[...]))
+        x = check_features(type(self).__name__, x, self.irreps_in)
+        kind = _Kind(self.irreps_in, self.shares, self.epsilon)
+        return run_compiled(_apply, kind, (x, self.scale[...]))
 
 
 class _Kind(NamedTuple):
