@@ -43,8 +43,8 @@ def from_nequix(path: str | os.PathLike[str]) -> tuple[models.NequIP, tuple[str,
     ASE of it, ``jaxgnn.save_model`` stores it, and training can go on from it.
 
     Args:
-      path: the file, of release 0.4 of nequix, trained with any options. A ``.pt`` file, of its
-        models for torch, is converted by nequix: ``nequix.calculator.from_pretrained``.
+      path: the file, as nequix 0.4 writes it for any of its options. A ``.pt`` file, of its models
+        for torch, is converted by nequix: ``nequix.calculator.from_pretrained``.
 
     Returns:
       The model; and the chemical symbol of each row of its tables, by ascending atomic number. A
@@ -86,9 +86,13 @@ def _numbers(value: Any) -> str | None:
 
 def _whole(least: int, most: int) -> Check:
     """Check for a whole number, which may be a float."""
-    fits = lambda value: least <= value <= most and value == int(value)  # noqa: E731
-    expected = f"a whole number from {least} to {most}"
-    return lambda value: None if number(value) is None and fits(value) else expected
+
+    def check(value: Any) -> str | None:
+        is_whole = number(value) is None and value == int(value)
+        expected = f"a whole number from {least} to {most}"
+        return None if is_whole and least <= value <= most else expected
+
+    return check
 
 
 _OPTIONS: dict[str, Check] = {
@@ -149,12 +153,8 @@ def _abstract_model(options: dict[str, Any], energies: np.ndarray) -> models.Neq
         "species_scale": options["scale"],
     }
     model = nnx.eval_shape(lambda: models.NequIP(len(energies), **given, rngs=nnx.Rngs(0)))
-    scale = np.broadcast_to(given["species_scale"], len(energies))
-    for table, values in (
-        (model.species_shift, given["species_shift"]),
-        (model.species_scale, scale),
-    ):
-        table.set_value(jnp.asarray(values, jnp.float32))
+    model.species_shift.set_value(jnp.asarray(given["species_shift"], jnp.float32))
+    model.species_scale.set_value(jnp.full(len(energies), options["scale"], jnp.float32))
     return model
 
 

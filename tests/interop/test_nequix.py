@@ -44,8 +44,8 @@ def _assert_near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.costly(2)
-@pytest.mark.parametrize("name", ["norm", "species", "plain", "scalars"])
+@pytest.mark.costly(3)
+@pytest.mark.parametrize("name", ["plain", "norm", "species", "scalars"])
 def test_energies_forces_and_stresses_are_those_of_nequix(name):
     model, elements = from_nequix(FOLDER / f"nequix_{name}.nqx")
     assert elements == ("H", "C", "O") and model.cutoff == options(name)["cutoff"]
