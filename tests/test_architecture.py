@@ -257,6 +257,9 @@ ALLOWED = {
     "jaxgnn.interop": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn.datasets.formats",
+        "jaxgnn.datasets.records.elements",
+        "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn.interop",
         "jaxgnn.models",

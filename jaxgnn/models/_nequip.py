@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.equivariant import Irrep, Irreps, spherical_harmonics
+from jaxgnn.equivariant import Irrep, Irreps, MulIrrep, spherical_harmonics
 from jaxgnn.equivariant.irreps import as_irreps
 from jaxgnn.graph import CSRGraph
 from jaxgnn.models.atomic_geometry import AtomicEdges
 from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows_of_species
 from jaxgnn.models.saveable import saveable
-from jaxgnn.nn import BesselBasis, EquivariantConv, EquivariantLinear, Gate, polynomial_envelope
+from jaxgnn.nn import (
+    BesselBasis,
+    EquivariantConv,
+    EquivariantLinear,
+    EquivariantRMSNorm,
+    Gate,
+    polynomial_envelope,
+)
+from jaxgnn.nn.equivariant.channels import distinct_irreps, num_channels
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.options import anything, at_least, checked_options, positive
+from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, one_of, positive
 
 _EVEN = Irrep(0, 1)
 
@@ -48,6 +58,12 @@ class NequIP(InteratomicPotential):
       radial_features: widths of the hidden layers of the radial networks.
       envelope_power: power p of the envelope; the larger, the later the decay.
       num_neighbours: typical number of neighbours within the cutoff, whose root divides sums.
+      embedding: initial features of an atom: ``"learnt"``, as many as ``irreps`` has even scalars,
+        or ``"one_hot"``, 1 at its species and 0 at all others.
+      species_weights: whether the self-connection has weights for each species.
+      norm: ``"rms"`` for an ``nn.EquivariantRMSNorm`` before each gate, or ``"nequix"`` for one
+        whose shares are those of nequix (https://arxiv.org/abs/2508.16067): the channels of an
+        irrep over its components; None for no norm.
 
     Example:
       >>> import numpy as np
@@ -62,14 +78,17 @@ class NequIP(InteratomicPotential):
 
     @checked_options(
         cutoff=positive,
+        embedding=one_of("learnt", "one_hot"),
         envelope_power=at_least(2),
         max_degree=at_least(0),
+        norm=one_of(None, "rms", "nequix"),
         num_basis=at_least(1),
         num_interactions=at_least(1),
         num_neighbours=positive,
         num_species=at_least(1),
         species_scale=anything,
         species_shift=anything,
+        species_weights=flag,
     )
     def __init__(
         self,
@@ -83,6 +102,9 @@ class NequIP(InteratomicPotential):
         radial_features: Sequence[int] = (64, 64),
         envelope_power: int = 6,
         num_neighbours: float = 20.0,
+        embedding: Literal["learnt", "one_hot"] = "learnt",
+        species_weights: bool = True,
+        norm: Literal["rms", "nequix"] | None = None,
         species_shift: SpeciesNumbers = 0.0,
         species_scale: SpeciesNumbers = 1.0,
         rngs: nnx.Rngs,
@@ -96,12 +118,15 @@ class NequIP(InteratomicPotential):
             raise bad_input(self._name, "irreps", "with even scalars, 0e", str(self.irreps))
         before = last = Irreps(scalars)
         self.irreps_sh = Irreps.harmonics(max_degree)
-        shape = num_species, last.dim
-        initial = nnx.initializers.normal(1.0)(rngs.params(), shape, self.param_dtype)
-        self.embedding = nnx.Param(initial)
+        if embedding == "one_hot":
+            before, self.embedding = Irreps((MulIrrep(num_species, _EVEN),)), None
+        else:
+            shape = num_species, last.dim
+            initial = nnx.initializers.normal(1.0)(rngs.params(), shape, self.param_dtype)
+            self.embedding = nnx.Param(initial)
         self.basis, self.envelope_power = BesselBasis(num_basis, cutoff), envelope_power
-        options: dict[str, Any] = {"num_basis": num_basis, "radial_features": radial_features}
-        options |= {"num_neighbours": num_neighbours, "implementation": self.implementation}
+        conv: dict[str, Any] = {"num_basis": num_basis, "radial_features": radial_features}
+        conv |= {"num_neighbours": num_neighbours, "implementation": self.implementation}
         self.interactions = nnx.List()
         for step in range(num_interactions):
             wanted = last if step == num_interactions - 1 else self.irreps
@@ -109,8 +134,9 @@ class NequIP(InteratomicPotential):
             self.interactions.append(
                 _Interaction(
                     (before, self.irreps_sh, after),
-                    num_species,
-                    options,
+                    conv,
+                    num_species if species_weights else None,
+                    norm=norm,
                     rngs=rngs,
                     **self._dtypes,
                 )
@@ -121,7 +147,9 @@ class NequIP(InteratomicPotential):
     def _energies_of_atoms(
         self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
     ) -> Float[Array, " nodes"]:
-        x = rows_of_species(self.embedding[...].astype(self._features_dtype(edges)), species)
+        dtype = self._features_dtype(edges)
+        table = jnp.eye(self.num_species) if self.embedding is None else self.embedding[...]
+        x = rows_of_species(table.astype(dtype), species)
         harmonics = spherical_harmonics(self.irreps_sh, edges.vectors)
         envelope = polynomial_envelope(edges.distances, self.cutoff, self.envelope_power)
         basis = self.basis(edges.distances) * envelope[:, None]
@@ -131,23 +159,26 @@ class NequIP(InteratomicPotential):
 
 
 class _Interaction(nnx.Module):
-    """A step of the network: ``gate(conv(linear(x)) + self_connection(x, species))``."""
+    """A step of the network: ``gate(norm(conv(linear(x)) + self_connection(x, species)))``."""
 
     def __init__(
         self,
         irreps: tuple[Irreps, Irreps, Irreps],
-        num_species: int,
-        options: dict[str, Any],
+        conv: dict[str, Any],
+        num_species: int | None,
+        *,
+        norm: str | None,
         **linear: Any,
     ):
         before, harmonics, after = irreps
         self.gate = Gate(after, gate_activation="silu")
         gated = self.gate.irreps_in
         self.linear = EquivariantLinear(before, before, **linear)
-        self.conv = EquivariantConv(before, harmonics, gated, **options, **linear)
+        self.conv = EquivariantConv(before, harmonics, gated, **conv, **linear)
         self.self_connection = EquivariantLinear(
             before, gated, num_species=num_species, missing="zeros", **linear
         )
+        self.norm = None if norm is None else _norm(norm, gated, linear["param_dtype"])
 
     def __call__(
         self,
@@ -158,7 +189,9 @@ class _Interaction(nnx.Module):
         basis: Float[Array, "edges num_basis"],
     ) -> Float[Array, "nodes after"]:
         y = self.conv(graph, self.linear(x), harmonics, basis)
-        return self.gate(y + self.self_connection(x, species))
+        own = None if self.self_connection.num_species is None else species
+        y = y + self.self_connection(x, own)
+        return self.gate(y if self.norm is None else self.norm(y))
 
 
 def _reachable(before: Irreps, harmonics: Irreps, wanted: Irreps) -> Irreps:
@@ -170,3 +203,12 @@ def _reachable(before: Irreps, harmonics: Irreps, wanted: Irreps) -> Irreps:
         for irrep in entry.irrep.products(harmonic.irrep)
     }
     return Irreps(tuple(entry for entry in wanted if entry.irrep in found))
+
+
+def _norm(kind: str, irreps: Irreps, param_dtype: DTypeLike) -> EquivariantRMSNorm:
+    """The norm of features of these irreps, ``"rms"`` or ``"nequix"``."""
+    if kind == "rms":
+        return EquivariantRMSNorm(irreps, param_dtype=param_dtype)
+    found = distinct_irreps(irreps)
+    shares = [num_channels(irreps, one) / (one.dim * len(found)) for one in found]
+    return EquivariantRMSNorm(irreps, shares=shares, param_dtype=param_dtype)

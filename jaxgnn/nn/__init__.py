@@ -32,6 +32,7 @@ from jaxgnn.nn.conv.schnet import gaussian_smearing as gaussian_smearing
 from jaxgnn.nn.conv.schnet import shifted_softplus as shifted_softplus
 from jaxgnn.nn.equivariant.equivariant_conv import EquivariantConv as EquivariantConv
 from jaxgnn.nn.equivariant.equivariant_linear import EquivariantLinear as EquivariantLinear
+from jaxgnn.nn.equivariant.equivariant_rms_norm import EquivariantRMSNorm as EquivariantRMSNorm
 from jaxgnn.nn.equivariant.gate import Gate as Gate
 from jaxgnn.nn.equivariant.radial import BesselBasis as BesselBasis
 from jaxgnn.nn.equivariant.radial import GaussianBasis as GaussianBasis

@@ -26,9 +26,10 @@ ON_ONE_DEVICE = {
         "RecurrentRelationalNetwork SudokuGNN"
     ),
     "no graph: each row by itself": (
-        "BesselBasis EquivariantLinear ExpertCombiner ExpertCoupler FusedLinear FusedMLP GRUUpdate "
-        "GaussianBasis Gate HyperConnection HyperHead HyperStack JumpingKnowledge LSTMUpdate "
-        "MLPUpdate MaxK NodeUpdate PairwiseExpertCoupler SymmetricContraction"
+        "BesselBasis EquivariantLinear EquivariantRMSNorm ExpertCombiner ExpertCoupler FusedLinear "
+        "FusedMLP GRUUpdate GaussianBasis Gate HyperConnection HyperHead HyperStack "
+        "JumpingKnowledge LSTMUpdate MLPUpdate MaxK NodeUpdate PairwiseExpertCoupler "
+        "SymmetricContraction"
     ),
 }
 

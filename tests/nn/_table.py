@@ -115,6 +115,7 @@ LAYERS: dict[str, Case] = {
         radial_features=[4],
     ),
     "EquivariantLinear": case(nn.EquivariantLinear, ("2x0e+2x1o", "3x0e+1x1o"), X),
+    "EquivariantRMSNorm": case(nn.EquivariantRMSNorm, ("2x0e+2x1o",), X),
     "ExpertCombiner": case(nn.ExpertCombiner, (8,), EXPERTS),
     "ExpertCoupler": case(nn.ExpertCoupler, (8, 4), EXPERTS),
     "FusedLinear": case(nn.FusedLinear, (8, 6), X),

@@ -119,6 +119,30 @@ def test_the_gate_keeps_the_order_of_the_entries_and_may_have_no_scalars_or_no_g
     assert nn.Gate("1x1o")(jnp.ones((0, 4))).shape == (0, 3)
 
 
+# -- EquivariantRMSNorm --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [None, (2.0, 0.5, 3.0, 1e-3)])
+def test_the_norm_divides_by_the_root_of_the_means_of_each_irrep(shares):
+    layer = nn.EquivariantRMSNorm(IN, shares=shares, epsilon=0.1)
+    layer.scale[...] = random_array(layer.scale.shape, "float32", seed=1)
+    x = np.asarray(_features(IN, 4), np.float64)
+    e, o, v, t = x[:, [0, 1, 2, 9, 10]], x[:, 11:12], x[:, 3:9], x[:, 12:]
+    means = np.stack([np.mean(part**2, axis=1) for part in (e, v, o, t)])
+    mean = np.array(shares or [0.25] * 4) @ means
+    of_components = np.repeat(layer.scale[...], [1] * 3 + [3] * 2 + [1] * 3 + [5] * 2)
+    expected = x * of_components / np.sqrt(mean + 0.1)[:, None]
+    np.testing.assert_allclose(layer(x.astype(np.float32)), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_norm_of_zeros_is_zero_and_has_finite_gradients():
+    layer = nn.EquivariantRMSNorm("2x0e+1x1o")
+    value, gradient = jax.value_and_grad(lambda x: jnp.sum(layer(x)))(jnp.zeros((2, 5)))
+    assert value == 0 and np.isfinite(gradient).all()
+    assert layer(jnp.zeros((0, 5))).shape == (0, 5)
+    assert layer(jnp.ones((3, 2, 5), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
 # -- EquivariantConv -----------------------------------------------------------------------------
 
 
@@ -247,6 +271,7 @@ def test_the_contraction_without_species_has_one_set_of_weights_and_keeps_leadin
 LAYERS = {
     "linear": lambda **options: nn.EquivariantLinear(IN, OUT, num_species=3, **options),
     "gate": lambda **_: nn.Gate("2x0e+2x0o+2x1o+1x1e+1x2e"),
+    "norm": lambda rngs, **options: nn.EquivariantRMSNorm(IN, **options),
     "contraction": lambda **options: nn.SymmetricContraction(
         "2x0e+2x1o+2x2e", "2x0e+2x1o+2x1e+2x2e", num_species=3, **options
     ),
@@ -260,9 +285,10 @@ def test_layers_of_nodes_are_equivariant(name, turn):
         layer = LAYERS[name](param_dtype="float64", rngs=nnx.Rngs(0))
         x = np.asarray(_features(str(layer.irreps_in), 5), np.float64)
         of_in, of_out = (
-            representation(irreps, TURNS[turn]) for irreps in (layer.irreps_in, layer.irreps_out)
+            representation(irreps, TURNS[turn])
+            for irreps in (layer.irreps_in, getattr(layer, "irreps_out", layer.irreps_in))
         )
-        arguments = () if name == "gate" else (np.asarray(SPECIES),)
+        arguments = () if name in ("gate", "norm") else (np.asarray(SPECIES),)
         call = jax.jit(lambda x: layer(x, *arguments))
         actual, expected = call(x @ of_in.T), call(x) @ of_out.T
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)

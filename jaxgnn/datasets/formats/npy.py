@@ -63,6 +63,13 @@ def map_npy(path: Path, contents: str) -> np.ndarray:
         return np.memmap(path, dtype, "r", file.tell(), shape, order)
 
 
+def read_next_array(stream: IO[bytes]) -> np.ndarray:
+    """Reads an array from a stream that may go on behind it, as after several ``numpy.save``."""
+    dtype, columns_first, shape, _ = _read_any_header(stream)
+    data = read_exactly(stream, array_size(dtype, shape))
+    return array_of(data, dtype, shape, columns_first=columns_first)
+
+
 def read_npz(
     path: Path, keys: tuple[str, ...] | None, contents: str, *, short_floats: bool = False
 ) -> dict[str, np.ndarray]:
@@ -157,6 +164,17 @@ def _read_header(
     stream: IO[bytes], size: int, *, short_floats: bool = False
 ) -> tuple[np.dtype, bool, tuple[int, ...]]:
     """Reads the header of a stream of ``size`` bytes: dtype, Fortran order, shape."""
+    dtype, columns_first, shape, used = _read_any_header(stream, short_floats=short_floats)
+    expected, got = array_size(dtype, shape), size - used
+    if expected != got:
+        raise ValueError(f"expected {expected} bytes for {dtype}{list(shape)}, got {got}")
+    return dtype, columns_first, shape
+
+
+def _read_any_header(
+    stream: IO[bytes], *, short_floats: bool = False
+) -> tuple[np.dtype, bool, tuple[int, ...], int]:
+    """Reads the header of an array: dtype, Fortran order, shape, and the size of the header."""
     start = bytes(read_exactly(stream, 8))
     length_size = _HEADER_SIZES.get(start[6:])
     if start[:6] != _MAGIC or length_size is None:
@@ -169,10 +187,7 @@ def _read_header(
         raise ValueError(f"expected a header as Python 3 writes it, got {header[:200]!r}")
     descr, columns_first, shape = _parse_header(header)
     dtype = plain_dtype(descr, short_floats=short_floats)
-    expected, got = array_size(dtype, shape), size - 8 - length_size - length
-    if expected != got:
-        raise ValueError(f"expected {expected} bytes for {dtype}{list(shape)}, got {got}")
-    return dtype, columns_first, shape
+    return dtype, columns_first, shape, 8 + length_size + length
 
 
 def read_exactly(stream: IO[bytes], size: int) -> bytearray:
