@@ -7,7 +7,7 @@ import importlib.util
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,14 @@ from jaxgnn import ops
 from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.graph import CSRGraph
 
-Convolution = Callable[[Any, Any, Any], jax.Array]
-"""``f(x, harmonics, weights)``: the sums at the receivers, in an order of the peer's own."""
+Convolution = Callable[[Any, Any, Any, Any], jax.Array]
+"""``f(x, harmonics, hidden, kernel)``: the sums at the receivers, in an order of the peer's own.
+
+The weights of edges are ``hidden @ kernel``: the last layer of the radial network.
+"""
+
+OfWeights = Callable[[Any, Any, Any], jax.Array]
+"""``f(x, harmonics, weights)``, of a library that reads the weights of edges."""
 
 
 class Peer(NamedTuple):
@@ -25,13 +31,23 @@ class Peer(NamedTuple):
 
     Attributes:
       package: what it needs; None for nothing more than this library.
-      build: the convolution of a graph and a product.
+      build: the convolution of a graph and a product, or that of given weights.
+      makes_weights: whether ``build`` returns a convolution that makes the weights itself.
       layout: features in the order that the peer reads, of those of e3nn's order.
     """
 
     package: str | None
-    build: Callable[[CSRGraph, TensorProduct], Convolution]
+    build: Callable[[CSRGraph, TensorProduct], Convolution | OfWeights]
     layout: Callable[[Irreps, jax.Array], jax.Array] = lambda irreps, x: x
+    makes_weights: bool = False
+
+    def convolution(self, graph: CSRGraph, product: TensorProduct) -> Convolution:
+        """The convolution of a graph and a product."""
+        run = self.build(graph, product)
+        if self.makes_weights:
+            return cast(Convolution, run)
+        of_weights = cast(OfWeights, run)
+        return lambda x, harmonics, hidden, kernel: of_weights(x, harmonics, hidden @ kernel)
 
     @property
     def is_installed(self) -> bool:
@@ -39,12 +55,23 @@ class Peer(NamedTuple):
         return self.package is None or importlib.util.find_spec(self.package) is not None
 
 
-def _ours(graph: CSRGraph, product: TensorProduct, implementation: Any = None) -> Convolution:
-    arguments = product.arguments | {"implementation": implementation}
-    return partial(ops.tensor_product_sum, graph, **arguments)
+def _ours(
+    graph: CSRGraph, product: TensorProduct, recompute_weights: bool | None = None
+) -> Convolution:
+    options = product.arguments | {"recompute_weights": recompute_weights}
+
+    def run(x, harmonics, hidden, kernel):
+        layer = {"basis": hidden, "kernel": kernel, "precision": None}  # that of ``@``
+        return ops.tensor_product_sum(graph, x, harmonics, **layer, **options)
+
+    return run
 
 
-def _e3nn(graph: CSRGraph, product: TensorProduct) -> Convolution:
+def _plain(graph: CSRGraph, product: TensorProduct) -> OfWeights:
+    return partial(ops.tensor_product_sum, graph, implementation="xla", **product.arguments)
+
+
+def _e3nn(graph: CSRGraph, product: TensorProduct) -> OfWeights:
     """As nequip-jax and nequix have it: gather, tensor product, weights, scatter."""
     e3nn = importlib.import_module("e3nn_jax")
     of_in, of_sh = (e3nn.Irreps(str(i)) for i in (product.irreps_in, product.irreps_sh))
@@ -61,7 +88,7 @@ def _e3nn(graph: CSRGraph, product: TensorProduct) -> Convolution:
     return run
 
 
-def _cuequivariance(graph: CSRGraph, product: TensorProduct) -> Convolution:
+def _cuequivariance(graph: CSRGraph, product: TensorProduct) -> OfWeights:
     cue = importlib.import_module("cuequivariance")
     cuex = importlib.import_module("cuequivariance_jax")
     of_in, of_sh, kept = (
@@ -94,7 +121,7 @@ def _components_first(irreps: Irreps, x: jax.Array) -> jax.Array:
     return jnp.concatenate(parts, axis=1)
 
 
-def _openequivariance(graph: CSRGraph, product: TensorProduct) -> Convolution:
+def _openequivariance(graph: CSRGraph, product: TensorProduct) -> OfWeights:
     """With atomic additions, its default."""
     oeq = importlib.import_module("openequivariance")
     layers = importlib.import_module("openequivariance.jax")
@@ -119,8 +146,9 @@ def _kept(product: TensorProduct) -> str:
 
 
 PEERS = {
-    "ours": Peer(None, _ours),
-    "xla": Peer(None, partial(_ours, implementation="xla")),
+    "ours": Peer(None, _ours, makes_weights=True),
+    "recomputed": Peer(None, partial(_ours, recompute_weights=True), makes_weights=True),
+    "xla": Peer(None, _plain),
     "e3nn": Peer("e3nn_jax", _e3nn),
     "cuequivariance": Peer("cuequivariance_jax", _cuequivariance, _components_first),
     "openequivariance": Peer("openequivariance_extjax", _openequivariance),

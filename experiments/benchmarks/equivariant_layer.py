@@ -54,8 +54,8 @@ class Options(Output):
 
     Attributes:
       scale: "tiny", "small" or "full".
-      candidates: which of "ours", "xla", "e3nn", "cuequivariance", "openequivariance"; those that
-        are not installed are named and left out.
+      candidates: which of "ours", "recomputed" (ours, whose kernels make the weights), "xla",
+        "e3nn", "cuequivariance", "openequivariance"; those that are not installed are left out.
     """
 
     scale: Scale = "full"
@@ -103,7 +103,7 @@ def functions(workload: Atoms, run: Convolution) -> dict[str, Callable[..., Any]
         h = basis(lengths) * polynomial_envelope(lengths, _CUTOFF)[:, None]
         for kernel in kernels[:-1]:
             h = jax.nn.silu(h @ kernel)
-        return run(x, spherical_harmonics(irreps_sh, vectors), h @ kernels[-1])
+        return run(x, spherical_harmonics(irreps_sh, vectors), h, kernels[-1])
 
     def energy(kernels, x, vectors):
         return workload.nodes * jnp.mean(jnp.square(forward(kernels, x, vectors)))
@@ -124,7 +124,8 @@ def time_layer(workload: Atoms, name: str) -> Row:
     given = inputs(workload)
     arguments = given._replace(x=peer.layout(product.irreps_in, given.x))
     row: Row = {}
-    for key, function in functions(workload, peer.build(workload.graph(), product)).items():
+    run = peer.convolution(workload.graph(), product)
+    for key, function in functions(workload, run).items():
         compiled = jax.jit(function).lower(*arguments).compile()
         row[f"{key}_ms"] = measure(compiled, *arguments, jit=False).median_ms
         row[f"{key}_mb"] = cast(Any, compiled.memory_analysis()).temp_size_in_bytes / 1e6

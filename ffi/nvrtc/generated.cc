@@ -156,8 +156,9 @@ class InContext {
   bool pushed_, exchanged_;
 };
 
+// The numbers of a launch in jaxgnn/_ffi/_tensor_product_source.py.
 struct Launch {
-  int32_t columns, shared_bytes;
+  int32_t columns, shared_bytes, blocks;
 };
 
 // A source with its kernels: compiled once for each compute capability, loaded in each context.
@@ -273,21 +274,23 @@ ffi::Error Failed(const std::string& name, const std::string& problem) {
 // The pointers that kernels of generated sources take, all of one member of a batch.
 struct Operands {
   int32_t rows, edges;
-  const void *indptr, *indices, *slots, *first, *second, *third;
-  void* out;
+  const void *indptr, *indices, *slots, *first, *second, *third, *kernel;
+  void *tiles, *out;
 };
 
 std::string LaunchAll(const Driver& driver, void* stream, const std::vector<Launch>& launches,
                       const std::vector<void*>& kernels, Operands& operands) {
-  void* parameters[] = {&operands.rows,    &operands.edges, &operands.indptr,
-                        &operands.indices, &operands.slots, &operands.first,
-                        &operands.second,  &operands.third, &operands.out};
-  const int64_t blocks = operands.rows > 0 ? (int64_t{operands.rows} + kWarps - 1) / kWarps : 1;
+  void* parameters[] = {&operands.rows,   &operands.edges, &operands.indptr, &operands.indices,
+                        &operands.slots,  &operands.first, &operands.second, &operands.third,
+                        &operands.kernel, &operands.tiles, &operands.out};
+  const int64_t of_rows = operands.rows > 0 ? (int64_t{operands.rows} + kWarps - 1) / kWarps : 1;
   for (size_t i = 0; i < kernels.size(); ++i) {
-    const int status =
-        driver.launch(kernels[i], static_cast<unsigned>(blocks),
-                      static_cast<unsigned>(launches[i].columns), 1, 32 * kWarps, 1, 1,
-                      static_cast<unsigned>(launches[i].shared_bytes), stream, parameters, nullptr);
+    const int64_t shared_by_all = launches[i].blocks;
+    const int64_t blocks = shared_by_all > 0 ? shared_by_all : of_rows;
+    const int64_t columns = shared_by_all > 0 ? 1 : launches[i].columns;
+    const int status = driver.launch(
+        kernels[i], static_cast<unsigned>(blocks), static_cast<unsigned>(columns), 1, 32 * kWarps,
+        1, 1, static_cast<unsigned>(launches[i].shared_bytes), stream, parameters, nullptr);
     if (status != 0) return driver.Problem("cuLaunchKernel", status);
   }
   return "";
@@ -296,7 +299,8 @@ std::string LaunchAll(const Driver& driver, void* stream, const std::vector<Laun
 // The program's kernels for each member of a batch.
 ffi::Error Generated(void* stream, ffi::AnyBuffer indptr, ffi::AnyBuffer indices,
                      ffi::AnyBuffer slots, ffi::AnyBuffer first, ffi::AnyBuffer second,
-                     ffi::AnyBuffer third, Result out, std::string_view program_name) {
+                     ffi::AnyBuffer third, ffi::AnyBuffer kernel, Result out, Result tiles,
+                     std::string_view program_name) {
   const std::string name(program_name);
   if (out->element_count() == 0) return ffi::Error::Success();
   Program* program = Programs::Get().Find(name);
@@ -319,6 +323,8 @@ ffi::Error Generated(void* stream, ffi::AnyBuffer indptr, ffi::AnyBuffer indices
                       batch.Item<const float>(first, member),
                       batch.Item<const float>(second, member),
                       batch.Item<const float>(third, member),
+                      batch.Item<const float>(kernel, member),
+                      batch.Item<float>(*tiles, member),
                       batch.Item<float>(*out, member)};
     problem = LaunchAll(driver, stream, program->launches(), *kernels, operands);
   }
@@ -345,10 +351,13 @@ const char* jaxgnn_nvrtc_setup(const char* path, jaxgnn::Programs::Provider prov
   return jaxgnn::Kept(jaxgnn::Programs::Get().nvrtc()->library.problem());
 }
 
-// Adds a program: two numbers for each of its kernels, those of `Launch`.
+// Adds a program: three numbers for each of its kernels, those of `Launch`.
 void jaxgnn_nvrtc_add(const char* name, const char* source, const int32_t* launches, int count) {
   std::vector<jaxgnn::Launch> all;
-  for (int i = 0; i < count; ++i) all.push_back({launches[2 * i], launches[2 * i + 1]});
+  for (int i = 0; i < count; ++i) {
+    const int32_t* of_kernel = launches + 3 * i;
+    all.push_back({of_kernel[0], of_kernel[1], of_kernel[2]});
+  }
   jaxgnn::Programs::Get().Add(name, source, std::move(all));
 }
 
@@ -369,7 +378,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_generated, jaxgnn::Generated,
                                   .Arg<xla::ffi::AnyBuffer>()  // first
                                   .Arg<xla::ffi::AnyBuffer>()  // second
                                   .Arg<xla::ffi::AnyBuffer>()  // third
-                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // kernel, or empty
+                                  .Ret<xla::ffi::AnyBuffer>()  // out
+                                  .Ret<xla::ffi::AnyBuffer>()  // tiles
                                   .Attr<std::string_view>("program"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 

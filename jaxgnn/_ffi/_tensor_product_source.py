@@ -8,7 +8,9 @@ no atomic additions.
 
 There are four kinds of kernels. All have the parameters of ``_PARAMETERS``: sums read features of
 the other end, harmonics and weights; products read features of the sender, slopes of the receiver,
-and the harmonics or the weights. See ``ffi/nvrtc/generated.cc`` for how they are launched.
+and the harmonics or the weights. Kernels that make the weights (``_made_weights_source.py``) read
+the basis in the place of weights; their blocks process several rows and parts of the channels, one
+after the other. See ``ffi/nvrtc/generated.cc`` for how kernels are launched.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from jaxgnn._ffi._made_weights_source import DEFINITIONS, EDGES, MadeWeights
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import ZERO, Coupling, couplings
 
@@ -30,11 +33,14 @@ _WARPS = 8  # of a block; ffi/nvrtc/generated.cc has the same number
 _MOST_NUMBERS = 40  # that a lane keeps for a row, or reads for an edge
 _MOST_ENTRIES = 192  # of the matrices of an edge
 _TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
+_MADE_BYTES = 113 * 1024  # likewise, with a part of the kernel that makes weights
+_BLOCKS = 264  # of kernels that make weights: two for each multiprocessor of an H100
 
 _PARAMETERS = (
     "int rows, int edges, const int* __restrict__ indptr, const int* __restrict__ indices, "
     "const int* __restrict__ slots, const float* __restrict__ first, "
-    "const float* __restrict__ second, const float* __restrict__ third, float* __restrict__ out"
+    "const float* __restrict__ second, const float* __restrict__ third, "
+    "const float* __restrict__ kernel, float* tiles, float* __restrict__ out"
 )
 
 
@@ -44,17 +50,26 @@ class Launch(NamedTuple):
     Attributes:
       columns: number of parts of 32 channels: blocks in the second direction of the grid.
       shared_bytes: dynamic shared memory of a block.
+      blocks: number of blocks that share all parts and rows; 0 for a block for 8 rows and a part.
     """
 
     columns: int
     shared_bytes: int
+    blocks: int = 0
 
 
 class Source(NamedTuple):
-    """CUDA source and the launches of its kernels, in order."""
+    """CUDA source and the launches of its kernels, in order.
+
+    Attributes:
+      text: the source.
+      launches: the launches.
+      tile_floats: floats of global memory for the tiles of weights of all warps.
+    """
 
     text: str
     launches: tuple[Launch, ...]
+    tile_floats: int = 0
 
     @property
     def columns(self) -> int:
@@ -63,19 +78,45 @@ class Source(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def source(product: TensorProduct, kind: Kind) -> Source:
+def source(
+    product: TensorProduct,
+    kind: Kind,
+    made: MadeWeights | None = None,
+    paths: tuple[int, ...] | None = None,
+) -> Source:
     """The kernels of one kind for a product.
 
     Args:
       product: the product, with at least one path.
       kind: sums at the rows, or at the columns as rows of the transposed graph; products at edges,
         for the weights, or for the harmonics in a part for each 32 channels.
+      made: the layer that makes weights in the kernels; None for kernels that read them.
+      paths: the paths for which products are computed, by their numbers, one after the other in the
+        result; None for all.
     """
     used = couplings(product, exchanged=kind == "columns")
+    if paths is not None:
+        used = [c._replace(of_weights=w) for c, w in zip(*_chosen(used, paths), strict=True)]
+    call = _Call(product, made, sum(c.channels for c in used))
     if kind in ("rows", "columns"):
         widths = product.irreps_in.dim, product.irreps_out.dim
-        return _sums(used, *(widths[::-1] if kind == "columns" else widths), product)
-    return _products(used, product, kind)
+        return _sums(call, used, *(widths[::-1] if kind == "columns" else widths))
+    return _products(call, used, kind)
+
+
+def _chosen(used: Sequence[Coupling], paths: tuple[int, ...]) -> tuple[list[Coupling], list[slice]]:
+    """The couplings of these paths, and their weights without gaps between."""
+    own = [used[i] for i in paths]
+    ends = list(itertools.accumulate((c.channels for c in own), initial=0))
+    return own, list(map(slice, ends[:-1], ends[1:]))
+
+
+class _Call(NamedTuple):
+    """The options of a source, and the number of weights of an edge."""
+
+    product: TensorProduct
+    made: MadeWeights | None
+    num_weights: int
 
 
 class _Matrix(NamedTuple):
@@ -91,22 +132,30 @@ class _Matrix(NamedTuple):
     entries: dict[int, list[tuple[int, float]]]
 
 
-def _sums(used: Sequence[Coupling], width: int, out_width: int, product: TensorProduct) -> Source:
-    kernels, launches, covered = [], [], set[int]()
+def _sums(call: _Call, used: Sequence[Coupling], width: int, out_width: int) -> Source:
+    kernels, covered = [], set[int]()
     groups = list(_sum_groups(used))
     for group in groups:
         covered.update(*(range(c.of_out.start, c.of_out.stop) for c in group))
     missing = list(_runs(sorted(set(range(out_width)) - covered)))
     for number, group in enumerate(groups):
-        text, shared = _sum_kernel(number, group, width, out_width, product, missing)
-        kernels.append(text)
-        launches.append(_launch(group, shared))
+        kernels.append(_sum_kernel(call, number, group, width, out_width, missing))
         missing = []  # the first kernel has set them to zero
-    return Source("\n".join(kernels), tuple(launches))
+    return _joined(kernels)
 
 
-def _launch(group: Sequence[Coupling], shared: int) -> Launch:
-    return Launch(-(-group[0].channels // _WARP), shared)
+class _Kernel(NamedTuple):
+    """A kernel's text and launch, and the floats of the tile of weights of a warp."""
+
+    text: str
+    launch: Launch
+    tile_floats: int
+
+
+def _joined(kernels: Sequence[_Kernel], definitions: str = "") -> Source:
+    tile = max(kernel.tile_floats for kernel in kernels)
+    text = "\n".join([definitions, DEFINITIONS if tile else "", *(k.text for k in kernels)])
+    return Source(text, tuple(k.launch for k in kernels), _BLOCKS * _WARPS * tile)
 
 
 def _sum_groups(used: Sequence[Coupling]) -> Iterator[list[Coupling]]:
@@ -180,45 +229,125 @@ def _matrices(group: Sequence[Coupling]) -> tuple[list[_Matrix], int]:
     return matrices, place + (4 if place // 4 % 2 == 0 else 0)
 
 
-def _tile(stride: int) -> int:
-    """Edges of a tile, for matrices of an edge of this size."""
-    return 16 if _WARPS * 16 * stride * 4 <= _TABLE_BYTES else 8
-
-
 def _number(value: float) -> str:
     return f"{value:.9e}f"
 
 
-def _begin(number: int, registers: int, channels: int, shared: int) -> list[str]:
-    """The head of a kernel, up to the edges of the warp's row.
+class _Frame(NamedTuple):
+    """The head of a kernel, which gives its body a row of the graph and a part of the channels.
 
-    Lanes behind the last channel read the first one and store nothing.
+    Attributes:
+      call: the options of the source.
+      number: number of the kernel.
+      channels: channels of its paths.
+      table_floats: floats of the matrices of a warp.
+      starts: where the weights of its paths start, pass after pass; none if it reads no weights.
+      most_paths: the largest number of paths of a pass.
     """
-    blocks = next(n for n, most in ((4, 60), (3, 76), (2, 124), (1, 999)) if registers <= most)
-    table = f"float* const table = tables + (threadIdx.x >> 5) * {shared // (4 * _WARPS)};"
-    return [
-        f'extern "C" __global__ void __launch_bounds__({_WARPS * _WARP}, {blocks})',
-        f"kernel{number}({_PARAMETERS}) {{",
-        *(["extern __shared__ __align__(16) float tables[];", table] if shared else []),
-        "const int lane = threadIdx.x & 31;",
-        f"const int row = blockIdx.x * {_WARPS} + (threadIdx.x >> 5);",
-        "const int channel = blockIdx.y * 32 + lane;",
-        f"const bool inside = channel < {channels};",
-        "const int at = inside ? channel : 0;",
-    ]
+
+    call: _Call
+    number: int
+    channels: int
+    table_floats: int
+    starts: tuple[int, ...] = ()
+    most_paths: int = 0
+
+    @property
+    def made(self) -> MadeWeights | None:
+        return self.call.made if self.starts else None
+
+    @property
+    def columns(self) -> int:
+        return -(-self.channels // _WARP)
+
+    def kernel(self, registers: int, body: Sequence[str]) -> _Kernel:
+        """The kernel with this body, which uses about that many registers.
+
+        Lanes behind the last channel read the first one and store nothing.
+        """
+        made = self.made
+        fragments = made.fragment_floats(len(self.starts)) if made else 0
+        shared = 4 * (fragments + _WARPS * self.table_floats)
+        blocks = next(n for n, most in ((4, 60), (3, 76), (2, 124), (1, 999)) if registers <= most)
+        if made:
+            blocks = 2 if shared <= _MADE_BYTES else 1
+        table = f"float* const table = tables + {fragments} + warp * {self.table_floats};"
+        head = [
+            f'extern "C" __global__ void __launch_bounds__({_WARPS * _WARP}, {blocks})',
+            f"kernel{self.number}({_PARAMETERS}) {{",
+            "const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+            f"const int row_blocks = max((rows + {_WARPS - 1}) / {_WARPS}, 1);",
+            *(["extern __shared__ __align__(16) float tables[];", table] if shared else []),
+        ]
+        inner = [
+            f"const int row = row_block * {_WARPS} + warp;",
+            "const int channel = part * 32 + lane;",
+            f"const bool inside = channel < {self.channels};",
+            "const int at = inside ? channel : 0;",
+            *body,
+        ]
+        tile = EDGES * 32 * self.most_paths if made else 0
+        around = self._items(made, tile) if made else ["{", "const int part = blockIdx.y;"]
+        around += [] if made else ["const int row_block = blockIdx.x;"]
+        text = "\n".join([*head, *around, *inner, "}", "}"])
+        return _Kernel(text, Launch(self.columns, shared, _BLOCKS if made else 0), tile)
+
+    def _items(self, made: MadeWeights, tile: int) -> list[str]:
+        """The loop of a block over parts of the channels and, within, blocks of rows."""
+        weights = self.call.num_weights
+        load = made.load_fragments(self.starts, self.channels, weights, _WARPS * _WARP)
+        return [
+            "float* const fragments = tables;",
+            f"float* const tile = tiles + (size_t)(blockIdx.x * {_WARPS} + warp) * {tile};",
+            f"const long long items = (long long)row_blocks * {self.columns};",
+            "const int last = items * (blockIdx.x + 1) / gridDim.x;",
+            "int loaded = -1;",
+            "for (int item = items * blockIdx.x / gridDim.x; item < last; ++item) {",
+            "const int part = item / row_blocks, row_block = item % row_blocks;",
+            "if (part != loaded) {",
+            "__syncthreads();",
+            *load,
+            "__syncthreads();",
+            "loaded = part;",
+            "}",
+        ]
 
 
-def _tile_begin(tile: int) -> list[str]:
-    return [
-        f"for (int base = begin; base < end; base += {tile}) {{",
-        f"const int count = min({tile}, end - base);",
-        "__syncwarp();",
-        "int node = 0, slot = 0;",
-        "if (lane < count) {",
-        "node = indices[base + lane];",
-        "slot = slots ? slots[base + lane] : base + lane;",
-        "}",
-    ]
+class _Tile(NamedTuple):
+    """Edges that a warp takes at once: their indices and weights, and of fewer the matrices."""
+
+    edges: int
+    with_matrices: int
+
+    @classmethod
+    def of(cls, stride: int, made: MadeWeights | None, fragments: int) -> _Tile:
+        """The tile for matrices of an edge of this size."""
+        if made is None:
+            return cls(*[16 if _WARPS * 16 * stride * 4 <= _TABLE_BYTES else 8] * 2)
+        fits = fragments * 4 + _WARPS * EDGES * stride * 4 <= _MADE_BYTES
+        return cls(EDGES, EDGES if fits else 8)
+
+    def begin(self) -> list[str]:
+        return [
+            f"for (int base = begin; base < end; base += {self.edges}) {{",
+            f"const int count = min({self.edges}, end - base);",
+            "__syncwarp();",
+            "int node = 0, slot = 0;",
+            "if (lane < count) {",
+            "node = indices[base + lane];",
+            "slot = slots ? slots[base + lane] : base + lane;",
+            "}",
+        ]
+
+    def begin_part(self) -> list[str]:
+        """Begins the loop over parts of the tile, whose matrices are in memory at once."""
+        if self.with_matrices == self.edges:
+            return ["{", "const int from = 0, to = count;"]
+        return [
+            f"for (int from = 0; from < count; from += {self.with_matrices}) {{",
+            f"const int to = min(from + {self.with_matrices}, count);",
+            "__syncwarp();",
+        ]
 
 
 def _store_matrices(
@@ -227,14 +356,17 @@ def _store_matrices(
     """A lane computes the matrices of one edge."""
     entries = {place: terms for matrix in matrices for place, terms in matrix.entries.items()}
     read = sorted({b for terms in entries.values() for b, _ in terms})
-    lines = ["if (lane < count) {", f"const float* const h = {harmonics} + (size_t)slot * {width};"]
+    lines = [
+        "if (lane >= from && lane < to) {",
+        f"const float* const h = {harmonics} + (size_t)slot * {width};",
+    ]
     lines += [f"const float h{b} = __ldg(h + {b});" for b in read]
     for place in range(0, max(entries) + 1, 4):
         values = [
             " + ".join(f"{_number(c)} * h{b}" for b, c in entries.get(place + i, ())) or "0.0f"
             for i in range(4)
         ]
-        to = f"*(float4*)(table + lane * {stride} + {place})"
+        to = f"*(float4*)(table + (lane - from) * {stride} + {place})"
         lines.append(f"{to} = make_float4({', '.join(values)});")
     return [*lines, "}", "__syncwarp();"]
 
@@ -268,7 +400,14 @@ class _Reads(NamedTuple):
     def declare(self) -> str:
         return f"float {', '.join(f'next_{name} = 0.0f' for name in self.names())};"
 
-    def load(self, edge: str, width: int, weights: str = "", weights_width: int = 0) -> list[str]:
+    def load(self, edge: str, width: int, weights: Sequence[str] = ()) -> list[str]:
+        """The reads for an edge of the tile.
+
+        Args:
+          edge: its number in the tile.
+          width: width of a row of features.
+          weights: the pointer ``w`` to the first weight of the edge, and that to each weight.
+        """
         lines = [
             f"const float* const x = first + (size_t)__shfl_sync(~0u, node, {edge}) * {width};",
         ]
@@ -276,11 +415,18 @@ class _Reads(NamedTuple):
             lines += [
                 f"next_x{start}_{a} = __ldg(x + {start} + at * {size} + {a});" for a in range(size)
             ]
-        if self.weights:
+        return ["{", *lines, *weights, "}"]
+
+    def load_weights(self, edge: str, call: _Call) -> list[str]:
+        """The reads of weights for an edge, as ``load`` takes them."""
+        if call.made:
+            lines = [f"const float* const w = tile + ({edge}) * {32 * len(self.weights)} + lane;"]
+            reads = ((start, f"w[{32 * j}]") for j, start in enumerate(self.weights))
+        else:
             slot = f"(size_t)__shfl_sync(~0u, slot, {edge})"
-            lines.append(f"const float* const w = {weights} + {slot} * {weights_width} + at;")
-            lines += [f"next_w{start} = __ldg(w + {start});" for start in self.weights]
-        return ["{", *lines, "}"]
+            lines = [f"const float* const w = third + {slot} * {call.num_weights} + at;"]
+            reads = ((start, f"__ldg(w + {start})") for start in self.weights)
+        return lines + [f"next_w{start} = {read};" for start, read in reads]
 
     def take(self) -> str:
         return f"const float {', '.join(f'{name} = next_{name}' for name in self.names())};"
@@ -296,10 +442,10 @@ def _entry(place: int) -> str:
 
 
 def _each_edge(reads: _Reads, load) -> list[str]:
-    """Begins the loop over the edges of a tile, whose reads for the first edge were issued."""
+    """Begins the loop over edges of a tile, whose reads for the first edge were issued."""
     return [
         "#pragma unroll 1",
-        "for (int k = 0; k < count; ++k) {",
+        "for (int k = from; k < to; ++k) {",
         reads.take(),
         "if (k + 1 < count)",
         *load("k + 1"),
@@ -307,13 +453,13 @@ def _each_edge(reads: _Reads, load) -> list[str]:
 
 
 def _sum_kernel(
+    call: _Call,
     number: int,
     group: Sequence[Coupling],
     width: int,
     out_width: int,
-    product: TensorProduct,
     missing: Sequence[range],
-) -> tuple[str, int]:
+) -> _Kernel:
     """The kernel of the sums of a group, in passes over the edges if it reads many numbers."""
     alone = len({coupling.of_in.start for coupling in group}) == 1
 
@@ -321,17 +467,22 @@ def _sum_kernel(
         return 1 if alone else coupling.table.shape[0] + 1, _entries([coupling])
 
     passes = list(_cut(sorted(group, key=lambda c: c.of_in.start), sizes))
-    strides = [_matrices(part)[1] for part in passes]
-    shared = max(_WARPS * _tile(stride) * stride * 4 for stride in strides)
+    fragments = call.made.fragment_floats(len(group)) if call.made else 0
+    tiles = [_Tile.of(_matrices(part)[1], call.made, fragments) for part in passes]
+    floats = max(
+        tile.with_matrices * _matrices(part)[1] for tile, part in zip(tiles, passes, strict=True)
+    )
+    starts = tuple(c.of_weights.start for part in passes for c in part)
+    frame = _Frame(call, number, group[0].channels, floats, starts, max(map(len, passes)))
     totals = {c.of_out.start: c.table.shape[2] for c in group}
     most = max(_Reads.of(part, weights=True).numbers for part in passes)
-    registers = 2 * most + sum(totals.values()) + 24
-    lines = _begin(number, registers, group[0].channels, shared)
-    lines += ["if (row >= rows) return;", "const int begin = indptr[row], end = indptr[row + 1];"]
+    lines = ["if (row < rows) {", "const int begin = indptr[row], end = indptr[row + 1];"]
     for start, size in totals.items():
         lines += [f"float {', '.join(f'y{start}_{c} = 0.0f' for c in range(size))};"]
-    for part in passes:
-        lines += _sum_pass(part, width, product)
+    first_path = 0
+    for tile, part in zip(tiles, passes, strict=True):
+        lines += _sum_pass(call, tile, part, width, first_path)
+        first_path += len(part)
     lines.append(f"float* const y = out + (size_t)row * {out_width};")
     lines.append("if (inside) {")
     for start, size in totals.items():
@@ -339,20 +490,25 @@ def _sum_kernel(
     lines.append("}")
     for places in missing:
         loop = f"for (int i = {places.start} + lane; i < {places.stop}; i += 32)"
-        lines.append(f"if (blockIdx.y == 0) {loop} y[i] = 0.0f;")
-    return "\n".join([*lines, "}"]), shared
+        lines.append(f"if (part == 0) {loop} y[i] = 0.0f;")
+    return frame.kernel(2 * most + sum(totals.values()) + 24, [*lines, "}"])
 
 
-def _sum_pass(part: Sequence[Coupling], width: int, product: TensorProduct) -> list[str]:
+def _sum_pass(
+    call: _Call, tile: _Tile, part: Sequence[Coupling], width: int, first_path: int
+) -> list[str]:
     matrices, stride = _matrices(part)
     reads = _Reads.of(part, weights=True)
-    load = functools.partial(
-        reads.load, width=width, weights="third", weights_width=product.num_weights
-    )
-    lines = [*_tile_begin(_tile(stride)), reads.declare(), *load("0")]
-    lines += _store_matrices(matrices, stride, "second", product.irreps_sh.dim)
+
+    def load(edge):
+        return reads.load(edge, width, reads.load_weights(edge, call))
+
+    lines = tile.begin()
+    lines += call.made.make_tile(first_path, len(part)) if call.made else []
+    lines += [reads.declare(), *load("0"), *tile.begin_part()]
+    lines += _store_matrices(matrices, stride, "second", call.product.irreps_sh.dim)
     lines += _each_edge(reads, load)
-    lines.append(f"const float4* const m = (const float4*)(table + k * {stride});")
+    lines.append(f"const float4* const m = (const float4*)(table + (k - from) * {stride});")
     for matrix in matrices:
         coupling = matrix.coupling
         lines += ["{", *_load_matrix(matrix)]
@@ -366,12 +522,13 @@ def _sum_pass(part: Sequence[Coupling], width: int, product: TensorProduct) -> l
                 total = f"y{coupling.of_out.start}_{c}"
                 lines.append(f"{total} += w{coupling.of_weights.start} * ({' + '.join(terms)});")
         lines.append("}")
-    return [*lines, "}", "}"]
+    return [*lines, "}", "}", "}"]
 
 
-def _products(used: Sequence[Coupling], product: TensorProduct, kind: Kind) -> Source:
+def _products(
+    call: _Call, used: Sequence[Coupling], kind: Literal["weights", "harmonics"]
+) -> Source:
     write = {"weights": _weight_kernel, "harmonics": _harmonic_kernel}[kind]
-    kernels, launches, parts = [], [], 0
 
     def sizes(coupling):
         return coupling.table.shape[2], _entries([coupling])
@@ -381,14 +538,12 @@ def _products(used: Sequence[Coupling], product: TensorProduct, kind: Kind) -> S
         for group in _by(used, lambda coupling: coupling.of_in.start).values()
         for part in _cut(group, sizes)
     ]
-    all_parts = sum(_launch(group, 0).columns for group in groups)
-    for number, group in enumerate(groups):
-        text, shared = write(number, group, product, (parts, all_parts))
-        kernels.append(text)
-        launches.append(_launch(group, shared))
-        parts += launches[-1].columns
-    text = "\n".join(kernels)
-    return Source(_HALVE + text if kind == "harmonics" else text, tuple(launches))
+    columns = [-(-group[0].channels // _WARP) for group in groups]
+    kernels = [
+        write(call, number, group, (sum(columns[:number]), sum(columns)))
+        for number, group in enumerate(groups)
+    ]
+    return _joined(kernels, _HALVE if kind == "harmonics" else "")
 
 
 def _slopes(group: Sequence[Coupling], width: int) -> list[str]:
@@ -405,35 +560,33 @@ def _num_slopes(group: Sequence[Coupling]) -> int:
 
 
 def _zero_padding(store: Sequence[str]) -> list[str]:
-    """Sets padding slots of this part of the channels to zero; warps without a row end here."""
+    """Sets padding slots of this part of the channels to zero; then begins the row."""
     return [
-        f"const int warps = gridDim.x * {_WARPS};",
-        "for (int slot = indptr[rows] + row; slot < edges; slot += warps) {",
+        f"for (int slot = indptr[rows] + row; slot < edges; slot += row_blocks * {_WARPS}) {{",
         *store,
         "}",
-        "if (row >= rows) return;",
+        "if (row < rows) {",
         "const int begin = indptr[row], end = indptr[row + 1];",
     ]
 
 
 def _weight_kernel(
-    number: int, group: Sequence[Coupling], product: TensorProduct, parts: tuple[int, int]
-) -> tuple[str, int]:
+    call: _Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
+) -> _Kernel:
     """The products of each edge: ``M`` moves the slopes to the components of the features."""
+    product = call.product
     matrices, stride = _matrices(group)
-    reads = _Reads.of(group, weights=False)
-    shared = _WARPS * _tile(stride) * stride * 4
-    registers = 2 * reads.numbers + _num_slopes(group) + 36
-    pointer = f"float* const to = out + (size_t)slot * {product.num_weights} + channel;"
-    zeros = " ".join(f"to[{c.of_weights.start}] = 0.0f;" for c in group)
-    lines = _begin(number, registers, group[0].channels, shared)
-    lines += _zero_padding([pointer, f"if (inside) {{ {zeros} }}"])
+    tile, reads = _Tile.of(stride, None, 0), _Reads.of(group, weights=False)
+    frame = _Frame(call, number, group[0].channels, tile.with_matrices * stride)
+    pointer = f"float* const of_edge = out + (size_t)slot * {call.num_weights} + channel;"
+    zeros = " ".join(f"of_edge[{c.of_weights.start}] = 0.0f;" for c in group)
+    lines = _zero_padding([pointer, f"if (inside) {{ {zeros} }}"])
     lines += _slopes(group, product.irreps_out.dim)
     load = functools.partial(reads.load, width=product.irreps_in.dim)
-    lines += [*_tile_begin(_tile(stride)), reads.declare(), *load("0")]
+    lines += [*tile.begin(), reads.declare(), *load("0"), *tile.begin_part()]
     lines += _store_matrices(matrices, stride, "third", product.irreps_sh.dim)
     lines += _each_edge(reads, load)
-    lines.append(f"const float4* const m = (const float4*)(table + k * {stride});")
+    lines.append(f"const float4* const m = (const float4*)(table + (k - from) * {stride});")
     lines.append(pointer.replace("(size_t)slot", "(size_t)(base + k)"))
     for matrix in matrices:
         coupling = matrix.coupling
@@ -446,8 +599,9 @@ def _weight_kernel(
             ]
             if terms:
                 lines.append(f"sum += x{coupling.of_in.start}_{a} * ({' + '.join(terms)});")
-        lines += [f"if (inside) to[{coupling.of_weights.start}] = sum;", "}"]
-    return "\n".join([*lines, "}", "}", "}"]), shared
+        lines += [f"if (inside) of_edge[{coupling.of_weights.start}] = sum;", "}"]
+    registers = 2 * reads.numbers + _num_slopes(group) + 36
+    return frame.kernel(registers, [*lines, "}", "}", "}", "}"])
 
 
 # Adds ``v[0..2n-1]`` over pairs of lanes: of each pair one lane keeps one half of the sums.
@@ -481,23 +635,27 @@ def _sum_lanes(count: int) -> tuple[list[str], int]:
 
 
 def _harmonic_kernel(
-    number: int, group: Sequence[Coupling], product: TensorProduct, parts: tuple[int, int]
-) -> tuple[str, int]:
+    call: _Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
+) -> _Kernel:
     """The products of each edge, summed over the channels of a warp: without matrices."""
+    product = call.product
     width = product.irreps_sh.dim
     reads = _Reads.of(group, weights=True)
     used = sorted({b for c in group for b in range(c.of_sh.start, c.of_sh.stop)})
-    registers = 2 * reads.numbers + _num_slopes(group) + len(used) + 24
-    part = f"({parts[0]} + blockIdx.y) * {width}"
-    pointer = f"float* const to = out + (size_t)slot * {parts[1] * width} + {part};"
-    lines = _begin(number, registers, group[0].channels, 0)
-    store = f"for (int b = lane; b < {width}; b += 32) to[b] = 0.0f;"
-    lines += _zero_padding([pointer, store])
+    frame = _Frame(call, number, group[0].channels, 0, reads.weights, len(group))
+    pointer = f"float* const of_edge = out + (size_t)slot * {parts[1] * width}"
+    pointer += f" + ({parts[0]} + part) * {width};"
+    store = f"for (int b = lane; b < {width}; b += 32) of_edge[b] = 0.0f;"
+    lines = _zero_padding([pointer, store])
     lines += _slopes(group, product.irreps_out.dim)
-    load = functools.partial(
-        reads.load, width=product.irreps_in.dim, weights="third", weights_width=product.num_weights
-    )
-    lines += [*_tile_begin(_WARP), reads.declare(), *load("0"), *_each_edge(reads, load)]
+
+    def load(edge):
+        return reads.load(edge, product.irreps_in.dim, reads.load_weights(edge, call))
+
+    tile = _Tile(*[EDGES if call.made else _WARP] * 2)
+    lines += tile.begin()
+    lines += call.made.make_tile(0, len(group)) if call.made else []
+    lines += [reads.declare(), *load("0"), *tile.begin_part(), *_each_edge(reads, load)]
     lines.append(pointer.replace("(size_t)slot", "(size_t)(base + k)"))
     lines.append(f"float {', '.join(f'h{b} = 0.0f' for b in used)};")
     for coupling in group:
@@ -511,8 +669,9 @@ def _harmonic_kernel(
         steps, lanes = _sum_lanes(size)
         lines += ["{", f"float v[{size}] = {{{values}}};", *steps]
         lines.append(f"if (lane % {lanes} == 0 && lane / {lanes} < {len(own)})")
-        lines += [f"to[{own[0]} + lane / {lanes}] = v[0];", "}"]
-    return "\n".join([*lines, "}", "}", "}"]), 0
+        lines += [f"of_edge[{own[0]} + lane / {lanes}] = v[0];", "}"]
+    registers = 2 * reads.numbers + _num_slopes(group) + len(used) + 24
+    return frame.kernel(registers, [*lines, "}", "}", "}", "}"])
 
 
 def _batches(used: Sequence[int]) -> Iterator[Sequence[int]]:

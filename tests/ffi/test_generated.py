@@ -14,13 +14,16 @@ import pytest
 
 from jaxgnn import CSRGraph, _ffi, ops
 from jaxgnn._ffi import _library, _nvrtc
-from jaxgnn._ffi import tensor_product_sum as calls
+from jaxgnn._ffi import generated_tensor_product_sum as calls
+from jaxgnn._ffi._made_weights_source import MadeWeights
 from jaxgnn._ffi._tensor_product_source import Source, source
 from jaxgnn.equivariant import TensorProduct, separate_paths
+from jaxgnn.equivariant.radial_layer import RadialLayer
+from jaxgnn.ops._equivariant import layer_products
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._equivariant.tensor_product_sum import SUM
 from jaxgnn.ops.core import dispatch
-from jaxgnn.testing import assert_close, random_array
+from jaxgnn.testing import assert_close, random_array, to_float64
 
 HERE = Path(__file__).parent
 KINDS = "rows", "columns", "weights", "harmonics"
@@ -47,23 +50,53 @@ GRAPH = CSRGraph.from_edges(
 )
 
 
+FEATURES = {"apart": 20, "two of a degree": 6}  # of the layer that makes weights; else 16
+EMULATED_BLOCKS = 3  # of those that share all rows
+
+
+def _features(name):
+    return FEATURES.get(name, 16)
+
+
+def _sources(name):
+    """All sources for a product, by their names in the emulator's library."""
+    product = PRODUCTS[name]
+    sources = {kind: source(product, kind) for kind in KINDS}
+    for kind in ("rows", "columns", "harmonics"):
+        for products in (1, 3):
+            made = MadeWeights(_features(name), products)
+            sources[f"{kind}_made_{products}"] = source(product, kind, made)
+    for paths in layer_products.parts(product):
+        key = "weights_of_" + "_".join(map(str, paths))
+        sources[key] = source(product, "weights", None, paths)
+    return sources
+
+
+def _key(program):
+    """The name of a program's source in the emulator's library."""
+    kind, *_, layer, own = program.partition(":")[2].split(";")
+    if layer:
+        return f"{kind}_made_{layer.partition('-')[2]}"
+    return kind + (f"_of_{own.replace(',', '_')}" if own else "")
+
+
 @functools.cache
 def _emulator(folder, name):
-    """A library with the kernels of all kinds for a product, as C++ that runs lane after lane."""
+    """A library with all kernels for a product, as C++ that runs lane after lane."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("reason: needs a C++ compiler to emulate a GPU")
     text = ['#include "emulated_warp.h"']
-    for kind in KINDS:
-        made = source(PRODUCTS[name], kind)
+    for key, made in _sources(name).items():
         cuda = made.text.replace("extern __shared__ __align__(16) float tables[];", "")
         runs = [
-            f"call.kernel = kernel{i}; Run(call, {launch.columns}, 8);"
+            f"call.kernel = kernel{i}; "
+            f"Run(call, {launch.columns}, {EMULATED_BLOCKS if launch.blocks else 0});"
             for i, launch in enumerate(made.launches)
         ]
         cuda = cuda.replace('extern "C"', "static")
-        text.append(f"namespace {kind} {{\n{cuda}\n}}")
-        run = f'extern "C" void run_{kind}(Call call) {{ using namespace {kind};'
+        text.append(f"namespace {key} {{\n{cuda}\n}}")
+        run = f'extern "C" void run_{key}(Call call) {{ using namespace {key};'
         text.append(" ".join([run, *runs, "}"]))
     file = folder / f"{name.replace(' ', '_')}.cc"
     file.write_text("\n".join(text))
@@ -79,8 +112,9 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("rows", "edges")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("indptr", "indices", "slots", "first", "second", "third", "out")
+            for name in ("indptr", "indices", "slots", "first", "second", "third", "layer")
         ),
+        *((name, ctypes.c_void_p) for name in ("tiles", "out")),
     ]
 
 
@@ -91,53 +125,124 @@ def emulated(tmp_path_factory, monkeypatch):
     def emulate(name):
         library = _emulator(tmp_path_factory.getbasetemp(), name)
 
-        def call(target, result, indptr, indices, slots, *arrays, program):
+        def call(target, results, *operands, program):
             assert target == "jaxgnn_generated"
-            kind = program.partition(":")[2].partition(";")[0]
-            operands = [
-                None if array is None else np.ascontiguousarray(array)
-                for array in (indptr, indices, slots, *arrays)
-            ]
-            out = np.full(result[0], np.nan, np.float32)
-            places = [None if array is None else array.ctypes.data for array in (*operands, out)]
-            made = _Call(None, len(indptr) - 1, len(indices), *places)
-            getattr(library, f"run_{kind}")(made)
-            return jnp.asarray(out)
+            arrays = [None if a is None else np.ascontiguousarray(a) for a in operands]
+            out, tiles = (np.full(shape, np.nan, np.float32) for shape, _ in results)
+            places = [None if a is None else a.ctypes.data for a in (*arrays, tiles, out)]
+            made = _Call(None, len(arrays[0]) - 1, len(arrays[1]), *places)
+            getattr(library, f"run_{_key(program)}")(made)
+            return [jnp.asarray(out)]
 
-        monkeypatch.setattr(calls, "call", call)
-        monkeypatch.setattr(calls._nvrtc, "add", lambda name: None)
+        monkeypatch.setattr(calls, "call_many", call)
+        monkeypatch.setattr(calls._nvrtc, "add", lambda name: _source_of(name))
 
     return emulate
 
 
-def _calls(product):
-    """Arrays of each kind, with NaN in padding slots; then the call, and the reference."""
-    x = random_array((5, product.irreps_in.dim), "float32", seed=0)
-    dy = random_array((5, product.irreps_out.dim), "float32", seed=1)
-    harmonics = random_array((43, product.irreps_sh.dim), "float32", seed=2).at[41:].set(jnp.nan)
-    weights = random_array((43, product.num_weights), "float32", seed=3).at[41:].set(jnp.nan)
-    return {
-        "rows": ((x, harmonics, weights), calls.sum_at_rows_cuda, reference.tensor_product_sum),
-        "columns": ((dy, harmonics, weights), calls.sum_at_columns_cuda, reference.sum_at_columns),
-        "weights": ((x, dy, harmonics), calls.weight_products_cuda, reference.weight_products),
-        "harmonics": ((x, dy, weights), calls.harmonic_products_cuda, reference.harmonic_products),
+def _source_of(program):
+    return calls._source_of(program.partition(":")[2])
+
+
+def _arrays(product):
+    """Arrays of a product, with NaN in padding slots."""
+    shapes = {
+        "x": (5, product.irreps_in.dim),
+        "dy": (5, product.irreps_out.dim),
+        "harmonics": (43, product.irreps_sh.dim),
+        "weights": (43, product.num_weights),
     }
+    arrays = {
+        name: random_array(shape, "float32", seed=i)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    of_edges = {name: arrays[name].at[41:].set(jnp.nan) for name in ("harmonics", "weights")}
+    return arrays | of_edges
+
+
+# Each kind with its arrays, its call, and the reference.
+CALLS = {
+    "rows": (("x", "harmonics", "weights"), calls.sum_at_rows, reference.tensor_product_sum),
+    "columns": (("dy", "harmonics", "weights"), calls.sum_at_columns, reference.sum_at_columns),
+    "weights": (("x", "dy", "harmonics"), calls.weight_products, reference.weight_products),
+    "harmonics": (("x", "dy", "weights"), calls.harmonic_products, reference.harmonic_products),
+    "basis": (
+        ("x", "dy", "harmonics", "kernel"),
+        layer_products.basis_products,
+        reference.basis_products,
+    ),
+    "kernel": (
+        ("x", "dy", "harmonics", "basis"),
+        layer_products.kernel_products,
+        reference.kernel_products,
+    ),
+}
+
+
+def _compare(name, kind, arrays, precision="highest", **limits):
+    product, (names, run, plain) = PRODUCTS[name], CALLS[kind]
+    options = {"product": product}
+    if kind in ("basis", "kernel"):
+        options |= {"precision": precision}
+    with_dtype = kind not in ("rows", "columns")
+    actual = run(
+        GRAPH,
+        *(arrays[n] for n in names),
+        **options,
+        **({"dtype": "float32"} if with_dtype else {}),
+    )
+    with jax.enable_x64(True):
+        exact = [to_float64(arrays[n]) for n in names]
+        expected = plain(GRAPH, *exact, **options, **({"dtype": "float64"} if with_dtype else {}))
+    assert_close(actual, expected, reduction_length=40 * 7 * product.irreps_sh.dim, **limits)
 
 
 @pytest.mark.costly(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_generated_kernels_compute_the_formula(name, kind, emulated):
-    product = PRODUCTS[name]
-    arrays, run, plain = _calls(product)[kind]
     emulated(name)
-    with_dtype = kind in ("weights", "harmonics")
-    options = {"product": product} | ({"dtype": "float32"} if with_dtype else {})
-    actual = run(GRAPH, *arrays, **options)
-    with jax.enable_x64(True):
-        options |= {"dtype": "float64"} if with_dtype else {}
-        expected = plain(GRAPH, *(array.astype(jnp.float64) for array in arrays), **options)
-    assert_close(actual, expected, reduction_length=40 * 7 * product.irreps_sh.dim)
+    _compare(name, kind, _arrays(PRODUCTS[name]))
+
+
+def _layer(name, precision):
+    """Arrays of a layer that makes weights, with NaN in padding slots."""
+    features = _features(name)
+    basis = random_array((43, features), "float32", seed=4).at[41:].set(jnp.nan)
+    kernel = random_array((features, PRODUCTS[name].num_weights), "float32", seed=5)
+    return {"basis": basis, "kernel": kernel, "weights": RadialLayer(basis, kernel, precision)}
+
+
+@pytest.mark.costly(4)
+@pytest.mark.parametrize("kind", ["rows", "columns", "harmonics", "basis", "kernel"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_kernels_that_make_weights_compute_the_formula(name, kind, emulated):
+    emulated(name)
+    arrays = _arrays(PRODUCTS[name]) | _layer(name, "highest")
+    _compare(name, kind, arrays)
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "harmonics"])
+def test_weights_made_in_tf32_are_those_of_rounded_numbers(kind, emulated):
+    name = "two of a degree"
+    emulated(name)
+    rounded = {
+        key: jax.lax.reduce_precision(_layer(name, "tf32")[key], 8, 10)
+        for key in ("basis", "kernel")
+    }
+    arrays = _arrays(PRODUCTS[name])
+    names, run, _ = CALLS[kind]
+    options = {"product": PRODUCTS[name]} | ({"dtype": "float32"} if kind == "harmonics" else {})
+    made = [
+        run(GRAPH, *((arrays | {"weights": layer})[n] for n in names), **options)
+        for layer in (
+            _layer(name, "tf32")["weights"],
+            RadialLayer(*rounded.values(), precision="highest"),
+        )
+    ]
+    assert_close(*made, reduction_length=40)
+    exact = arrays | _layer(name, "highest")
+    assert not np.allclose(made[0], run(GRAPH, *(exact[n] for n in names), **options), rtol=1e-6)
 
 
 @pytest.fixture
@@ -230,4 +335,10 @@ def test_value_and_gradients_call_a_generated_program_for_each_kind(mapped, on_a
 
 def test_names_of_programs_say_how_to_make_them():
     for product in PRODUCTS.values():
-        assert calls._source_of(calls._described(product, "rows")) is source(product, "rows")
+        for options in (
+            (None, None),
+            (MadeWeights(20, 3), None),
+            (None, (0, len(product.paths) - 1)),
+        ):
+            made = calls._source_of(calls._described(product, "weights", *options))
+            assert made is source(product, "weights", *options)

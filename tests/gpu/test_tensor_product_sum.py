@@ -58,23 +58,38 @@ def _graph(name) -> CSRGraph:
     return GRAPHS[name]()
 
 
-def _arrays(graph, product, dtype="float32"):
-    """Arrays with NaN in padding slots; what the allocator hands out next holds NaN too."""
+FEATURES = {"apart": 64, "sums": 20, "small": 3, "wide": 33}
+WEIGHTS = "given", "made"
+
+
+def _arrays(graph, product, dtype="float32", features=0):
+    """Arrays with NaN in padding slots; what the allocator hands out next holds NaN too.
+
+    The third array holds weights, or the basis of so many features; then the kernel is the fourth.
+    """
     real = int(graph.indptr[-1])
     x = random_array((graph.num_cols, product.irreps_in.dim), dtype, seed=0)
     of_edges = [
         random_array((graph.num_edges, width), dtype, seed).at[real:].set(jnp.nan)
-        for seed, width in ((1, product.irreps_sh.dim), (2, product.num_weights))
+        for seed, width in ((1, product.irreps_sh.dim), (2, features or product.num_weights))
     ]
-    sizes = *(a.shape for a in (x, *of_edges)), (graph.num_rows, product.irreps_out.dim)
+    # A small kernel: slopes of the sines of large gradients would be ill-conditioned.
+    of_layer = features, product.num_weights
+    kernel = [random_array(of_layer, dtype, 3) * (0.1 / features**0.5)] if features else []
+    sizes = [a.shape for a in (x, *of_edges, *kernel)]
+    sizes += [(graph.num_rows, product.irreps_out.dim), (264 * 8 * 16 * 32 * 4,)]
     jax.block_until_ready([jnp.full(shape, jnp.nan) for shape in sizes for _ in range(4)])
-    return x, *of_edges
+    return x, *of_edges, *kernel
 
 
 def _call(graph, product, implementation):
-    def call(x, harmonics, weights):
+    def call(x, harmonics, *of_weights):
         arguments = product.arguments | {"implementation": implementation}
-        return ops.tensor_product_sum(graph, x, harmonics, weights, **arguments)
+        names = ("basis", "kernel") if len(of_weights) == 2 else ("weights",)
+        arguments |= dict(zip(names, of_weights, strict=True))
+        if len(of_weights) == 2:
+            arguments["recompute_weights"] = implementation != "xla"
+        return ops.tensor_product_sum(graph, x, harmonics, **arguments)
 
     return call
 
@@ -101,58 +116,67 @@ def _value_and_gradients(call, *arrays):
     return value, pull(jnp.cos(jnp.arange(value.size).reshape(value.shape)).astype(value.dtype))
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_values_and_gradients_agree_with_float64(name, dtype):
+def test_values_and_gradients_agree_with_float64(name, dtype, weights):
     graph, product = _graph("ragged"), PRODUCTS[name]
     operands = None if dtype == "float32" else dtype
-    _agree(_value_and_gradients, graph, product, _arrays(graph, product, dtype), operands)
+    arrays = _arrays(graph, product, dtype, FEATURES[name] if weights == "made" else 0)
+    _agree(_value_and_gradients, graph, product, arrays, operands)
 
 
+@pytest.mark.parametrize("features", [0, 3], ids=WEIGHTS)
 @pytest.mark.parametrize("name", ["no edges", "one edge"])
-def test_values_and_gradients_of_few_edges_agree_with_float64(name):
+def test_values_and_gradients_of_few_edges_agree_with_float64(name, features):
     graph, product = _graph(name), PRODUCTS["small"]
-    _agree(_value_and_gradients, graph, product, _arrays(graph, product))
+    _agree(_value_and_gradients, graph, product, _arrays(graph, product, features=features))
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("name", ["sums", "small"])
-def test_second_derivatives_agree_with_float64(name):
+def test_second_derivatives_agree_with_float64(name, weights):
     def run(call, *arrays):
+        every = tuple(range(len(arrays)))
+
         def slope(*arrays):
-            gradients = jax.grad(lambda *a: jnp.sum(call(*a) ** 2), (0, 1, 2))(*arrays)
+            gradients = jax.grad(lambda *a: jnp.sum(call(*a) ** 2), every)(*arrays)
             return sum(jnp.sum(jnp.sin(0.01 * g)) for g in gradients)
 
-        return jax.grad(slope, (0, 1, 2))(*arrays)
+        return jax.grad(slope, every)(*arrays)
 
     graph, product = _graph("ragged"), PRODUCTS[name]
-    _agree(run, graph, product, _arrays(graph, product))
+    features = FEATURES[name] if weights == "made" else 0
+    _agree(run, graph, product, _arrays(graph, product, features=features))
 
 
-def test_forward_mode_agrees_with_float64():
-    def run(call, x, harmonics, weights):
-        along = jnp.cos(x), harmonics, weights
-        return jax.jvp(call, (x, harmonics, weights), along)[1]
+@pytest.mark.parametrize("features", [0, 3], ids=WEIGHTS)
+def test_forward_mode_agrees_with_float64(features):
+    def run(call, x, *of_edges):
+        arrays = x, *of_edges
+        return jax.jvp(call, arrays, (jnp.cos(x), *of_edges))[1]
 
     graph, product = _graph("ragged"), PRODUCTS["small"]
-    _agree(run, graph, product, _arrays(graph, product))
+    _agree(run, graph, product, _arrays(graph, product, features=features))
 
 
 def _graph_without_padding():
     return CSRGraph.from_edges(np.arange(40) % 7, np.arange(40) // 6, 7)
 
 
-def _stacks(product, calls=3):
+def _stacks(product, features, calls=3):
     """Arrays for several calls, and the graph of all."""
     graph = _graph_without_padding()
-    x, harmonics, weights = _arrays(graph, product)
-    return graph, [jnp.stack([a * (1 + i) for i in range(calls)]) for a in (x, harmonics, weights)]
+    arrays = _arrays(graph, product, features=features)
+    return graph, [jnp.stack([a * (1 + i) for i in range(calls)]) for a in arrays]
 
 
+@pytest.mark.parametrize("features", [0, 20], ids=WEIGHTS)
 @pytest.mark.parametrize("program", ["loop", "slices", "batch", "shared edges"])
-def test_calls_in_one_program_equal_those_of_programs_of_their_own(program):
+def test_calls_in_one_program_equal_those_of_programs_of_their_own(program, features):
     # See test_in_place.py for the loop and the slices.
     product = PRODUCTS["sums"]
-    graph, stacks = _stacks(product)
+    graph, stacks = _stacks(product, features)
     run = functools.partial(_value_and_gradients, _call(graph, product, "ffi"))
     if program == "shared edges":
         stacks[1:] = [jnp.broadcast_to(a[:1], a.shape) for a in stacks[1:]]
@@ -162,7 +186,7 @@ def test_calls_in_one_program_equal_those_of_programs_of_their_own(program):
             lambda *a: jnp.stack(a), *(run(*(a[i] for a in stacks)) for i in range(3))
         ),
         "batch": lambda stacks: jax.vmap(run)(*stacks),
-        "shared edges": lambda stacks: jax.vmap(run, (0, None, None))(
+        "shared edges": lambda stacks: jax.vmap(run, (0, *[None] * len(stacks[1:])))(
             stacks[0], *(a[0] for a in stacks[1:])
         ),
     }
@@ -173,10 +197,11 @@ def test_calls_in_one_program_equal_those_of_programs_of_their_own(program):
             assert_close(got[i], expected, reduction_length=NO_GRAPH_IS_LONGER)
 
 
-def test_results_are_equal_to_the_last_bit_from_run_to_run():
+@pytest.mark.parametrize("features", [0, 64], ids=WEIGHTS)
+def test_results_are_equal_to_the_last_bit_from_run_to_run(features):
     graph, product = _graph("ragged"), PRODUCTS["apart"]
     run = jax.jit(functools.partial(_value_and_gradients, _call(graph, product, None)))
-    arrays = _arrays(graph, product)
+    arrays = _arrays(graph, product, features=features)
     with jaxgnn.deterministic():
         assert_bit_equal(run(*arrays), run(*arrays))
 

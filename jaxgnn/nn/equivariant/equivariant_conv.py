@@ -21,7 +21,7 @@ from jaxgnn.nn.equivariant.normalized import SECOND_MOMENTS
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer, without_padding
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, positive
+from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none, positive
 
 _BEHIND_SILU = nnx.initializers.variance_scaling(1 / SECOND_MOMENTS["silu"], "fan_in", "normal")
 _BEHIND_BASIS = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -50,6 +50,8 @@ class EquivariantConv(GraphLayer):
       num_neighbours: typical number of neighbours n, whose root divides the sum.
       precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
         precision; None for the setting of JAX.
+      recompute_weights: whether kernels of a GPU make the weights wherever they use them, in a
+        third of the memory or less, but slower; None if they would take more than 2 GiB.
 
     Example:
       >>> from jaxgnn.equivariant import spherical_harmonics
@@ -65,7 +67,9 @@ class EquivariantConv(GraphLayer):
       (3, 20)
     """
 
-    @checked_options(num_basis=at_least(1), num_neighbours=positive)
+    @checked_options(
+        num_basis=at_least(1), num_neighbours=positive, recompute_weights=or_none(flag)
+    )
     def __init__(
         self,
         irreps_in: Irreps | str,
@@ -76,6 +80,7 @@ class EquivariantConv(GraphLayer):
         radial_features: Sequence[int] = (64, 64),
         num_neighbours: float = 1.0,
         precision: ops.Precision | None = "highest",
+        recompute_weights: bool | None = None,
         rngs: nnx.Rngs,
         **common: Unpack[CommonOptions],
     ):
@@ -88,6 +93,7 @@ class EquivariantConv(GraphLayer):
             raise bad_input(self._name, "radial_features", "a sequence of widths", radial_features)
         check_widths(f"{self._name}: radial_features", *radial_features)
         self.num_basis, self.num_neighbours = num_basis, num_neighbours
+        self.precision, self.recompute_weights = precision, recompute_weights
         self.product = separate_paths(self.irreps_in, self.irreps_sh, keep=self.irreps_out)
         widths = [num_basis, *radial_features]
         inits = [_BEHIND_BASIS, *[_BEHIND_SILU] * len(radial_features)]
@@ -129,6 +135,8 @@ class EquivariantConv(GraphLayer):
             harmonics,
             basis=hidden,
             kernel=self.radial_kernel[...],
+            precision=self.precision,
+            recompute_weights=self.recompute_weights,
             implementation=self.implementation,
             **self.product.arguments,
         )

@@ -4,63 +4,102 @@ A number is linear in each of four arrays (see ``reference/tensor_product_sum.py
 here is the gradient of that number to one of them, so its own gradients are the other functions.
 All arrays are without leading axes, and the graph without weights.
 
-The kernels of a CPU read sparse tables of the product. Those of a GPU are generated for it.
+The weights are an array, or a ``RadialLayer``: then the number is linear in the layer's basis and
+in its kernel, which have a gradient each in the place of that to the weights.
+
+The kernels of a CPU read sparse tables of the product, and weights from memory. Those of a GPU are
+generated for the product, and make the weights of a layer themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi import tensor_product_sum as ffi
+from jaxgnn._ffi import generated_tensor_product_sum as generated
+from jaxgnn._ffi import tensor_product_sum as native
 from jaxgnn.equivariant import TensorProduct
+from jaxgnn.equivariant.radial_layer import Products, RadialLayer
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._equivariant import layer_products
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
+from jaxgnn.ops._equivariant.reference.tensor_product_sum import Weights
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 
 _DTYPES = ("float32", "bfloat16", "float64")
+_TF32_ERROR = 2e-3  # relative to the largest entry
 
 
-def _table(name: str, plain, native, native_cuda, *, scatters: bool = True) -> dispatch.Kernel:
-    return dispatch.Kernel(
-        name,
-        {
-            "xla": dispatch.xla(plain, scatters=scatters),
-            "ffi": dispatch.ffi(
-                dtypes=_DTYPES,
-                cpu=native,
-                cuda=native_cuda,
-                cuda_limits=ffi.cuda_limits,
-                cuda_library="nvrtc",
-            ),
-        },
-    )
+def _table(
+    name: str,
+    plain: Callable[..., Any],
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any],
+    *,
+    scatters: bool = False,
+) -> dispatch.Kernel:
+    of_gpu = {"cuda": cuda, "cuda_limits": generated.limits, "cuda_library": "nvrtc"}
+    made = dispatch.ffi(dtypes=_DTYPES, cpu=cpu, tolerance=_tolerance, **of_gpu)
+    return dispatch.Kernel(name, {"xla": dispatch.xla(plain, scatters=scatters), "ffi": made})
+
+
+def _tolerance(graph: CSRGraph, *arrays: Any, precision: str = "highest", **_: Any) -> float | None:
+    """The error that TF32 products of a radial layer may have on a GPU, or None."""
+    layers = [array for array in arrays if isinstance(array, RadialLayer)]
+    is_tf32 = "tf32" in (precision, *(layer.precision for layer in layers))
+    return _TF32_ERROR if is_tf32 and dispatch.current_platform() == "cuda" else None
+
+
+def _of_array(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that reads weights, for weights of both kinds."""
+
+    def of_weights(graph: CSRGraph, a: Array, b: Array, weights: Weights, **options: Any) -> Array:
+        return run(graph, a, b, reference.as_array(graph, weights), **options)
+
+    return of_weights
 
 
 SUM = _table(
-    "tensor_product_sum", reference.tensor_product_sum, ffi.sum_at_rows, ffi.sum_at_rows_cuda
+    "tensor_product_sum",
+    reference.tensor_product_sum,
+    _of_array(native.sum_at_rows),
+    generated.sum_at_rows,
+    scatters=True,
 )
 SUM_AT_COLUMNS = _table(
     "tensor_product_sum.to_x",
     reference.sum_at_columns,
-    ffi.sum_at_columns,
-    ffi.sum_at_columns_cuda,
-)
-WEIGHT_PRODUCTS = _table(
-    "tensor_product_sum.to_weights",
-    reference.weight_products,
-    ffi.weight_products,
-    ffi.weight_products_cuda,
-    scatters=False,
+    _of_array(native.sum_at_columns),
+    generated.sum_at_columns,
+    scatters=True,
 )
 HARMONIC_PRODUCTS = _table(
     "tensor_product_sum.to_harmonics",
     reference.harmonic_products,
-    ffi.harmonic_products,
-    ffi.harmonic_products_cuda,
-    scatters=False,
+    _of_array(native.harmonic_products),
+    generated.harmonic_products,
+)
+WEIGHT_PRODUCTS = _table(
+    "tensor_product_sum.to_weights",
+    reference.weight_products,
+    native.weight_products,
+    generated.weight_products,
+)
+BASIS_PRODUCTS = _table(
+    "tensor_product_sum.to_basis",
+    reference.basis_products,
+    partial(reference.basis_products, of_weights=native.weight_products),
+    layer_products.basis_products,
+)
+KERNEL_PRODUCTS = _table(
+    "tensor_product_sum.to_kernel",
+    reference.kernel_products,
+    partial(reference.kernel_products, of_weights=native.weight_products),
+    layer_products.kernel_products,
 )
 
 
@@ -71,7 +110,7 @@ def sum_at_rows(
     graph: CSRGraph,
     x: Float[Array, "cols in"],
     harmonics: Float[Array, "edges sh"],
-    weights: Float[Array, "edges weights"],
+    weights: Weights,
 ) -> Float[Array, "rows out"]:
     """``y_i = Σ_j product(x_j, harmonics_ij, weights_ij)``."""
     return SUM(request, graph, x, harmonics, weights, product=product)
@@ -84,7 +123,7 @@ def sum_at_columns(
     graph: CSRGraph,
     dy: Float[Array, "rows out"],
     harmonics: Float[Array, "edges sh"],
-    weights: Float[Array, "edges weights"],
+    weights: Weights,
 ) -> Float[Array, "cols in"]:
     """The gradient of the sums to ``x``."""
     return SUM_AT_COLUMNS(request, graph, dy, harmonics, weights, product=product)
@@ -112,20 +151,67 @@ def harmonic_products(
     graph: CSRGraph,
     x: Float[Array, "cols in"],
     dy: Float[Array, "rows out"],
-    weights: Float[Array, "edges weights"],
+    weights: Weights,
 ) -> Float[Array, "edges sh"]:
     """The gradient of the sums to ``harmonics``."""
     return HARMONIC_PRODUCTS(request, graph, x, dy, weights, product=product, dtype=dtype)
+
+
+@partial(custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def basis_products(
+    request: dispatch.Request,
+    product: TensorProduct,
+    dtype: str,
+    precision: Products,
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    kernel: Float[Array, "features weights"],
+) -> Float[Array, "edges features"]:
+    """The gradient of the sums to the basis of a radial layer."""
+    options = {"product": product, "dtype": dtype, "precision": precision}
+    return BASIS_PRODUCTS(request, graph, x, dy, harmonics, kernel, **options)
+
+
+@partial(custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def kernel_products(
+    request: dispatch.Request,
+    product: TensorProduct,
+    dtype: str,
+    precision: Products,
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    basis: Float[Array, "edges features"],
+) -> Float[Array, "features weights"]:
+    """The gradient of the sums to the kernel of a radial layer."""
+    options = {"product": product, "dtype": dtype, "precision": precision}
+    return KERNEL_PRODUCTS(request, graph, x, dy, harmonics, basis, **options)
 
 
 # The gradients. Those to the graph are None.
 
 
 def _of_edges(request, product, graph, x, dy, harmonics, weights):
-    """The gradients to both arrays of edges."""
+    """The gradients to harmonics and weights."""
     return (
         harmonic_products(request, product, harmonics.dtype.name, graph, x, dy, weights),
-        weight_products(request, product, weights.dtype.name, graph, x, dy, harmonics),
+        _to_weights(request, product, graph, x, dy, harmonics, weights),
+    )
+
+
+def _to_weights(request, product, graph, x, dy, harmonics, weights):
+    """The gradient to the weights, or to the layer that makes them."""
+    if not isinstance(weights, RadialLayer):
+        dtype = weights.dtype.name
+        return weight_products(request, product, dtype, graph, x, dy, harmonics)
+    basis, kernel, precision = weights.basis, weights.kernel, weights.precision
+    arrays = graph, x, dy, harmonics
+    return weights.like(
+        basis_products(request, product, basis.dtype.name, precision, *arrays, kernel),
+        kernel_products(request, product, kernel.dtype.name, precision, *arrays, basis),
     )
 
 
@@ -156,11 +242,28 @@ def _of_weights(request, product, _, graph, x, dy, harmonics, weights):
 
 def _of_harmonics(request, product, _, graph, x, dy, weights, harmonics):
     of_ends = _of_ends(request, product, graph, x, dy, harmonics, weights)
-    dtype = weights.dtype.name
-    return None, *of_ends, weight_products(request, product, dtype, graph, x, dy, harmonics)
+    return None, *of_ends, _to_weights(request, product, graph, x, dy, harmonics, weights)
+
+
+def _of_basis(request, product, dtype, precision, graph, x, dy, harmonics, kernel, basis):
+    layer = RadialLayer(basis, kernel, precision)
+    to_arrays = _of_weights(request, product, dtype, graph, x, dy, harmonics, layer)
+    arrays = graph, x, dy, harmonics, basis
+    to_kernel = kernel_products(request, product, kernel.dtype.name, precision, *arrays)
+    return *to_arrays, to_kernel
+
+
+def _of_kernel(request, product, dtype, precision, graph, x, dy, harmonics, basis, kernel):
+    layer = RadialLayer(basis, kernel, precision)
+    to_arrays = _of_weights(request, product, dtype, graph, x, dy, harmonics, layer)
+    arrays = graph, x, dy, harmonics, kernel
+    to_basis = basis_products(request, product, basis.dtype.name, precision, *arrays)
+    return *to_arrays, to_basis
 
 
 set_gradient(sum_at_rows, _of_rows, 2)
 set_gradient(sum_at_columns, _of_columns, 2)
 set_gradient(weight_products, _of_weights, 3)
 set_gradient(harmonic_products, _of_harmonics, 3)
+set_gradient(basis_products, _of_basis, 4)
+set_gradient(kernel_products, _of_kernel, 4)

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irreps, TensorProduct
+from jaxgnn.equivariant.radial_layer import Products, RadialLayer
 from jaxgnn.graph import CSRGraph, edge_presence
+from jaxgnn.ops._dense.pallas import products as float32_products
+from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision
 from jaxgnn.ops._equivariant import kernels
+from jaxgnn.ops._equivariant.kernels import BASIS_PRODUCTS as BASIS_PRODUCTS
 from jaxgnn.ops._equivariant.kernels import HARMONIC_PRODUCTS as HARMONIC_PRODUCTS  # jaxgnn info
+from jaxgnn.ops._equivariant.kernels import KERNEL_PRODUCTS as KERNEL_PRODUCTS
 from jaxgnn.ops._equivariant.kernels import SUM as SUM
 from jaxgnn.ops._equivariant.kernels import SUM_AT_COLUMNS as SUM_AT_COLUMNS
 from jaxgnn.ops._equivariant.kernels import WEIGHT_PRODUCTS as WEIGHT_PRODUCTS
+from jaxgnn.ops._equivariant.layer_products import weights_of_layer
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_float, check_rows, from_numpy
+from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_numpy
 
 _OP = "tensor_product_sum"
+_MOST_WEIGHT_BYTES = 2**31  # that are stored, without a request
 _INSTEAD_OF_WEIGHTS = "multiply the harmonics by them"
 
 
@@ -37,6 +45,8 @@ def tensor_product_sum(
     instructions: Iterable[Sequence[int]] | None = None,
     basis: Float[Array, "*#batch edges features"] | None = None,
     kernel: Float[Array, "features weights"] | None = None,
+    precision: Precision | None = "highest",
+    recompute_weights: bool | None = None,
     implementation: dispatch.Name | None = None,
 ) -> Float[Array, "*batch rows out"]:
     """Sums tensor products of neighbours with the spherical harmonics of their edges.
@@ -49,6 +59,8 @@ def tensor_product_sum(
 
     The weights are either given, or made by the last linear layer of a radial network:
     ``w_ij = basis_ij · kernel``. Multiply the basis by a smooth cutoff for weights that have one.
+    Kernels of a GPU can make them on tensor cores where they are used, so that no array of all
+    weights is in memory: see ``recompute_weights``.
 
     Sums are accumulated in float32 (float64 for float64 input) and rounded once. Rows without edges
     are zero. Padding slots are ignored. Leading axes of ``x`` share the graph.
@@ -71,6 +83,11 @@ def tensor_product_sum(
         ``equivariant.separate_paths`` makes those of NequIP, with ``irreps_out``.
       basis: features of each edge slot, instead of ``weights``.
       kernel: the map from these features to weights.
+      precision: how float32 numbers of basis and kernel are multiplied: ``"highest"``,
+        ``"bf16x3"``, ``"tf32"``, or None for the setting of JAX; at least so precisely.
+      recompute_weights: whether kernels of a GPU make the weights of basis and kernel wherever
+        they are used, in all derivatives too, which takes longer and needs a third of the memory
+        or less. None if all weights would take more than 2 GiB. Without effect on a CPU.
       implementation: ``"xla"``, ``"ffi"``, or None for the one measured to be fastest. On a GPU
         ``"ffi"`` generates CUDA kernels for these irreps, which NVIDIA's NVRTC compiles on first
         use, for float32 and bfloat16.
@@ -114,7 +131,10 @@ def tensor_product_sum(
     shared = {"kernel": kernel, "presence": presence}
     arrays = of_edges | {name: array for name, array in shared.items() if array is not None}
     in_axes |= dict.fromkeys(arrays.keys() - of_edges.keys())
-    run = partial(_run, dispatch.resolve(_OP, implementation), product)
+    check_choice(_OP, "precision", precision, *PRECISIONS)
+    check_choice(_OP, "recompute_weights", recompute_weights, True, False, None)
+    layer = _Layer(_products(precision), recompute_weights)
+    run = partial(_run, dispatch.resolve(_OP, implementation), product, layer)
     return dispatch.over_leading_axes(run, len(batch), graph, x, arrays, in_axes=(0, in_axes))
 
 
@@ -161,9 +181,21 @@ def _check_width(name: str, array: Any, width: int, what: str) -> None:
         raise bad_input(_OP, name, expected, f"shape {array.shape}")
 
 
+class _Layer(NamedTuple):
+    """How the weights of a basis and a kernel are made."""
+
+    precision: Products
+    recompute: bool | None
+
+
+def _products(precision: Precision | None) -> Products:
+    return "tf32" if float32_products(jnp.float32, precision) == "tf32" else "highest"
+
+
 def _run(
     request: dispatch.Request,
     product: TensorProduct,
+    layer: _Layer,
     graph: CSRGraph,
     x: Array,
     arrays: dict[str, Array],
@@ -176,7 +208,31 @@ def _run(
     if "weights" in arrays:
         weights = arrays["weights"]
     else:
-        weights = reference.weights_of_basis(graph, arrays["basis"], arrays["kernel"])
+        weights = RadialLayer(arrays["basis"], arrays["kernel"], layer.precision)
     if request.name == "xla":
         return SUM(request, graph, x, harmonics, weights, product=product)
+    if isinstance(weights, RadialLayer):
+        arguments = request, product, graph, x, harmonics, weights
+        if not _recomputes(layer.recompute, *arguments):
+            weights = weights_of_layer(graph, weights)
     return kernels.sum_at_rows(request, product, graph, x, harmonics, weights)
+
+
+def _recomputes(
+    recompute: bool | None,
+    request: dispatch.Request,
+    product: TensorProduct,
+    graph: CSRGraph,
+    x: Array,
+    harmonics: Array,
+    layer: RadialLayer,
+) -> bool:
+    """Whether the kernels that run here make weights where they are used."""
+    if recompute is None:
+        size = 4 * graph.num_edges * product.num_weights
+        recompute = isinstance(size, int) and size > _MOST_WEIGHT_BYTES  # it may be symbolic
+    is_possible = request.name in (None, "ffi") and dispatch.current_platform() == "cuda"
+    if not recompute or not is_possible:
+        return False
+    with request.settings():
+        return SUM.why_not("ffi", "cuda", graph, x, harmonics, layer, product=product) is None

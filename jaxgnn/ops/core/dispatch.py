@@ -146,6 +146,7 @@ def ffi(
     cuda: Callable[..., Any] | None = None,
     cuda_limits: Callable[..., str | None] = _always,
     cuda_library: str = "cuda",
+    tolerance: Callable[..., float | None] = _always,
 ) -> Implementation:
     """Compiled kernels for features of ``dtypes``, where their libraries were built.
 
@@ -155,6 +156,8 @@ def ffi(
       cuda: runs the kernel of the CUDA library, or None if it has none.
       cuda_limits: returns the reason why the CUDA kernel can not run these arguments, or None.
       cuda_library: name of the library that has the CUDA kernel.
+      tolerance: returns the difference that ``jaxgnn.verify`` allows, relative to the largest
+        entry; None for the tolerance of the dtype.
     """
     why_missing = _ffi.why_missing
 
@@ -171,7 +174,7 @@ def ffi(
     runs: dict[Platform, Callable[..., Any]] = {"cpu": cpu}
     if cuda is not None:
         runs["cuda"] = cuda
-    return Implementation(runs, unsupported, missing=missing)
+    return Implementation(runs, unsupported, missing=missing, tolerance=tolerance)
 
 
 def pallas(

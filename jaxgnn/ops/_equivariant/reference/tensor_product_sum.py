@@ -8,12 +8,15 @@ The functions below belong to one number, in which all arrays are linear:
 Each function is the gradient of the number to one of its arrays: to ``dy`` the sums at the rows, to
 ``x`` those at the columns, and so on. So the gradients of each are the others, of any order.
 
+The weights may be a ``RadialLayer``, of a basis of each edge and a kernel, in which the number is
+linear as well: ``weights = basis · kernel``.
+
 Harmonics and weights of padding slots may contain anything, and their gradients are zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,21 +24,25 @@ from jaxtyping import Array, Float
 
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import Coupling, couplings
+from jaxgnn.equivariant.radial_layer import PRECISIONS, Products, RadialLayer
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
+
+Weights = Float[Array, "edges weights"] | RadialLayer
+"""Weights of the edges, or the layer that makes them."""
 
 
 def tensor_product_sum(
     graph: CSRGraph,
     x: Float[Array, "cols in"],
     harmonics: Float[Array, "edges sh"],
-    weights: Float[Array, "edges weights"],
+    weights: Weights,
     *,
     product: TensorProduct,
 ) -> Float[Array, "rows out"]:
     """``y_i = Σ_j product(x_j, harmonics_ij, weights_ij)``."""
-    wide, harmonics, weights = _wide(x, *_real(graph, harmonics, weights))
+    wide, harmonics, weights = _wide(x, *_real(graph, harmonics, as_array(graph, weights)))
     senders = wide[graph.indices]
     messages = _products(senders, harmonics, weights, couplings(product), product.irreps_out.dim)
     return sum_rows(messages, graph.indptr).astype(x.dtype)
@@ -45,12 +52,12 @@ def sum_at_columns(
     graph: CSRGraph,
     dy: Float[Array, "rows out"],
     harmonics: Float[Array, "edges sh"],
-    weights: Float[Array, "edges weights"],
+    weights: Weights,
     *,
     product: TensorProduct,
 ) -> Float[Array, "cols in"]:
     """``dx_j``: the same sums along the transposed graph, by exchanged couplings."""
-    wide, harmonics, weights = _wide(dy, *_real(graph, harmonics, weights))
+    wide, harmonics, weights = _wide(dy, *_real(graph, harmonics, as_array(graph, weights)))
     receivers, exchanged = _at_receivers(graph, wide), couplings(product, exchanged=True)
     messages = _products(receivers, harmonics, weights, exchanged, product.irreps_in.dim)
     return jax.ops.segment_sum(messages, graph.indices, graph.num_cols).astype(dy.dtype)
@@ -80,13 +87,13 @@ def harmonic_products(
     graph: CSRGraph,
     x: Float[Array, "cols in"],
     dy: Float[Array, "rows out"],
-    weights: Float[Array, "edges weights"],
+    weights: Weights,
     *,
     product: TensorProduct,
     dtype: str,
 ) -> Float[Array, "edges sh"]:
     """``dharmonics_ij[b] = Σ_uac C[a, b, c] weights_ij[u] x_j[u, a] dy_i[u, c]``."""
-    x, dy, weights = _wide(x, dy, *_real(graph, weights))
+    x, dy, weights = _wide(x, dy, *_real(graph, as_array(graph, weights)))
     senders, receivers = x[graph.indices], _at_receivers(graph, dy)
     sums = jnp.zeros((graph.num_edges, product.irreps_sh.dim), senders.dtype)
     for coupling in couplings(product):
@@ -100,12 +107,52 @@ def harmonic_products(
     return _real(graph, sums)[0].astype(dtype)
 
 
-def weights_of_basis(
-    graph: CSRGraph, basis: Float[Array, "edges features"], kernel: Float[Array, "features weights"]
-) -> Float[Array, "edges weights"]:
-    """``weights_ij = basis_ij · kernel``, in the accumulation dtype; zero in padding slots."""
-    basis, kernel = _wide(*_real(graph, basis), kernel)
-    return jnp.matmul(basis, kernel, precision="highest")
+def basis_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    kernel: Float[Array, "features weights"],
+    *,
+    product: TensorProduct,
+    dtype: str,
+    of_weights: Callable[..., Array] = weight_products,
+    precision: Products = "highest",
+) -> Float[Array, "edges features"]:
+    """``dbasis_ij = kernel · dweights_ij``, with ``of_weights`` for the latter."""
+    (kernel,) = _wide(kernel)
+    products = of_weights(graph, x, dy, harmonics, product=product, dtype=kernel.dtype.name)
+    return _matmul(products, kernel.T, precision).astype(dtype)
+
+
+def kernel_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    basis: Float[Array, "edges features"],
+    *,
+    product: TensorProduct,
+    dtype: str,
+    of_weights: Callable[..., Array] = weight_products,
+    precision: Products = "highest",
+) -> Float[Array, "features weights"]:
+    """``dkernel = Σ_ij basis_ij dweights_ij``, with ``of_weights`` for the latter."""
+    (basis,) = _wide(*_real(graph, basis))
+    products = of_weights(graph, x, dy, harmonics, product=product, dtype=basis.dtype.name)
+    return _matmul(basis.T, products, precision).astype(dtype)
+
+
+def as_array(graph: CSRGraph, weights: Weights) -> Float[Array, "edges weights"]:
+    """The weights of a layer in the accumulation dtype, zero in padding; an array as it is."""
+    if not isinstance(weights, RadialLayer):
+        return weights
+    basis, kernel = _wide(*_real(graph, weights.basis), weights.kernel)
+    return _matmul(basis, kernel, weights.precision)
+
+
+def _matmul(a: Array, b: Array, precision: Products) -> Array:
+    return jnp.matmul(a, b, precision=PRECISIONS[precision])
 
 
 def real(graph: CSRGraph, of_edges: Float[Array, "edges width"]) -> Float[Array, "edges width"]:

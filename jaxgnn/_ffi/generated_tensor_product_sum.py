@@ -1,0 +1,179 @@
+"""Typed calls of the kernels of sums of tensor products on a GPU.
+
+They are generated for each product and compiled when they are first used. They read and write
+float32. The weights of edges are an array, or a ``RadialLayer`` that makes them in the kernels.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxgnn._ffi import _nvrtc
+from jaxgnn._ffi._call import Shape, call_many
+from jaxgnn._ffi._made_weights_source import MadeWeights
+from jaxgnn._ffi._tensor_product_source import Kind, Source, source
+from jaxgnn.equivariant import TensorProduct
+from jaxgnn.equivariant.radial_layer import RadialLayer
+from jaxgnn.graph import CSRGraph
+from pallas_kernels.chip import Chip
+
+TARGETS = {"jaxgnn_generated": ("nvrtc",)}
+_FAMILY = "tensor_product_sum"
+
+Weights = Float[Array, "edges weights"] | RadialLayer
+
+
+def sum_at_rows(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    harmonics: Float[Array, "edges sh"],
+    weights: Weights,
+    *,
+    product: TensorProduct,
+) -> Float[Array, "rows out"]:
+    """``y_i = Σ_j product(x_j, harmonics_ij, weights_ij)``."""
+    shape = graph.num_rows, product.irreps_out.dim
+    return _generated(product, "rows", shape, graph, None, x, harmonics, weights).astype(x.dtype)
+
+
+def sum_at_columns(
+    graph: CSRGraph,
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    weights: Weights,
+    *,
+    product: TensorProduct,
+) -> Float[Array, "cols in"]:
+    """``dx_j``, along the transposed graph by exchanged couplings."""
+    slots = graph.made_plan("schedule", "transpose", "permutation").permutation
+    slots, shape = slots.astype(jnp.int32), (graph.num_cols, product.irreps_in.dim)
+    arrays = dy, harmonics, weights
+    return _generated(product, "columns", shape, graph.transpose(), slots, *arrays).astype(dy.dtype)
+
+
+def weight_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    *,
+    product: TensorProduct,
+    dtype: str,
+    paths: tuple[int, ...] | None = None,
+) -> Float[Array, "edges weights"]:
+    """``dweights_ij``, or of some paths, by their numbers, one after the other.
+
+    Zero in padding slots.
+    """
+    own = range(len(product.paths)) if paths is None else paths
+    shape = graph.num_edges, sum(product.channels(product.paths[i]) for i in own)
+    products = _generated(product, "weights", shape, graph, None, x, dy, harmonics, paths=paths)
+    return products.astype(dtype)
+
+
+def harmonic_products(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    weights: Weights,
+    *,
+    product: TensorProduct,
+    dtype: str,
+) -> Float[Array, "edges sh"]:
+    """``dharmonics_ij``; zero in padding slots. A warp sums 32 channels, XLA the rest."""
+    parts, width = _source_for(product, "harmonics", weights).columns, product.irreps_sh.dim
+    shape = graph.num_edges, parts * width
+    sums = _generated(product, "harmonics", shape, graph, None, x, dy, weights)
+    return jnp.sum(sums.reshape(graph.num_edges, parts, width), axis=1).astype(dtype)
+
+
+def limits(
+    graph: CSRGraph, *arrays: Array | RadialLayer, product: TensorProduct, **options: str
+) -> str | None:
+    """The reason why the generated kernels can not compute these arguments; None if they can."""
+    leaves = jax.tree.leaves(arrays)
+    dtypes = {leaf.dtype.name for leaf in leaves} | {options.get("dtype", "float32")}
+    if "float64" in dtypes:
+        return "needs float32 or bfloat16 values on a GPU, got float64"
+    if graph.indptr.dtype.itemsize > 4:
+        return f"needs offsets of edges in int32 on a GPU, got {graph.indptr.dtype.name}"
+    if not product.paths:
+        return "needs a path on a GPU, got a product without any"
+    layers = [array for array in arrays if isinstance(array, RadialLayer)]
+    return _no_made_weights(product, layers[0]) if layers else None
+
+
+def _no_made_weights(product: TensorProduct, layer: RadialLayer) -> str | None:
+    """The reason why kernels can not make the weights of this layer; None if they can."""
+    chip = Chip.current()
+    if chip.generation < 8:
+        return f"needs TF32, compute capability 8.0 or higher, got {chip.capability or 'none'}"
+    kinds: tuple[Kind, ...] = ("rows", "columns", "harmonics")
+    needed = max(
+        launch.shared_bytes
+        for kind in kinds
+        for launch in _source_for(product, kind, layer).launches
+    )
+    if needed <= chip.shared_bytes:
+        return None
+    features = layer.basis.shape[-1]
+    return f"needs {needed} bytes of shared memory for {features} features, got {chip.shared_bytes}"
+
+
+def _source_for(product: TensorProduct, kind: Kind, weights: Array | RadialLayer) -> Source:
+    return source(product, kind, _made(weights))
+
+
+def _made(weights: Array | RadialLayer) -> MadeWeights | None:
+    if not isinstance(weights, RadialLayer):
+        return None
+    return MadeWeights(weights.kernel.shape[0], 1 if weights.precision == "tf32" else 3)
+
+
+def _generated(
+    product: TensorProduct,
+    kind: Kind,
+    shape: Shape,
+    graph: CSRGraph,
+    slots: Int[Array, " edges"] | None,
+    *arrays: Array | RadialLayer,
+    paths: tuple[int, ...] | None = None,
+) -> Array:
+    """Calls the kernels of this kind on float32 arrays, of which the last may be a layer."""
+    made = _made(arrays[-1])
+    name = f"{_FAMILY}:{_described(product, kind, made, paths)}"
+    tiles = _nvrtc.add(name).tile_floats
+    kernel = [] if made else [None]  # else the second leaf of the layer
+    floats = [array.astype(jnp.float32) for array in jax.tree.leaves(arrays)]
+    results = (shape, jnp.float32), ((tiles,), jnp.float32)
+    operands = graph.indptr, graph.indices, slots, *floats, *kernel
+    return call_many("jaxgnn_generated", results, *operands, program=name)[0]
+
+
+def _described(
+    product: TensorProduct,
+    kind: Kind,
+    made: MadeWeights | None = None,
+    paths: tuple[int, ...] | None = None,
+) -> str:
+    """A text from which ``_source_of`` makes the source."""
+    irreps = product.irreps_in, product.irreps_sh, product.irreps_out
+    instructions = ",".join("-".join(map(str, path)) for path in product.paths)
+    layer = "" if made is None else f"{made.features}-{made.products}"
+    own = "" if paths is None else ",".join(map(str, paths))
+    return ";".join([kind, *map(str, irreps), instructions, layer, own])
+
+
+def _source_of(description: str) -> Source:
+    kind, of_in, of_sh, of_out, paths, layer, own = description.split(";")
+    instructions = [tuple(map(int, path.split("-"))) for path in paths.split(",")]
+    product = TensorProduct.of(of_in, of_sh, of_out, instructions)
+    made = MadeWeights(*map(int, layer.split("-"))) if layer else None
+    return source(product, cast(Kind, kind), made, tuple(map(int, own.split(","))) if own else None)
+
+
+_nvrtc.register(_FAMILY, _source_of)
