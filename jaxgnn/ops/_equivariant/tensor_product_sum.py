@@ -182,7 +182,7 @@ def _check_width(name: str, array: Any, width: int, what: str) -> None:
 
 
 class _Layer(NamedTuple):
-    """How the weights of a basis and a kernel are made."""
+    """The options of the layer that makes weights of a basis and a kernel."""
 
     precision: Products
     recompute: bool | None
