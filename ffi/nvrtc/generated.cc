@@ -20,7 +20,7 @@ namespace {
 namespace ffi = xla::ffi;
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-constexpr int kWarps = 8;  // rows of a block; jaxgnn/_ffi/_tensor_product_source.py has it too
+constexpr int kWarps = 8;  // rows of a block; jaxgnn/_ffi/_tensor_product_frame.py has it too
 
 // Opens a library once, and finds its functions by name.
 class Library {
@@ -156,7 +156,7 @@ class InContext {
   bool pushed_, exchanged_;
 };
 
-// The numbers of a launch in jaxgnn/_ffi/_tensor_product_source.py.
+// The numbers of a launch in jaxgnn/_ffi/_tensor_product_frame.py.
 struct Launch {
   int32_t columns, shared_bytes, blocks;
 };

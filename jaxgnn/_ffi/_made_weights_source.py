@@ -80,10 +80,12 @@ class MadeWeights(NamedTuple):
     Attributes:
       features: number of features of an edge.
       products: 3, or 1 for TF32.
+      blocks: number of blocks of a kernel, which share all rows and channels.
     """
 
     features: int
     products: int
+    blocks: int
 
     @property
     def steps(self) -> int:

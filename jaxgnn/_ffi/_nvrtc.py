@@ -18,7 +18,7 @@ from pathlib import Path
 import jax
 
 from jaxgnn._ffi import _library
-from jaxgnn._ffi._tensor_product_source import Source
+from jaxgnn._ffi._tensor_product_frame import Source
 from pallas_kernels.chip import Chip
 
 # Newest first; the packages for CUDA 13 share a folder.

@@ -6,11 +6,10 @@ all couplings from the harmonics ``Y``, without their zeros, and stores them in 
 all lanes multiply, edge after edge. Meanwhile a lane reads its numbers of the next edge. There are
 no atomic additions.
 
-There are four kinds of kernels. All have the parameters of ``_PARAMETERS``: sums read features of
-the other end, harmonics and weights; products read features of the sender, slopes of the receiver,
-and the harmonics or the weights. Kernels that make the weights (``_made_weights_source.py``) read
-the basis in the place of weights; their blocks process several rows and parts of the channels, one
-after the other. See ``ffi/nvrtc/generated.cc`` for how kernels are launched.
+There are four kinds of kernels. All have the parameters of the frame, see
+``_tensor_product_frame.py``: sums read features of the other end, harmonics and weights; products
+read features of the sender, slopes of the receiver, and the harmonics or the weights. Kernels that
+make the weights (``_made_weights_source.py``) read the basis in the place of weights.
 """
 
 from __future__ import annotations
@@ -22,59 +21,24 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxgnn._ffi._made_weights_source import DEFINITIONS, EDGES, MadeWeights
+from jaxgnn._ffi._made_weights_source import EDGES, MadeWeights
+from jaxgnn._ffi._tensor_product_frame import (
+    WARP,
+    WARPS,
+    Call,
+    Frame,
+    Kernel,
+    Source,
+    Tile,
+    joined,
+)
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import ZERO, Coupling, couplings
 
 Kind = Literal["rows", "columns", "weights", "harmonics"]
 
-_WARP = 32
-_WARPS = 8  # of a block; ffi/nvrtc/generated.cc has the same number
 _MOST_NUMBERS = 40  # that a lane keeps for a row, or reads for an edge
 _MOST_ENTRIES = 192  # of the matrices of an edge
-_TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
-_MADE_BYTES = 113 * 1024  # likewise, with a part of the kernel that makes weights
-_BLOCKS = 264  # of kernels that make weights: two for each multiprocessor of an H100
-
-_PARAMETERS = (
-    "int rows, int edges, const int* __restrict__ indptr, const int* __restrict__ indices, "
-    "const int* __restrict__ slots, const float* __restrict__ first, "
-    "const float* __restrict__ second, const float* __restrict__ third, "
-    "const float* __restrict__ kernel, float* tiles, float* __restrict__ out"
-)
-
-
-class Launch(NamedTuple):
-    """A kernel of a source: ``kernel0`` is the first one.
-
-    Attributes:
-      columns: number of parts of 32 channels: blocks in the second direction of the grid.
-      shared_bytes: dynamic shared memory of a block.
-      blocks: number of blocks that share all parts and rows; 0 for a block for 8 rows and a part.
-    """
-
-    columns: int
-    shared_bytes: int
-    blocks: int = 0
-
-
-class Source(NamedTuple):
-    """CUDA source and the launches of its kernels, in order.
-
-    Attributes:
-      text: the source.
-      launches: the launches.
-      tile_floats: floats of global memory for the tiles of weights of all warps.
-    """
-
-    text: str
-    launches: tuple[Launch, ...]
-    tile_floats: int = 0
-
-    @property
-    def columns(self) -> int:
-        """The parts of 32 channels of all kernels."""
-        return sum(launch.columns for launch in self.launches)
 
 
 @functools.lru_cache(maxsize=256)
@@ -97,7 +61,7 @@ def source(
     used = couplings(product, exchanged=kind == "columns")
     if paths is not None:
         used = [c._replace(of_weights=w) for c, w in zip(*_chosen(used, paths), strict=True)]
-    call = _Call(product, made, sum(c.channels for c in used))
+    call = Call(product, made, sum(c.channels for c in used))
     if kind in ("rows", "columns"):
         widths = product.irreps_in.dim, product.irreps_out.dim
         return _sums(call, used, *(widths[::-1] if kind == "columns" else widths))
@@ -109,14 +73,6 @@ def _chosen(used: Sequence[Coupling], paths: tuple[int, ...]) -> tuple[list[Coup
     own = [used[i] for i in paths]
     ends = list(itertools.accumulate((c.channels for c in own), initial=0))
     return own, list(map(slice, ends[:-1], ends[1:]))
-
-
-class _Call(NamedTuple):
-    """The options of a source, and the number of weights of an edge."""
-
-    product: TensorProduct
-    made: MadeWeights | None
-    num_weights: int
 
 
 class _Matrix(NamedTuple):
@@ -132,7 +88,7 @@ class _Matrix(NamedTuple):
     entries: dict[int, list[tuple[int, float]]]
 
 
-def _sums(call: _Call, used: Sequence[Coupling], width: int, out_width: int) -> Source:
+def _sums(call: Call, used: Sequence[Coupling], width: int, out_width: int) -> Source:
     kernels, covered = [], set[int]()
     groups = list(_sum_groups(used))
     for group in groups:
@@ -141,21 +97,7 @@ def _sums(call: _Call, used: Sequence[Coupling], width: int, out_width: int) -> 
     for number, group in enumerate(groups):
         kernels.append(_sum_kernel(call, number, group, width, out_width, missing))
         missing = []  # the first kernel has set them to zero
-    return _joined(kernels)
-
-
-class _Kernel(NamedTuple):
-    """A kernel's text and launch, and the floats of the tile of weights of a warp."""
-
-    text: str
-    launch: Launch
-    tile_floats: int
-
-
-def _joined(kernels: Sequence[_Kernel], definitions: str = "") -> Source:
-    tile = max(kernel.tile_floats for kernel in kernels)
-    text = "\n".join([definitions, DEFINITIONS if tile else "", *(k.text for k in kernels)])
-    return Source(text, tuple(k.launch for k in kernels), _BLOCKS * _WARPS * tile)
+    return joined(kernels)
 
 
 def _sum_groups(used: Sequence[Coupling]) -> Iterator[list[Coupling]]:
@@ -233,123 +175,6 @@ def _number(value: float) -> str:
     return f"{value:.9e}f"
 
 
-class _Frame(NamedTuple):
-    """The head of a kernel, which gives its body a row of the graph and a part of the channels.
-
-    Attributes:
-      call: the options of the source.
-      number: number of the kernel.
-      channels: channels of its paths.
-      table_floats: floats of the matrices of a warp.
-      starts: where the weights of its paths start, pass after pass; none if it reads no weights.
-      most_paths: the largest number of paths of a pass.
-    """
-
-    call: _Call
-    number: int
-    channels: int
-    table_floats: int
-    starts: tuple[int, ...] = ()
-    most_paths: int = 0
-
-    @property
-    def made(self) -> MadeWeights | None:
-        return self.call.made if self.starts else None
-
-    @property
-    def columns(self) -> int:
-        return -(-self.channels // _WARP)
-
-    def kernel(self, registers: int, body: Sequence[str]) -> _Kernel:
-        """The kernel with this body, which uses about that many registers.
-
-        Lanes behind the last channel read the first one and store nothing.
-        """
-        made = self.made
-        fragments = made.fragment_floats(len(self.starts)) if made else 0
-        shared = 4 * (fragments + _WARPS * self.table_floats)
-        blocks = next(n for n, most in ((4, 60), (3, 76), (2, 124), (1, 999)) if registers <= most)
-        if made:
-            blocks = 2 if shared <= _MADE_BYTES else 1
-        table = f"float* const table = tables + {fragments} + warp * {self.table_floats};"
-        head = [
-            f'extern "C" __global__ void __launch_bounds__({_WARPS * _WARP}, {blocks})',
-            f"kernel{self.number}({_PARAMETERS}) {{",
-            "const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
-            f"const int row_blocks = max((rows + {_WARPS - 1}) / {_WARPS}, 1);",
-            *(["extern __shared__ __align__(16) float tables[];", table] if shared else []),
-        ]
-        inner = [
-            f"const int row = row_block * {_WARPS} + warp;",
-            "const int channel = part * 32 + lane;",
-            f"const bool inside = channel < {self.channels};",
-            "const int at = inside ? channel : 0;",
-            *body,
-        ]
-        tile = EDGES * 32 * self.most_paths if made else 0
-        around = self._items(made, tile) if made else ["{", "const int part = blockIdx.y;"]
-        around += [] if made else ["const int row_block = blockIdx.x;"]
-        text = "\n".join([*head, *around, *inner, "}", "}"])
-        return _Kernel(text, Launch(self.columns, shared, _BLOCKS if made else 0), tile)
-
-    def _items(self, made: MadeWeights, tile: int) -> list[str]:
-        """The loop of a block over parts of the channels and, within, blocks of rows."""
-        weights = self.call.num_weights
-        load = made.load_fragments(self.starts, self.channels, weights, _WARPS * _WARP)
-        return [
-            "float* const fragments = tables;",
-            f"float* const tile = tiles + (size_t)(blockIdx.x * {_WARPS} + warp) * {tile};",
-            f"const long long items = (long long)row_blocks * {self.columns};",
-            "const int last = items * (blockIdx.x + 1) / gridDim.x;",
-            "int loaded = -1;",
-            "for (int item = items * blockIdx.x / gridDim.x; item < last; ++item) {",
-            "const int part = item / row_blocks, row_block = item % row_blocks;",
-            "if (part != loaded) {",
-            "__syncthreads();",
-            *load,
-            "__syncthreads();",
-            "loaded = part;",
-            "}",
-        ]
-
-
-class _Tile(NamedTuple):
-    """Edges that a warp takes at once: their indices and weights, and of fewer the matrices."""
-
-    edges: int
-    with_matrices: int
-
-    @classmethod
-    def of(cls, stride: int, made: MadeWeights | None, fragments: int) -> _Tile:
-        """The tile for matrices of an edge of this size."""
-        if made is None:
-            return cls(*[16 if _WARPS * 16 * stride * 4 <= _TABLE_BYTES else 8] * 2)
-        fits = fragments * 4 + _WARPS * EDGES * stride * 4 <= _MADE_BYTES
-        return cls(EDGES, EDGES if fits else 8)
-
-    def begin(self) -> list[str]:
-        return [
-            f"for (int base = begin; base < end; base += {self.edges}) {{",
-            f"const int count = min({self.edges}, end - base);",
-            "__syncwarp();",
-            "int node = 0, slot = 0;",
-            "if (lane < count) {",
-            "node = indices[base + lane];",
-            "slot = slots ? slots[base + lane] : base + lane;",
-            "}",
-        ]
-
-    def begin_part(self) -> list[str]:
-        """Begins the loop over parts of the tile, whose matrices are in memory at once."""
-        if self.with_matrices == self.edges:
-            return ["{", "const int from = 0, to = count;"]
-        return [
-            f"for (int from = 0; from < count; from += {self.with_matrices}) {{",
-            f"const int to = min(from + {self.with_matrices}, count);",
-            "__syncwarp();",
-        ]
-
-
 def _store_matrices(
     matrices: Sequence[_Matrix], stride: int, harmonics: str, width: int
 ) -> list[str]:
@@ -417,7 +242,7 @@ class _Reads(NamedTuple):
             ]
         return ["{", *lines, *weights, "}"]
 
-    def load_weights(self, edge: str, call: _Call) -> list[str]:
+    def load_weights(self, edge: str, call: Call) -> list[str]:
         """The reads of weights for an edge, as ``load`` takes them."""
         if call.made:
             lines = [f"const float* const w = tile + ({edge}) * {32 * len(self.weights)} + lane;"]
@@ -453,13 +278,13 @@ def _each_edge(reads: _Reads, load) -> list[str]:
 
 
 def _sum_kernel(
-    call: _Call,
+    call: Call,
     number: int,
     group: Sequence[Coupling],
     width: int,
     out_width: int,
     missing: Sequence[range],
-) -> _Kernel:
+) -> Kernel:
     """The kernel of the sums of a group, in passes over the edges if it reads many numbers."""
     alone = len({coupling.of_in.start for coupling in group}) == 1
 
@@ -468,12 +293,12 @@ def _sum_kernel(
 
     passes = list(_cut(sorted(group, key=lambda c: c.of_in.start), sizes))
     fragments = call.made.fragment_floats(len(group)) if call.made else 0
-    tiles = [_Tile.of(_matrices(part)[1], call.made, fragments) for part in passes]
+    tiles = [Tile.of(_matrices(part)[1], call.made, fragments) for part in passes]
     floats = max(
         tile.with_matrices * _matrices(part)[1] for tile, part in zip(tiles, passes, strict=True)
     )
     starts = tuple(c.of_weights.start for part in passes for c in part)
-    frame = _Frame(call, number, group[0].channels, floats, starts, max(map(len, passes)))
+    frame = Frame(call, number, group[0].channels, floats, starts, max(map(len, passes)))
     totals = {c.of_out.start: c.table.shape[2] for c in group}
     most = max(_Reads.of(part, weights=True).numbers for part in passes)
     lines = ["if (row < rows) {", "const int begin = indptr[row], end = indptr[row + 1];"]
@@ -495,7 +320,7 @@ def _sum_kernel(
 
 
 def _sum_pass(
-    call: _Call, tile: _Tile, part: Sequence[Coupling], width: int, first_path: int
+    call: Call, tile: Tile, part: Sequence[Coupling], width: int, first_path: int
 ) -> list[str]:
     matrices, stride = _matrices(part)
     reads = _Reads.of(part, weights=True)
@@ -526,7 +351,7 @@ def _sum_pass(
 
 
 def _products(
-    call: _Call, used: Sequence[Coupling], kind: Literal["weights", "harmonics"]
+    call: Call, used: Sequence[Coupling], kind: Literal["weights", "harmonics"]
 ) -> Source:
     write = {"weights": _weight_kernel, "harmonics": _harmonic_kernel}[kind]
 
@@ -538,12 +363,12 @@ def _products(
         for group in _by(used, lambda coupling: coupling.of_in.start).values()
         for part in _cut(group, sizes)
     ]
-    columns = [-(-group[0].channels // _WARP) for group in groups]
+    columns = [-(-group[0].channels // WARP) for group in groups]
     kernels = [
         write(call, number, group, (sum(columns[:number]), sum(columns)))
         for number, group in enumerate(groups)
     ]
-    return _joined(kernels, _HALVE if kind == "harmonics" else "")
+    return joined(kernels, _HALVE if kind == "harmonics" else "")
 
 
 def _slopes(group: Sequence[Coupling], width: int) -> list[str]:
@@ -562,7 +387,7 @@ def _num_slopes(group: Sequence[Coupling]) -> int:
 def _zero_padding(store: Sequence[str]) -> list[str]:
     """Sets padding slots of this part of the channels to zero; then begins the row."""
     return [
-        f"for (int slot = indptr[rows] + row; slot < edges; slot += row_blocks * {_WARPS}) {{",
+        f"for (int slot = indptr[rows] + row; slot < edges; slot += row_blocks * {WARPS}) {{",
         *store,
         "}",
         "if (row < rows) {",
@@ -571,13 +396,13 @@ def _zero_padding(store: Sequence[str]) -> list[str]:
 
 
 def _weight_kernel(
-    call: _Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
-) -> _Kernel:
+    call: Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
+) -> Kernel:
     """The products of each edge: ``M`` moves the slopes to the components of the features."""
     product = call.product
     matrices, stride = _matrices(group)
-    tile, reads = _Tile.of(stride, None, 0), _Reads.of(group, weights=False)
-    frame = _Frame(call, number, group[0].channels, tile.with_matrices * stride)
+    tile, reads = Tile.of(stride, None, 0), _Reads.of(group, weights=False)
+    frame = Frame(call, number, group[0].channels, tile.with_matrices * stride)
     pointer = f"float* const of_edge = out + (size_t)slot * {call.num_weights} + channel;"
     zeros = " ".join(f"of_edge[{c.of_weights.start}] = 0.0f;" for c in group)
     lines = _zero_padding([pointer, f"if (inside) {{ {zeros} }}"])
@@ -622,7 +447,7 @@ def _sum_lanes(count: int) -> tuple[list[str], int]:
 
     The sum ``lane // lanes_of_each`` is in each lane's ``v[0]``; returns these lanes, too.
     """
-    lines, distance = [], _WARP // 2
+    lines, distance = [], WARP // 2
     while count > 1:
         count //= 2
         lines.append(f"Halve<{count}>(v, lane, {distance});")
@@ -635,14 +460,14 @@ def _sum_lanes(count: int) -> tuple[list[str], int]:
 
 
 def _harmonic_kernel(
-    call: _Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
-) -> _Kernel:
+    call: Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
+) -> Kernel:
     """The products of each edge, summed over the channels of a warp: without matrices."""
     product = call.product
     width = product.irreps_sh.dim
     reads = _Reads.of(group, weights=True)
     used = sorted({b for c in group for b in range(c.of_sh.start, c.of_sh.stop)})
-    frame = _Frame(call, number, group[0].channels, 0, reads.weights, len(group))
+    frame = Frame(call, number, group[0].channels, 0, reads.weights, len(group))
     pointer = f"float* const of_edge = out + (size_t)slot * {parts[1] * width}"
     pointer += f" + ({parts[0]} + part) * {width};"
     store = f"for (int b = lane; b < {width}; b += 32) of_edge[b] = 0.0f;"
@@ -652,7 +477,7 @@ def _harmonic_kernel(
     def load(edge):
         return reads.load(edge, product.irreps_in.dim, reads.load_weights(edge, call))
 
-    tile = _Tile(*[EDGES if call.made else _WARP] * 2)
+    tile = Tile(*[EDGES if call.made else WARP] * 2)
     lines += tile.begin()
     lines += call.made.make_tile(0, len(group)) if call.made else []
     lines += [reads.declare(), *load("0"), *tile.begin_part(), *_each_edge(reads, load)]
@@ -677,7 +502,7 @@ def _harmonic_kernel(
 def _batches(used: Sequence[int]) -> Iterator[Sequence[int]]:
     """Runs of components, of at most one for each lane."""
     for run in _runs(used):
-        yield from (run[i : i + _WARP] for i in range(0, len(run), _WARP))
+        yield from (run[i : i + WARP] for i in range(0, len(run), WARP))
 
 
 def _harmonic_terms(coupling: Coupling) -> list[str]:

@@ -23,6 +23,7 @@ from pallas_kernels.chip import Chip
 
 TARGETS = {"jaxgnn_generated": ("nvrtc",)}
 _FAMILY = "tensor_product_sum"
+_BLOCKS_OF_MULTIPROCESSOR = 2  # of kernels that make weights
 
 Weights = Float[Array, "edges weights"] | RadialLayer
 
@@ -131,7 +132,9 @@ def _source_for(product: TensorProduct, kind: Kind, weights: Array | RadialLayer
 def _made(weights: Array | RadialLayer) -> MadeWeights | None:
     if not isinstance(weights, RadialLayer):
         return None
-    return MadeWeights(weights.kernel.shape[0], 1 if weights.precision == "tf32" else 3)
+    products = 1 if weights.precision == "tf32" else 3
+    blocks = _BLOCKS_OF_MULTIPROCESSOR * Chip.current().multiprocessors
+    return MadeWeights(weights.kernel.shape[0], products, blocks)
 
 
 def _generated(
@@ -163,7 +166,7 @@ def _described(
     """A text from which ``_source_of`` makes the source."""
     irreps = product.irreps_in, product.irreps_sh, product.irreps_out
     instructions = ",".join("-".join(map(str, path)) for path in product.paths)
-    layer = "" if made is None else f"{made.features}-{made.products}"
+    layer = "" if made is None else "-".join(map(str, made))
     own = "" if paths is None else ",".join(map(str, paths))
     return ";".join([kind, *map(str, irreps), instructions, layer, own])
 

@@ -64,7 +64,7 @@ def _sources(name):
     sources = {kind: source(product, kind) for kind in KINDS}
     for kind in ("rows", "columns", "harmonics"):
         for products in (1, 3):
-            made = MadeWeights(_features(name), products)
+            made = MadeWeights(_features(name), products, EMULATED_BLOCKS)
             sources[f"{kind}_made_{products}"] = source(product, kind, made)
     for paths in layer_products.parts(product):
         key = "weights_of_" + "_".join(map(str, paths))
@@ -76,7 +76,7 @@ def _key(program):
     """The name of a program's source in the emulator's library."""
     kind, *_, layer, own = program.partition(":")[2].split(";")
     if layer:
-        return f"{kind}_made_{layer.partition('-')[2]}"
+        return f"{kind}_made_{layer.split('-')[1]}"
     return kind + (f"_of_{own.replace(',', '_')}" if own else "")
 
 
@@ -90,8 +90,7 @@ def _emulator(folder, name):
     for key, made in _sources(name).items():
         cuda = made.text.replace("extern __shared__ __align__(16) float tables[];", "")
         runs = [
-            f"call.kernel = kernel{i}; "
-            f"Run(call, {launch.columns}, {EMULATED_BLOCKS if launch.blocks else 0});"
+            f"call.kernel = kernel{i}; Run(call, {launch.columns}, {launch.blocks});"
             for i, launch in enumerate(made.launches)
         ]
         cuda = cuda.replace('extern "C"', "static")
@@ -333,11 +332,39 @@ def test_value_and_gradients_call_a_generated_program_for_each_kind(mapped, on_a
     assert sorted(names) == sorted(KINDS)
 
 
+MANY = 2**27  # edges, whose weights take 4 GiB
+
+
+@pytest.mark.lowers
+@pytest.mark.parametrize("edges, recompute", [(43, True), (43, None), (MANY, None), (MANY, False)])
+def test_kernels_make_weights_on_request_or_if_all_would_take_much_memory(
+    edges, recompute, on_a_gpu
+):
+    on_a_gpu(with_nvrtc=True)
+    widths = {"harmonics": SMALL.irreps_sh.dim, "basis": 20}
+    shapes = {
+        name: jax.ShapeDtypeStruct((edges, width), "float32") for name, width in widths.items()
+    }
+    shapes["x"] = jax.ShapeDtypeStruct((5, SMALL.irreps_in.dim), "float32")
+    shapes["kernel"] = jax.ShapeDtypeStruct((20, SMALL.num_weights), "float32")
+
+    def run(indptr, indices, arrays):
+        graph = CSRGraph(indptr, indices, num_cols=5)
+        options = SMALL.arguments | {"recompute_weights": recompute}
+        return ops.tensor_product_sum(graph, **arrays, **options)
+
+    of_graph = [jax.ShapeDtypeStruct((size,), "int32") for size in (6, edges)]
+    lowered = jax.jit(run).trace(*of_graph, shapes).lower(lowering_platforms=("cuda",)).as_text()
+    (program,) = re.findall(r'program = "tensor_product_sum:rows;([^"]+)"', lowered)
+    makes = recompute or (recompute is None and edges == MANY)
+    assert program.endswith(";20-3-264;" if makes else ";;")
+
+
 def test_names_of_programs_say_how_to_make_them():
     for product in PRODUCTS.values():
         for options in (
             (None, None),
-            (MadeWeights(20, 3), None),
+            (MadeWeights(20, 3, 8), None),
             (None, (0, len(product.paths) - 1)),
         ):
             made = calls._source_of(calls._described(product, "weights", *options))

@@ -133,6 +133,8 @@ def tensor_product_sum(
     in_axes |= dict.fromkeys(arrays.keys() - of_edges.keys())
     check_choice(_OP, "precision", precision, *PRECISIONS)
     check_choice(_OP, "recompute_weights", recompute_weights, True, False, None)
+    if recompute_weights is not None and weights is not None:
+        raise bad_input(_OP, "recompute_weights", "None where weights are given", recompute_weights)
     layer = _Layer(_products(precision), recompute_weights)
     run = partial(_run, dispatch.resolve(_OP, implementation), product, layer)
     return dispatch.over_leading_axes(run, len(batch), graph, x, arrays, in_axes=(0, in_axes))

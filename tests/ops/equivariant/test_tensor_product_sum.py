@@ -12,8 +12,12 @@ from scipy.spatial.transform import Rotation
 
 from jaxgnn import CSRGraph, ops
 from jaxgnn.equivariant import TensorProduct, separate_paths, spherical_harmonics
+from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.graph import masked
+from jaxgnn.ops._equivariant import kernels
+from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._equivariant.tensor_product_sum import SUM
+from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import (
     assert_close,
     check_against_float64,
@@ -221,19 +225,37 @@ def test_forces_and_their_gradients_equal_those_of_e3nn(implementation):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_third_derivatives_are_those_of_the_reference():
+def _of_layer(graph, implementation):
+    """The sums by functions of a layer that makes weights, as on a GPU."""
+
+    def call(x, harmonics, basis, kernel):
+        request, layer = dispatch.resolve("sum", implementation), RadialLayer(basis, kernel)
+        if implementation == "xla":
+            return reference.tensor_product_sum(graph, x, harmonics, layer, product=SMALL)
+        return kernels.sum_at_rows(request, SMALL, graph, x, harmonics, layer)
+
+    return call
+
+
+@pytest.mark.parametrize("weights", ["given", "of a layer"])
+def test_third_derivatives_are_those_of_the_reference(weights):
     graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 0, 2], 3)
-    arrays, along = _arrays(graph, SMALL), [jnp.cos(a) for a in _arrays(graph, SMALL)]
+    arrays = _arrays(graph, SMALL)
+    if weights == "of a layer":
+        layer = random_array((4, 3), "float32", 3), random_array((3, 8), "float32", 4)
+        arrays = *arrays[:2], *layer
+    along, every = [jnp.cos(a) for a in arrays], tuple(range(len(arrays)))
 
     @functools.partial(jax.jit, static_argnums=0)
     def third(implementation, *arrays):
-        call = _call(graph, SMALL, implementation)
+        is_given = weights == "given"
+        call = _call(graph, SMALL, implementation) if is_given else _of_layer(graph, implementation)
 
         def slope(*arrays):
-            gradients = jax.grad(lambda *a: jnp.sum(call(*a) ** 3), (0, 1, 2))(*arrays)
+            gradients = jax.grad(lambda *a: jnp.sum(call(*a) ** 3), every)(*arrays)
             return sum(jnp.vdot(g, a) for g, a in zip(gradients, along, strict=True))
 
-        return jax.jvp(jax.grad(slope, (0, 1, 2)), arrays, tuple(along))[1]
+        return jax.jvp(jax.grad(slope, every), arrays, tuple(along))[1]
 
     for actual, expected in zip(third("ffi", *arrays), third("xla", *arrays), strict=True):
         largest = float(jnp.max(jnp.abs(expected)))
@@ -339,6 +361,12 @@ def test_an_edge_that_is_not_present_is_not_there():
         ({"weights": None}, "basis must be given, as weights are not"),
         ({"weights": None, "basis": jnp.ones((3, 2))}, "kernel must be given, as weights are not"),
         ({"kernel": jnp.ones((2, 8))}, "kernel must be None where weights are given"),
+        ({"recompute_weights": True}, "recompute_weights must be None where weights are given"),
+        (
+            {"recompute_weights": "yes"},
+            "recompute_weights must be True or False or None, got 'yes'",
+        ),
+        ({"precision": "half"}, "precision must be None or 'highest' or 'tf32' or 'bf16x3'"),
         (
             {"weights": None, "basis": jnp.ones((3, 2)), "kernel": jnp.ones((2, 9))},
             "kernel must be of shape [2, 8], for the features of basis and the channels",

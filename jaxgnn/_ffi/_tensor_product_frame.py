@@ -1,0 +1,200 @@
+"""The frame of generated kernels, which gives the body of a kernel its rows, channels and edges.
+
+A block has 8 warps. It processes 8 rows and 32 channels; where it makes the weights of edges, many
+rows and several parts of the channels, one after the other. ``ffi/nvrtc/generated.cc`` launches the
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxgnn._ffi._made_weights_source import DEFINITIONS, EDGES, MadeWeights
+from jaxgnn.equivariant import TensorProduct
+
+WARP = 32
+WARPS = 8  # of a block; ffi/nvrtc/generated.cc has the same number
+_TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
+_MADE_BYTES = 113 * 1024  # likewise, with a part of the kernel that makes weights
+
+_PARAMETERS = (
+    "int rows, int edges, const int* __restrict__ indptr, const int* __restrict__ indices, "
+    "const int* __restrict__ slots, const float* __restrict__ first, "
+    "const float* __restrict__ second, const float* __restrict__ third, "
+    "const float* __restrict__ kernel, float* tiles, float* __restrict__ out"
+)
+
+
+class Launch(NamedTuple):
+    """A kernel of a source: ``kernel0`` is the first one.
+
+    Attributes:
+      columns: number of parts of 32 channels: blocks in the second direction of the grid.
+      shared_bytes: dynamic shared memory of a block.
+      blocks: number of blocks that share all parts and rows; 0 for a block for 8 rows and a part.
+    """
+
+    columns: int
+    shared_bytes: int
+    blocks: int = 0
+
+
+class Source(NamedTuple):
+    """CUDA source and the launches of its kernels, in order.
+
+    Attributes:
+      text: the source.
+      launches: the launches.
+      tile_floats: floats of global memory for the tiles of weights of all warps.
+    """
+
+    text: str
+    launches: tuple[Launch, ...]
+    tile_floats: int = 0
+
+    @property
+    def columns(self) -> int:
+        """The parts of 32 channels of all kernels."""
+        return sum(launch.columns for launch in self.launches)
+
+
+class Call(NamedTuple):
+    """The options of a source, and the number of weights of an edge."""
+
+    product: TensorProduct
+    made: MadeWeights | None
+    num_weights: int
+
+
+class Kernel(NamedTuple):
+    """A kernel's text and launch, and the floats of the tile of weights of a warp."""
+
+    text: str
+    launch: Launch
+    tile_floats: int
+
+
+def joined(kernels: Sequence[Kernel], definitions: str = "") -> Source:
+    """The source of the kernels, behind other definitions."""
+    tile = max(kernel.tile_floats for kernel in kernels)
+    text = "\n".join([definitions, DEFINITIONS if tile else "", *(k.text for k in kernels)])
+    launches = tuple(kernel.launch for kernel in kernels)
+    return Source(text, launches, max(launch.blocks for launch in launches) * WARPS * tile)
+
+
+class Frame(NamedTuple):
+    """The head of a kernel, which gives its body a row of the graph and a part of the channels.
+
+    Attributes:
+      call: the options of the source.
+      number: number of the kernel.
+      channels: channels of its paths.
+      table_floats: floats of the matrices of a warp.
+      starts: where the weights of its paths start, pass after pass; none if it reads no weights.
+      most_paths: the largest number of paths of a pass.
+    """
+
+    call: Call
+    number: int
+    channels: int
+    table_floats: int
+    starts: tuple[int, ...] = ()
+    most_paths: int = 0
+
+    @property
+    def made(self) -> MadeWeights | None:
+        return self.call.made if self.starts else None
+
+    @property
+    def columns(self) -> int:
+        return -(-self.channels // WARP)
+
+    def kernel(self, registers: int, body: Sequence[str]) -> Kernel:
+        """The kernel with this body, which uses about that many registers.
+
+        Lanes behind the last channel read the first one and store nothing.
+        """
+        made = self.made
+        fragments = made.fragment_floats(len(self.starts)) if made else 0
+        shared = 4 * (fragments + WARPS * self.table_floats)
+        blocks = next(n for n, most in ((4, 60), (3, 76), (2, 124), (1, 999)) if registers <= most)
+        if made:
+            blocks = 2 if shared <= _MADE_BYTES else 1
+        table = f"float* const table = tables + {fragments} + warp * {self.table_floats};"
+        head = [
+            f'extern "C" __global__ void __launch_bounds__({WARPS * WARP}, {blocks})',
+            f"kernel{self.number}({_PARAMETERS}) {{",
+            "const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;",
+            f"const int row_blocks = max((rows + {WARPS - 1}) / {WARPS}, 1);",
+            *(["extern __shared__ __align__(16) float tables[];", table] if shared else []),
+        ]
+        inner = [
+            f"const int row = row_block * {WARPS} + warp;",
+            "const int channel = part * 32 + lane;",
+            f"const bool inside = channel < {self.channels};",
+            "const int at = inside ? channel : 0;",
+            *body,
+        ]
+        tile = EDGES * 32 * self.most_paths if made else 0
+        around = self._items(made, tile) if made else ["{", "const int part = blockIdx.y;"]
+        around += [] if made else ["const int row_block = blockIdx.x;"]
+        text = "\n".join([*head, *around, *inner, "}", "}"])
+        return Kernel(text, Launch(self.columns, shared, made.blocks if made else 0), tile)
+
+    def _items(self, made: MadeWeights, tile: int) -> list[str]:
+        """The loop of a block over parts of the channels and, within, blocks of rows."""
+        weights = self.call.num_weights
+        load = made.load_fragments(self.starts, self.channels, weights, WARPS * WARP)
+        return [
+            "float* const fragments = tables;",
+            f"float* const tile = tiles + (size_t)(blockIdx.x * {WARPS} + warp) * {tile};",
+            f"const long long items = (long long)row_blocks * {self.columns};",
+            "const int last = items * (blockIdx.x + 1) / gridDim.x;",
+            "int loaded = -1;",
+            "for (int item = items * blockIdx.x / gridDim.x; item < last; ++item) {",
+            "const int part = item / row_blocks, row_block = item % row_blocks;",
+            "if (part != loaded) {",
+            "__syncthreads();",
+            *load,
+            "__syncthreads();",
+            "loaded = part;",
+            "}",
+        ]
+
+
+class Tile(NamedTuple):
+    """Edges that a warp takes at once: their indices and weights, and of fewer the matrices."""
+
+    edges: int
+    with_matrices: int
+
+    @classmethod
+    def of(cls, stride: int, made: MadeWeights | None, fragments: int) -> Tile:
+        """The tile for matrices of an edge of this size."""
+        if made is None:
+            return cls(*[16 if WARPS * 16 * stride * 4 <= _TABLE_BYTES else 8] * 2)
+        fits = fragments * 4 + WARPS * EDGES * stride * 4 <= _MADE_BYTES
+        return cls(EDGES, EDGES if fits else 8)
+
+    def begin(self) -> list[str]:
+        return [
+            f"for (int base = begin; base < end; base += {self.edges}) {{",
+            f"const int count = min({self.edges}, end - base);",
+            "__syncwarp();",
+            "int node = 0, slot = 0;",
+            "if (lane < count) {",
+            "node = indices[base + lane];",
+            "slot = slots ? slots[base + lane] : base + lane;",
+            "}",
+        ]
+
+    def begin_part(self) -> list[str]:
+        """Begins the loop over parts of the tile, whose matrices are in memory at once."""
+        if self.with_matrices == self.edges:
+            return ["{", "const int from = 0, to = count;"]
+        return [
+            f"for (int from = 0; from < count; from += {self.with_matrices}) {{",
+            f"const int to = min(from + {self.with_matrices}, count);",
+            "__syncwarp();",
+        ]
