@@ -28,14 +28,13 @@ from jaxgnn._ffi._tensor_product_frame import (
     Call,
     Frame,
     Kernel,
+    Kind,
     Source,
     Tile,
     joined,
 )
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import ZERO, Coupling, couplings
-
-Kind = Literal["rows", "columns", "weights", "harmonics"]
 
 _MOST_NUMBERS = 40  # that a lane keeps for a row, or reads for an edge
 _MOST_ENTRIES = 192  # of the matrices of an edge
@@ -61,7 +60,7 @@ def source(
     used = couplings(product, exchanged=kind == "columns")
     if paths is not None:
         used = [c._replace(of_weights=w) for c, w in zip(*_chosen(used, paths), strict=True)]
-    call = Call(product, made, sum(c.channels for c in used))
+    call = Call(kind, product, made, sum(c.channels for c in used))
     if kind in ("rows", "columns"):
         widths = product.irreps_in.dim, product.irreps_out.dim
         return _sums(call, used, *(widths[::-1] if kind == "columns" else widths))
