@@ -101,7 +101,7 @@ class Silicon:
         )
 
 
-_ON_CPU = {"cutoff": 2.8, "irreps": "6x0e+4x1o", "degree": 1, "interactions": 2}
+_ON_CPU = {"cutoff": 2.8, "irreps": "4x0e+4x1o", "degree": 1, "interactions": 2}
 _ON_GPU = {"cutoff": 2.8, "irreps": "64x0e+32x1o", "degree": 1, "interactions": 2}
 _SMALL = (
     Silicon("silicon-64", (2, 2, 2)),
