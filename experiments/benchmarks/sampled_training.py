@@ -66,7 +66,8 @@ class SampledTrainingOptions(Output):
       k: kept entries per row.
       seconds: time of training by each method, without compilation and evaluations; the epoch that
         exceeds it is the last.
-      batch_size: seeds of a batch; nodes of other batches are about ten times as many.
+      batch_size: seeds of a batch; nodes of other batches are about ten times as many, but those of
+        clusters at most half of the graph.
       fanout: neighbours that each layer draws.
       learning_rate: learning rate of Adam.
       seed: seed of the data, the parameters and the loaders.
@@ -291,9 +292,10 @@ def _shadow(options: SampledTrainingOptions, data: Data) -> Batches:
 
 
 def _cluster(options: SampledTrainingOptions, data: Data) -> Batches:
-    # Few large clusters would have the classes of a batch in other shares than the graph.
-    steps = max(data.graph.num_rows // (10 * options.batch_size), 1)
-    per_batch = min(50, data.graph.num_rows // steps)
+    # Few large clusters would have the classes of a batch in other shares than the graph. A single
+    # step would have the whole graph in its batch.
+    steps = max(-(-data.graph.num_rows // (10 * options.batch_size)), 2)
+    per_batch = min(200, data.graph.num_rows // steps)
     loader = sampling.ClusterLoader(
         data.graph, per_batch * steps, per_batch, **_of_nodes(options, data)
     )

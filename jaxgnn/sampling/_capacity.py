@@ -91,10 +91,11 @@ def bound_of(
     nodes, edges, candidates = [num_seeds], [], []
     for fanout in fanouts:
         drawn = max_degree if fanout < 0 else min(fanout, max_degree)
-        candidates.append(min(nodes[-1] * max_degree, num_edges))
-        edges.append(min(nodes[-1] * drawn, num_edges))
+        candidates.append(max(min(nodes[-1] * max_degree, num_edges), 1))
+        most = min(nodes[-1] * drawn, num_edges)
         # Seeds may be repeated, and more than there are nodes.
-        nodes.append(max(nodes[-1], min(nodes[-1] + edges[-1], num_nodes)))
+        nodes.append(max(nodes[-1], min(nodes[-1] + most, num_nodes)))
+        edges.append(max(most, 1))  # the device needs a slot, even without edges
     return Capacity(tuple(nodes), tuple(edges), tuple(candidates) if with_candidates else ())
 
 

@@ -59,6 +59,9 @@ def options(
         raise bad_input(where, "replace", "False for method='labor'", replace)
     if not _is_integer(batch_dependency) or batch_dependency < 1:
         raise bad_input(where, "batch_dependency", "a positive integer", batch_dependency)
+    if batch_dependency > 1 and method != "labor":
+        expected = f"1 for method={method!r}; method='labor' has dependent batches"
+        raise bad_input(where, "batch_dependency", expected, batch_dependency)
 
 
 def counters(where: str, seed: int, epoch: int, step: int) -> None:

@@ -15,6 +15,7 @@ from jaxgnn._arrays.arrays import own
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.plan import make_plan
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._source import RawSample
 from jaxgnn.sampling.features._device import rows_or_zeros
 
@@ -48,6 +49,11 @@ class EdgeValues:
         row_scale, col_scale = scales if direction == "in" else scales[::-1]
         needed = degrees if graph.is_normalized else None
         return cls(graph.weights, row_scale, col_scale, needed, graph.normalization)
+
+    def check_files(self, where: str) -> None:
+        """Raises ValueError if a file that an array is mapped from has become shorter."""
+        names = "weights", "row_scale", "col_scale"
+        check_files(where, **{f"graph.{name}": getattr(self, name) for name in names})
 
     def fields(self, raw: RawSample, hop: int) -> dict[str, Any]:
         """The fields of the block of a hop, from the seeds outwards."""

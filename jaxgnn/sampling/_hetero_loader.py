@@ -25,6 +25,7 @@ from jaxgnn.sampling._hetero_checks import (
     seeds_of,
 )
 from jaxgnn.sampling._hetero_source import HeteroSource
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._seed_order import SeedOrder
 from jaxgnn.sampling._source import Drawing, on_host
@@ -150,7 +151,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         check_options(where, drawing, edge_times, seed_times, temporal)
         times = None
         if seed_times is not None:
-            times = checked_times(where, "seed_times", seed_times, len(nodes))
+            # A copy, since a file that times are mapped from may shrink.
+            times = np.array(checked_times(where, "seed_times", seed_times, len(nodes)))
             check_present(where, "seed_times", times)
             if weights is not None:
                 raise bad_input(where, "weights", "None with seed_times", repr(list(weights)))
@@ -209,6 +211,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
           UserWarning: if the batch does not fit into the capacity, which grows.
         """
         self._check_place(epoch, step)
+        weights = {f"graph[{e!r}].weights": w for e, w in self._edge_weights.items()}
+        check_files(self._where, labels=self._labels, **weights)
         seeds = self._seeds_of(epoch, step, self._process)
         sample = self._draw(seeds, epoch, step)
         source, capacity, found = self._source, sample.capacity, sample.found

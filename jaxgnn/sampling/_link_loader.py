@@ -19,6 +19,7 @@ from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._link_messages import MOST_ON_DEVICE, without_edges
 from jaxgnn.sampling._link_negatives import Negatives, checked_sampler
 from jaxgnn.sampling._loader_checks import checked_labels
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._negative_edges import NegativeSampler
 from jaxgnn.sampling._neighbor_loader import NeighborLoader
@@ -138,6 +139,8 @@ class LinkNeighborLoader(NeighborLoader):
     ):
         if isinstance(negatives, bool) or not hasattr(negatives, "__index__") or negatives < 0:
             raise bad_input(self._where, "negatives", "an int of at least 0", repr(negatives))
+        for name in sorted({"edge_times", "seed_times", "temporal"} & options.keys()):
+            raise bad_input(self._where, name, "left out, since pairs have no times", "it")
         self._per_pair, self._keep_senders = int(negatives), keep_senders
         self._sampler, self._undirected = negative_sampler, undirected
         self._pair_labels: Any = labels
@@ -235,6 +238,7 @@ class LinkNeighborLoader(NeighborLoader):
         pairs, mask = np.zeros((2, num_slots), np.int32), np.zeros(num_slots, bool)
         pairs[:, asked.slots], mask[asked.slots] = asked.pairs.T, asked.mask
         labels = self._pair_labels
+        check_files(self._where, labels=labels)
         given = np.ones(count, np.float32) if labels is None else labels[asked.places]
         return {"pairs": pairs, "pair_mask": mask, "pair_labels": filled(given, num_slots, 0)}
 

@@ -33,9 +33,7 @@ def check_place(where: str, on: Any, weights: Any) -> None:
 
 def checked_seeds(where: str, seeds: Any, num_nodes: int) -> np.ndarray:
     """Ids of the seeds."""
-    if seeds is None:
-        return np.arange(num_nodes)
-    ids = np.asarray(seeds)
+    ids = np.arange(num_nodes) if seeds is None else np.asarray(seeds)
     if ids.dtype == bool:
         if ids.shape != (num_nodes,):
             expected = f"a mask of shape ({num_nodes},), or ids"
@@ -74,6 +72,7 @@ def checked_features(where: str, features: Any, num_nodes: int) -> FeatureStore 
     if store.num_rows != num_nodes:
         expected = f"of {num_nodes} rows, one for each node"
         raise bad_input(where, "features", expected, f"{store.num_rows} rows")
+    _check_numbers(where, "features", store.dtype)
     return store
 
 
@@ -85,6 +84,7 @@ def checked_labels(where: str, labels: Any, count: int, thing: str = "node") -> 
     if values.ndim == 0 or values.shape[0] != count:
         expected = f"of shape ({count}, ...), one for each {thing}"
         raise bad_input(where, "labels", expected, f"shape {values.shape}")
+    _check_numbers(where, "labels", values.dtype)
     return values
 
 
@@ -119,6 +119,12 @@ def require_positive(where: str, argument: str, value: Any) -> None:
     """Raises ValueError unless a value is a positive int."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise bad_input(where, argument, "an int of at least 1", repr(value))
+
+
+def _check_numbers(where: str, argument: str, dtype: Any) -> None:
+    """Raises ValueError unless arrays of JAX can have a dtype."""
+    if not any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.number, np.bool_)):
+        raise bad_input(where, argument, "of numbers, or bool", f"dtype {dtype}")
 
 
 def _check_draws(where: str, weights: np.ndarray, indptr: np.ndarray) -> None:

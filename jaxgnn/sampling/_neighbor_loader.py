@@ -22,6 +22,7 @@ from jaxgnn.sampling._capacity import Capacity, bound_of
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._device_source import DeviceSource
 from jaxgnn.sampling._edge_values import EdgeValues, parts_of, parts_on_device
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
@@ -151,6 +152,8 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         checks.check_place(where, on, weights)
         _checks.options(where, fanouts, replace, method, batch_dependency)
         _checks.counters(where, seed, 0, 0)
+        drawing = Drawing(fanouts, seed, replace, method, batch_dependency)
+        check_options(where, drawing, edge_times, seed_times, temporal)
         checks.require_positive(where, "batch_size", batch_size)
         num_threads = checks.checked_threads(where, num_threads)
         host = HostGraph.of(where, graph, direction)
@@ -173,11 +176,10 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         source = HostSource(
             host,
             checks.checked_weights(where, weights, graph, host),
-            Drawing(fanouts, seed, replace, method, batch_dependency),
+            drawing,
             max(num_threads // self._workers, 1),
         )
         self._device = default_device()
-        check_options(where, source.drawing, edge_times, seed_times, temporal)
         timed = None
         if seed_times is not None:
             times = edge_times, seed_times, temporal
@@ -214,6 +216,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         """
         self._check_place(epoch, step)
         seeds, labels = self._seeds_of(epoch, step, self._process), self._labels
+        check_files(self._where, labels=labels)
         parts = self._fields(self._draw(seeds, epoch, step), len(seeds))
         slots = len(parts["seed_mask"])
         parts["y"] = None if labels is None else filled(labels[seeds], slots, 0)
@@ -248,6 +251,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
 
     def _fields(self, raw: RawSample, num_seeds: int) -> dict[str, Any]:
         """The fields of a batch that do not depend on what is asked about its seeds."""
+        self._values.check_files(self._where)
         parts, rows = self._parts(raw, self._values), self._rows
         if not self._with_edge_ids:
             parts["e_id"] = None

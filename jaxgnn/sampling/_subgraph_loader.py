@@ -20,6 +20,7 @@ from jaxgnn.sampling import _checks, _random
 from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._capacity import Capacity, measured
 from jaxgnn.sampling._epochs import Epochs
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._random import Key
 from jaxgnn.sampling._staging import StagedRows, default_device
@@ -118,6 +119,7 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         """
         self._check_place(epoch, step)
         self._graph.check_files(self._where)
+        check_files(self._where, labels=self._data.labels)
         part = self._part(epoch, step)
         on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
         return jax.device_put(on_host, self._device)

@@ -128,7 +128,8 @@ def timed_source(
         raise bad_input(where, "graph", expected, repr(graph.normalization))
     drawn = timed_graph(where, "edge_times", edge_times, graph, host.graph, times)
     relation = Relation("", "", *drawn, fanouts=host.drawing.fanouts)
-    return TemporalSource(host, relation, seeds, times, temporal == "last")
+    # A copy, since a file that times are mapped from may shrink.
+    return TemporalSource(host, relation, seeds, np.array(times), temporal == "last")
 
 
 def timed_graph(

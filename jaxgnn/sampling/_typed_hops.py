@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxgnn.sampling import _checks, _host
+from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._reference import Hop, distinct
 from jaxgnn.sampling._source import Drawing, HostGraph
 from jaxgnn.sampling._temporal import EdgeTimes, rows_of_spans
 
 RowSampler = Callable[..., tuple[np.ndarray, np.ndarray]]
 
+_WHERE = "sampling.sample_hops"
 # Bits of the counter of a hop. The bits above have the position of the relation.
 _HOP_BITS = 16
 
@@ -168,9 +170,12 @@ class _Rows:
         self, fanout: int, draw: RowSampler, *, latest: bool
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Offsets of the drawn edges, keys of their senders, and their positions."""
+        graph, times = self._relation.graph, self._relation.times
+        edge_times = None if times is None else times.values
+        check_files(_WHERE, indptr=graph.indptr, indices=graph.indices, edge_times=edge_times)
         ends, e_id = self._edges(fanout, draw, latest)
-        senders = self._relation.graph.indices[e_id].astype(np.int64)
-        _checks.senders("sampling.sample_hops", senders, e_id, self._num_senders)
+        senders = graph.indices[e_id].astype(np.int64)
+        _checks.senders(_WHERE, senders, e_id, self._num_senders)
         return ends, senders + np.repeat(self._owners * self._num_senders, np.diff(ends)), e_id
 
     def _edges(self, fanout: int, draw: RowSampler, latest: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,8 @@ def test_every_method_has_a_row_and_a_curve(methods, tmp_path):
     rows = main(SampledTrainingOptions(methods=methods, out=tmp_path, **SMALL))
     assert [row["method"] for row in rows] == list(methods)
     assert all(0 <= row["test"] <= 1 and len(row["curve"]) == 1 for row in rows)
+    # One batch of all clusters would be the whole graph.
+    assert all(row["steps"] >= 2 for row in rows if row["method"] == "cluster")
     assert [row["method"] for row in read_rows(tmp_path / "sampled_training.jsonl")] == list(
         methods
     )

@@ -162,6 +162,7 @@ BAD = [
     (lambda p: features.CachedFeatures(X, [1, 1]), "rows must be a list of distinct integers"),
     (lambda p: features.CachedFeatures(X, [ROWS]), r"rows must be in \[0, 300\), got 300 to 300"),
     (lambda p: features.CachedFeatures.hottest(X, X[:, 0], share=2), r"share must be in \[0, 1\]"),
+    (lambda p: features.CachedFeatures.hottest(X, X[:9, 0]), r"counts must be of shape \(300,\)"),
     (lambda p: features.Int8Features(X, X[:, 0]), "values must be of dtype int8, got float32"),
     (
         lambda p: features.Int8Features(X.astype(np.int8), [1.0]),

@@ -337,6 +337,7 @@ BAD = [
     ),
     ({"fanouts": (2, 0)}, "fanouts must be positive"),
     ({"fanouts": ()}, "fanouts must be a number for each layer"),
+    ({"edge_times": np.zeros(3), "seed_times": np.zeros(90)}, "edge_times must be left out"),
     ({"batch_size": 0}, "batch_size must be an int of at least 1"),
     ({"seed": -1}, "seed must be"),
     ({"on": "moon"}, 'on must be "host" or "device"'),

@@ -1,5 +1,6 @@
 """Batches of a loader are a function of epoch and step, and contain what was asked for."""
 
+import os
 import threading
 import warnings
 from dataclasses import replace
@@ -22,7 +23,8 @@ INDPTR, INDICES = np.asarray(GRAPH.indptr), np.asarray(GRAPH.indices)
 
 def _loader(seeds=range(40), fanouts=(3, 2), batch_size=8, graph=GRAPH, **options):
     options = {"features": X, "labels": Y} | options
-    return NeighborLoader(graph, list(seeds), fanouts, batch_size, **options)
+    seeds = None if seeds is None else list(seeds)
+    return NeighborLoader(graph, seeds, fanouts, batch_size, **options)
 
 
 def _assert_equal(batches, expected):
@@ -90,9 +92,14 @@ def test_a_mask_or_none_are_the_same_seeds_as_their_ids():
     assert len(NeighborLoader(GRAPH, None, (2,), 10)) == NODES // 10
 
 
-def test_a_graph_without_edges_gives_batches_without_edges():
+@pytest.mark.parametrize(
+    "options", [{}, {"on": "device"}, {"on": "device", "method": "labor"}], ids=str
+)
+def test_a_graph_without_edges_gives_batches_without_edges(options):
     graph = CSRGraph.from_edges([], [], 4)
-    (batch,) = NeighborLoader(graph, [2, 1], (3, 3), 2, features=X[:4, :1], shuffle=False)
+    (batch,) = NeighborLoader(
+        graph, [2, 1], (3, -1), 2, features=X[:4, :1], shuffle=False, **options
+    )
     assert batch.num_edges.tolist() == [0, 0] and batch.n_id[:2].tolist() == [2, 1]
     np.testing.assert_array_equal(batch.x[:2], X[[2, 1], :1])
 
@@ -102,6 +109,18 @@ def test_a_mapped_graph_is_the_same_as_one_in_memory(tmp_path):
         np.save(tmp_path / name, array)
     files = (np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices"))
     _assert_equal(_loader(graph=CSRGraph(*files)).epoch(0), _loader().epoch(0))
+
+
+@pytest.mark.parametrize("name", ["labels", "graph.weights"])
+def test_a_mapped_file_of_labels_or_weights_that_has_shrunk_is_named(name, tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(EDGES if name == "graph.weights" else NODES) * 0.5)
+    array = np.load(tmp_path / "a.npy", mmap_mode="r")
+    given = {"labels": array} if name == "labels" else {"graph": GRAPH.with_weights(array)}
+    loader = _loader(**given)
+    loader.batch(0, 0)
+    os.truncate(tmp_path / "a.npy", 100)
+    with pytest.raises(ValueError, match=rf"{name} must be in a file of .*a\.npy"):
+        loader.batch(0, 1)
 
 
 def test_direction_out_follows_edges_and_names_them_in_the_graph():
@@ -241,6 +260,10 @@ BAD = [
     ({"features": X[1:]}, f"features must be of {NODES} rows.* got {NODES - 1} rows"),
     ({"features": [1.0]}, "features must be an array, a path"),
     ({"labels": Y[1:]}, rf"labels must be of shape \({NODES}, ...\)"),
+    ({"labels": np.full(NODES, "a")}, "labels must be of numbers, or bool, got dtype <U1"),
+    ({"features": X.astype(object)}, "features must be of numbers, or bool, got dtype object"),
+    ({"seeds": None, "graph": CSRGraph.from_edges([], [], 0)}, "seeds must be at least one node"),
+    ({"batch_dependency": 4}, "batch_dependency must be 1 for method='neighbour'"),
     ({"method": "layer"}, "method must be 'neighbour' or 'labor'"),
     ({"direction": "both"}, 'direction must be "in" or "out"'),
     ({"processes": (2, 2)}, "processes must be"),

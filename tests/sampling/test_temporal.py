@@ -1,6 +1,7 @@
 """No neighbour is drawn at or after the time of its seed."""
 
 import itertools
+import os
 from collections import Counter
 
 import jax
@@ -258,6 +259,7 @@ def test_relations_do_not_leak_and_one_may_be_without_times():
 BAD = [
     ({"edge_times": None}, "edge_times must be given with seed_times, got None"),
     ({"seed_times": None}, "seed_times must be given with edge_times, got None"),
+    ({"edge_times": None, "labels": np.arange(NODES)}, "edge_times must be given with seed_times"),
     ({"edge_times": TIMES[1:]}, rf"edge_times must be of shape \({EDGES},\)"),
     ({"seed_times": SEED_TIMES[1:]}, rf"seed_times must be of shape \({len(SEEDS)},\)"),
     ({"edge_times": TIMES.astype(float)}, "edge_times must be int64, as seed_times are, got float"),
@@ -276,6 +278,19 @@ BAD = [
 def test_bad_input_is_named(changed, message):
     with pytest.raises(ValueError, match="sampling.NeighborLoader: " + message):
         _loader(**changed)
+
+
+def test_a_mapped_file_of_times_that_has_shrunk_is_named(tmp_path):
+    mapped = []
+    for name, times in (("edges", TIMES), ("seeds", SEED_TIMES)):
+        np.save(tmp_path / f"{name}.npy", times)
+        mapped.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
+    loader = _loader(edge_times=mapped[0], seed_times=mapped[1])
+    for name in ("seeds", "edges"):
+        _assert_equal(loader.batch(0, 1), _loader().batch(0, 1))
+        os.truncate(tmp_path / f"{name}.npy", 100)
+    with pytest.raises(ValueError, match=r"edge_times must be in a file of .*edges\.npy"):
+        loader.batch(0, 1)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, "datetime64[s]"])

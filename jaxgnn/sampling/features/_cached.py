@@ -65,13 +65,17 @@ class CachedFeatures(RowsLike):
           share: share of the rows to keep, from 0 to 1. Rows that were never read are left out.
 
         Raises:
-          ValueError: if ``share`` is not in [0, 1].
+          ValueError: if ``share`` is not in [0, 1], or ``counts`` have another length.
         """
+        where = "CachedFeatures.hottest"
         if not 0 <= share <= 1:
-            raise bad_input("CachedFeatures.hottest", "share", "in [0, 1]", share)
-        counts = np.asarray(counts)
+            raise bad_input(where, "share", "in [0, 1]", share)
+        store, counts = as_store(where, features), np.asarray(counts)
+        if counts.shape != (store.num_rows,):
+            expected = f"of shape ({store.num_rows},), one for each row"
+            raise bad_input(where, "counts", expected, f"shape {counts.shape}")
         order = np.argsort(-counts, kind="stable")[: int(share * counts.size)]
-        return cls(features, order[counts[order] > 0])
+        return cls(store, order[counts[order] > 0])
 
     @property
     def hit_rate(self) -> float:
