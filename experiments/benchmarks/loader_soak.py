@@ -9,6 +9,7 @@ half of the time exceeds that at half time by more than a twentieth.
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +66,15 @@ def own_mib() -> float:
     raise RuntimeError("loader_soak: /proc/self/status has no RssAnon; run it on Linux")
 
 
-def make_loader(options: Options) -> NeighborLoader:
-    """Batches of a random graph, with features and labels."""
+def make_loader(options: Options, folder: str) -> NeighborLoader:
+    """Batches of a random graph, with labels, and features of a file in a folder."""
     rng = np.random.default_rng(0)
     ends = rng.integers(0, options.nodes, (2, options.edges), dtype=np.int32)
     graph = CSRGraph.from_edges(*ends, options.nodes)
     seeds = rng.permutation(options.nodes)[: options.nodes // 10]
-    x = rng.standard_normal((options.nodes, 32)).astype(np.float32)
-    labels = rng.integers(0, 10, len(seeds))
+    file = Path(folder) / "x.npy"
+    np.save(file, rng.standard_normal((options.nodes, 32)).astype(np.float32))
+    x, labels = np.load(file, mmap_mode="r"), rng.integers(0, 10, options.nodes)
     threads = {"num_threads": options.threads}
     return NeighborLoader(graph, seeds, (10, 5), 256, x, labels=labels, **threads)
 
@@ -87,7 +89,19 @@ def check_flat(mib: list[float]) -> None:
 
 def main(options: Options) -> list[Row]:
     """Prints the readings, and appends a row to ``loader_soak.jsonl``."""
-    loader, readings, batches = make_loader(options), [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        readings = read_memory(options, make_loader(options, folder))
+    columns = {name: [reading[name] for reading in readings] for name in readings[0]}
+    sizes = {"nodes": options.nodes, "edges": options.edges, "threads": options.threads}
+    row: Row = {"op": "loader_soak", **device_description(), **sizes, **columns}
+    append_rows(options.rows / "loader_soak.jsonl", [row])
+    check_flat(columns["mib"])
+    return [row]
+
+
+def read_memory(options: Options, loader: NeighborLoader) -> list[Row]:
+    """Draws batches, and prints and returns the readings."""
+    readings, batches = list[Row](), 0
     start, interval = time.monotonic(), 60 * options.minutes / options.readings
     print(header(COLUMNS))
     epoch = 0
@@ -101,12 +115,7 @@ def main(options: Options) -> list[Row]:
                 if len(readings) == options.readings:
                     break
         epoch += 1
-    columns = {name: [reading[name] for reading in readings] for name in readings[0]}
-    sizes = {"nodes": options.nodes, "edges": options.edges, "threads": options.threads}
-    row: Row = {"op": "loader_soak", **device_description(), **sizes, **columns}
-    append_rows(options.rows / "loader_soak.jsonl", [row])
-    check_flat(columns["mib"])
-    return [row]
+    return readings
 
 
 if __name__ == "__main__":
