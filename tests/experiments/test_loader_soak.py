@@ -9,7 +9,8 @@ from experiments.benchmarks.loader_soak import Options, check_flat, main
 def test_a_short_soak_reads_memory_at_intervals(tmp_path):
     options = Options(minutes=0.01, readings=4, nodes=500, edges=4000, threads=1, out=tmp_path)
     (row,) = main(options)
-    assert read_rows(tmp_path / "loader_soak.jsonl") == [row]
+    (written,) = read_rows(tmp_path / "loader_soak.jsonl")
+    assert written["mib"] == row["mib"] and written["batches"] == row["batches"]
     assert len(row["mib"]) == 4 and min(row["mib"]) > 0
     assert row["batches"] == sorted(row["batches"]) and row["batches"][0] > 0
 
