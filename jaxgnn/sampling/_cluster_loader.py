@@ -48,6 +48,8 @@ class ClusterLoader(SubgraphLoader):
       shuffle: whether to shuffle the clusters in each epoch.
       seed: of the shuffling, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
+      processes: ``(index, count)`` of this process, whose batches are its part of each step; by
+        default those of JAX.
 
     Raises:
       ValueError: if the graph is traced, not square, normalised, without nodes, or has weights that
@@ -81,11 +83,12 @@ class ClusterLoader(SubgraphLoader):
         shuffle: bool = True,
         seed: int = 0,
         num_threads: int | None = None,
+        processes: tuple[int, int] | None = None,
     ):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels, train)
-        super().__init__(whole, data, seed, num_threads)
+        super().__init__(whole, data, seed, num_threads, processes)
         if method not in get_args(ClusterMethod):
             expected = f"one of {', '.join(map(repr, get_args(ClusterMethod)))}"
             raise bad_input(where, "method", expected, repr(method))
@@ -101,7 +104,7 @@ class ClusterLoader(SubgraphLoader):
             seed=seed,
             shuffle=shuffle,
             drop_last=False,
-            num_processes=1,
+            num_processes=self._num_processes,
         )
 
     def __len__(self) -> int:
@@ -113,13 +116,13 @@ class ClusterLoader(SubgraphLoader):
         """Number of clusters that have a node."""
         return len(self._ends) - 1
 
-    def _part(self, epoch: int, step: int) -> Induced:
-        chosen = self._order.of_step(epoch, step, 0).tolist()
+    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
+        chosen = self._order.of_step(epoch, step, process).tolist()
         nodes = [self._nodes[self._ends[i] : self._ends[i + 1]] for i in chosen]
-        return self._graph.induced(np.sort(np.concatenate(nodes)))
+        return self._graph.induced(np.sort(np.concatenate([self._nodes[:0], *nodes])))
 
     def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:
-        return self._trained_fields(part, slots, 1 / len(self))
+        return self._trained_fields(part, slots, 1 / (len(self) * self._num_processes))
 
 
 def _clusters(where: str, graph: CSRGraph, clusters: Any, method: str, cache: Any) -> np.ndarray:

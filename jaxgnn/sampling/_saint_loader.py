@@ -69,13 +69,16 @@ class SaintLoader(SubgraphLoader):
         already.
       norm_samples: number of subgraphs that are counted; None draws until a node has occurred 50
         times on average.
-      num_steps: steps of an epoch; None for the number of nodes of the graph by that of a batch.
+      num_steps: steps of an epoch; None for the number of nodes of the graph by that of the batches
+        of all processes.
       features: of the nodes, [nodes, ...]: an array, ``np.memmap`` or an object with
         ``gather(ids)``; None for batches without ``x``.
       labels: of the nodes, [nodes, ...], or None.
       train: nodes to train on: a mask, bool [nodes], or distinct ids; None for all.
       seed: of all random numbers, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
+      processes: ``(index, count)`` of this process, whose batches are its part of each step; by
+        default those of JAX.
 
     Raises:
       ValueError: if the graph is traced, not square, without nodes, or has weights that are not
@@ -106,6 +109,7 @@ class SaintLoader(SubgraphLoader):
         train: npt.ArrayLike | None = None,
         seed: int = 0,
         num_threads: int | None = None,
+        processes: tuple[int, int] | None = None,
     ):
         where = self._where
         whole = WholeGraph.read(where, graph, allow_normalized=True)
@@ -116,7 +120,7 @@ class SaintLoader(SubgraphLoader):
         if not graph.is_normalized:
             graph = graph.normalized(normalization)
             whole = WholeGraph.read(where, graph, allow_normalized=True)
-        super().__init__(whole, data, seed, num_threads)
+        super().__init__(whole, data, seed, num_threads, processes)
         self.normalization = graph.normalization
         self._entries = _entries(graph, self._graph)
         size = checked_size(where, "size", size)
@@ -125,7 +129,7 @@ class SaintLoader(SubgraphLoader):
         self._counts = _counted(self._graph, self._pre_sample, counts)
         if num_steps is None:
             mean_size = self._counts.nodes.sum() / self._counts.samples
-            num_steps = max(1, round(graph.num_rows / mean_size))
+            num_steps = max(1, round(graph.num_rows / (mean_size * self._num_processes)))
         self._num_steps = checked_size(where, "num_steps", num_steps)
 
     def __len__(self) -> int:
@@ -137,11 +141,14 @@ class SaintLoader(SubgraphLoader):
         """Number of subgraphs that were counted for the normalisation."""
         return self._counts.samples
 
-    def _part(self, epoch: int, step: int) -> Induced:
-        return self._graph.induced(self._sampler.nodes(self._key(epoch, step)))
+    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
+        return self._drawn(epoch, step * self._num_processes + process)
+
+    def _drawn(self, epoch: int, number: int) -> Induced:
+        return self._graph.induced(self._sampler.nodes(self._key(epoch, number)))
 
     def _pre_sample(self, number: int) -> Induced:
-        return self._part(_BEFORE_TRAINING, number)
+        return self._drawn(_BEFORE_TRAINING, number)
 
     def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:
         counts = self._counts

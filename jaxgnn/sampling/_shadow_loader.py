@@ -46,6 +46,8 @@ class ShadowLoader(SubgraphLoader):
       shuffle: whether to shuffle the seeds in each epoch.
       seed: of all random numbers, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
+      processes: ``(index, count)`` of this process, whose batches are its part of each step; by
+        default those of JAX.
 
     Raises:
       ValueError: if the graph is traced, not square, normalised, without nodes, or has weights that
@@ -72,22 +74,24 @@ class ShadowLoader(SubgraphLoader):
         shuffle: bool = True,
         seed: int = 0,
         num_threads: int | None = None,
+        processes: tuple[int, int] | None = None,
     ):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels)
-        super().__init__(whole, data, seed, num_threads)
+        super().__init__(whole, data, seed, num_threads, processes)
         self._seeds = checks.checked_seeds(where, seeds, whole.num_nodes)
         self._fanouts = checks.checked_fanouts(where, fanouts)
         _checks.options(where, self._fanouts, False, "neighbour", 1)
-        self._batch_size = min(checked_size(where, "batch_size", batch_size), len(self._seeds))
+        most = -(-len(self._seeds) // self._num_processes)
+        self._batch_size = min(checked_size(where, "batch_size", batch_size), most)
         self._order = SeedOrder(
             len(self._seeds),
             self._batch_size,
             seed=seed,
             shuffle=shuffle,
             drop_last=False,
-            num_processes=1,
+            num_processes=self._num_processes,
         )
 
     def __len__(self) -> int:
@@ -99,8 +103,10 @@ class ShadowLoader(SubgraphLoader):
         """Number of seeds of a batch, at most that of all seeds."""
         return self._batch_size
 
-    def _part(self, epoch: int, step: int) -> Induced:
-        seeds = self._seeds[self._order.of_step(epoch, step, 0)]
+    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
+        seeds = self._seeds[self._order.of_step(epoch, step, process)]
+        if not len(seeds):  # in a last step that other processes take the seeds of
+            return self._graph.induced(seeds)._replace(starts=np.zeros(0, np.int64))
         owners, nodes = self._scopes(seeds, epoch, step)
         ends = np.cumsum(np.bincount(owners, minlength=len(seeds)))[:-1]
         return union(map(self._graph.induced, np.split(nodes, ends)))

@@ -74,14 +74,22 @@ class NodeData:
 class SubgraphLoader(Epochs[SubgraphBatch]):
     """Base class of loaders; a batch is a function of ``(epoch, step)`` and of the arguments.
 
-    A subclass draws parts of the graph (``_part``) and adds to a batch what only it has.
+    A subclass draws parts of the graph (``_part_of``) and adds to a batch what only it has.
     """
 
-    def __init__(self, graph: WholeGraph, data: NodeData, seed: int, num_threads: int | None):
+    def __init__(
+        self,
+        graph: WholeGraph,
+        data: NodeData,
+        seed: int,
+        num_threads: int | None,
+        processes: tuple[int, int] | None,
+    ):
         super().__init__()
         _checks.counters(self._where, seed, 0, 0)
         self._graph, self._data, self._seed = graph, data, int(seed)
         threads = checks.checked_threads(self._where, num_threads)
+        self._process, self._num_processes = checks.checked_processes(self._where, processes)
         self._workers = min(threads, _CONCURRENT_BATCHES)
         self._known_capacity: Capacity | None = None
         self._with_plan = jax.default_backend() == "cpu"
@@ -120,15 +128,15 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         self._check_place(epoch, step)
         self._graph.check_files(self._where)
         check_files(self._where, labels=self._data.labels)
-        part = self._part(epoch, step)
+        part = self._part_of(epoch, step, self._process)
         on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
         return jax.device_put(on_host, self._device)
 
     # -- what a subclass has ------------------------------------------------------------------
 
     @abstractmethod
-    def _part(self, epoch: int, step: int) -> Induced:
-        """The nodes and edges of a batch."""
+    def _part_of(self, epoch: int, step: int, process: int) -> Induced:
+        """The nodes and edges of a batch of a process."""
 
     @abstractmethod
     def _own_fields(self, part: Induced, slots: int) -> dict[str, Any]:
@@ -140,9 +148,9 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         chosen = None if weights is None else weights[part.e_id]
         return padded_graph(part, chosen, slots, with_plan=self._with_plan)
 
-    def _key(self, epoch: int, step: int) -> Key:
-        """The key of the random numbers of a batch."""
-        return _random.hop_key(_random.batch_key(self._seed, epoch, step), 0, _random.SUBGRAPHS)
+    def _key(self, epoch: int, number: int) -> Key:
+        """The key of the random numbers of a batch, by its number among those of all processes."""
+        return _random.hop_key(_random.batch_key(self._seed, epoch, number), 0, _random.SUBGRAPHS)
 
     # -- shapes -------------------------------------------------------------------------------
 
@@ -156,7 +164,8 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
             if self._known_capacity is None:
                 stride = max(1, len(self) // _MEASURED_BATCHES)
                 places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
-                sizes = (_sizes(self._part(*place)) for place in places)
+                # Those of the first process, for all: shapes of a mesh are equal.
+                sizes = (_sizes(self._part_of(*place, 0)) for place in places)
                 self._known_capacity = measured(sizes, self._bound())
             return self._known_capacity
 

@@ -166,7 +166,7 @@ class WholeGraph(HostGraph):
 
 
 def union(parts: Iterable[Induced]) -> Induced:
-    """Several subgraphs as one, without edges between them."""
+    """Subgraphs, at least one, as one without edges between them."""
     each = list(parts)
     sizes = np.array([(len(part.n_id), len(part.e_id)) for part in each], np.int64)
     before = np.cumsum(sizes, axis=0) - sizes

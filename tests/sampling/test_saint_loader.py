@@ -88,7 +88,7 @@ def test_normalised_sums_and_losses_are_unbiased(method, normalization):
     expected = whole.normalized(normalization).to_scipy().astype(float) @ x
     sums, squares, seen, losses = np.zeros(24), np.zeros(24), np.zeros(24), []
     for step in range(DRAWS):
-        part = loader._part(1, step)
+        part = loader._part_of(1, step, 0)
         count = len(part.n_id)
         fields = loader._own_fields(part, count)
         receivers = np.repeat(np.arange(count), np.diff(part.indptr))
@@ -115,7 +115,7 @@ def test_weights_are_the_entries_by_the_counts_of_the_samples():
     loader = sampling.SaintLoader(whole, "walk", size=4, norm_samples=50)
     nodes, edges = np.zeros(24), np.zeros(60)
     for number in range(50):
-        part = loader._part(2**32 - 1, number)
+        part = loader._pre_sample(number)
         nodes[part.n_id] += 1
         edges[part.e_id] += 1
     batch = loader.batch(0, 0)

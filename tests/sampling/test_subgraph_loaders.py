@@ -52,6 +52,26 @@ def test_a_batch_is_a_function_of_epoch_and_step(name):
 
 
 @each_loader
+def test_processes_have_parts_of_each_step_in_one_shape(name):
+    parts = [_made(name, processes=(index, 2)) for index in (0, 1)]
+    assert len(parts[0]) == len(parts[1]) and parts[0].capacity == parts[1].capacity
+    batches = [batch for part in parts for batch in part.epoch(0)]
+    if name in ("node", "edge", "walk"):
+        alone = _made(name)
+        for index, part in enumerate(parts):
+            assert_bit_equal(part.batch(0, 0).graph, alone.batch(0, index).graph)
+        return
+    if name == "shadow":
+        drawn = [np.asarray(b.n_id)[np.asarray(b.root)[np.asarray(b.seed_mask)]] for b in batches]
+    else:
+        drawn = [np.asarray(b.n_id)[np.asarray(b.node_mask)] for b in batches]
+        losses = [np.asarray(b.node_weight).sum() for b in batches]
+        assert np.isclose(np.mean(losses), 1)  # the mean over batches is that over nodes
+    assert sorted(np.concatenate(drawn)) == list(range(NODES))
+    assert not len(drawn[-1])  # the last step has no part for the second process
+
+
+@each_loader
 def test_batches_have_all_edges_between_their_nodes_and_what_belongs_to_the_nodes(name):
     whole = random_graph(weighted=True, padding=20)
     loader = _made(name, whole) if name == "shadow" else _made(name, whole, train=TRAIN)
