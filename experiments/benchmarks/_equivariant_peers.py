@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from experiments.benchmarks._report import Row
 from jaxgnn import ops
+from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.graph import CSRGraph
 
@@ -25,6 +28,9 @@ The weights of edges are ``hidden @ kernel``: the last layer of the radial netwo
 OfWeights = Callable[[Any, Any, Any], jax.Array]
 """``f(x, harmonics, weights)``, of a library that reads the weights of edges."""
 
+# All compute in float32 with TF32 products of the radial network, where these are the default.
+_TOLERANCE = 2e-3
+
 
 class Peer(NamedTuple):
     """A way to compute the convolution.
@@ -34,11 +40,13 @@ class Peer(NamedTuple):
       build: the convolution of a graph and a product, or that of given weights.
       makes_weights: whether ``build`` returns a convolution that makes the weights itself.
       layout: features in the order that the peer reads, of those of e3nn's order.
+      restored: features in e3nn's order, of those of the peer's.
     """
 
     package: str | None
     build: Callable[[CSRGraph, TensorProduct], Convolution | OfWeights]
     layout: Callable[[Irreps, jax.Array], jax.Array] = lambda irreps, x: x
+    restored: Callable[[Irreps, jax.Array], jax.Array] = lambda irreps, x: x
     makes_weights: bool = False
 
     def convolution(self, graph: CSRGraph, product: TensorProduct) -> Convolution:
@@ -113,11 +121,20 @@ def _cuequivariance(graph: CSRGraph, product: TensorProduct) -> OfWeights:
 
 def _components_first(irreps: Irreps, x: jax.Array) -> jax.Array:
     """Features with the channels of a component next to each other."""
-    parts, begin = [], 0
-    for entry in irreps:
-        part = x[:, begin : begin + entry.dim].reshape(-1, entry.multiplicity, entry.irrep.dim)
-        parts.append(jnp.swapaxes(part, 1, 2).reshape(-1, entry.dim))
-        begin += entry.dim
+    return _transposed(irreps, x, [(e.multiplicity, e.irrep.dim) for e in irreps])
+
+
+def _channels_first(irreps: Irreps, x: jax.Array) -> jax.Array:
+    """Features with the components of a channel next to each other, of ``_components_first``."""
+    return _transposed(irreps, x, [(e.irrep.dim, e.multiplicity) for e in irreps])
+
+
+def _transposed(irreps: Irreps, x: jax.Array, shapes: list[tuple[int, int]]) -> jax.Array:
+    """The matrix of each entry, of these shapes, transposed."""
+    parts = [
+        jnp.swapaxes(x[:, own].reshape(-1, *shape), 1, 2).reshape(len(x), -1)
+        for own, shape in zip(irreps.slices, shapes, strict=True)
+    ]
     return jnp.concatenate(parts, axis=1)
 
 
@@ -150,6 +167,22 @@ PEERS = {
     "recomputed": Peer(None, partial(_ours, recompute_weights=True), makes_weights=True),
     "xla": Peer(None, _plain),
     "e3nn": Peer("e3nn_jax", _e3nn),
-    "cuequivariance": Peer("cuequivariance_jax", _cuequivariance, _components_first),
+    "cuequivariance": Peer(
+        "cuequivariance_jax", _cuequivariance, _components_first, _channels_first
+    ),
     "openequivariance": Peer("openequivariance_extjax", _openequivariance),
 }
+
+
+def check_candidates(where: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ValueError on a name that is not of a known candidate."""
+    for name in names:
+        if name not in known:
+            raise bad_input(where, "--candidates", f"some of {', '.join(known)}", name)
+
+
+def check_equal(name: str, row: Row, ours: Row) -> None:
+    """Raises RuntimeError if a candidate computes other energies, forces or gradients."""
+    for key in ours:
+        if key.endswith("_norms") and not np.allclose(row[key], ours[key], rtol=_TOLERANCE):
+            raise RuntimeError(f"{name} has {key} {row[key]}, not {ours[key]}")

@@ -23,18 +23,20 @@ import numpy as np
 
 from experiments.benchmarks._atoms import ATOMS, Atoms
 from experiments.benchmarks._command import command
-from experiments.benchmarks._equivariant_peers import PEERS, Convolution
+from experiments.benchmarks._equivariant_peers import (
+    PEERS,
+    Convolution,
+    check_candidates,
+    check_equal,
+)
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._workloads import Platform, Scale
-from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import spherical_harmonics
 from jaxgnn.nn import BesselBasis, polynomial_envelope
 from jaxgnn.testing.timing import device_description, measure
 
 _CUTOFF = 5.0
 _HIDDEN = 64
-# All compute in float32 with TF32 products of the radial network, where these are the default.
-_TOLERANCE = 2e-3
 
 COLUMNS = (
     Column("workload", "workload", 13),
@@ -63,10 +65,7 @@ class Options(Output):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in self.candidates:
-            if name not in PEERS:
-                expected = f"some of {', '.join(PEERS)}"
-                raise bad_input("equivariant_layer", "--candidates", expected, name)
+        check_candidates("equivariant_layer", self.candidates, tuple(PEERS))
 
 
 class Inputs(NamedTuple):
@@ -132,13 +131,6 @@ def time_layer(workload: Atoms, name: str) -> Row:
         numbers = jax.tree.leaves(compiled(*arguments))
         row[f"{key}_norms"] = [float(jnp.linalg.norm(number)) for number in numbers]
     return row
-
-
-def check_equal(name: str, row: Row, ours: Row) -> None:
-    """Raises RuntimeError if a candidate computes other energies, forces or gradients."""
-    for key in ("forces_norms", "training_norms"):
-        if not np.allclose(row[key], ours[key], rtol=_TOLERANCE):
-            raise RuntimeError(f"equivariant_layer: {name} has {key} {row[key]}, not {ours[key]}")
 
 
 def main(options: Options) -> list[Row]:

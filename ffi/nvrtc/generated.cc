@@ -275,14 +275,17 @@ ffi::Error Failed(const std::string& name, const std::string& problem) {
 struct Operands {
   int32_t rows, edges;
   const void *indptr, *indices, *slots, *first, *second, *third, *kernel;
+  const void *first_tangent, *second_tangent, *third_tangent;
   void *tiles, *out;
 };
 
 std::string LaunchAll(const Driver& driver, void* stream, const std::vector<Launch>& launches,
                       const std::vector<void*>& kernels, Operands& operands) {
-  void* parameters[] = {&operands.rows,   &operands.edges, &operands.indptr, &operands.indices,
-                        &operands.slots,  &operands.first, &operands.second, &operands.third,
-                        &operands.kernel, &operands.tiles, &operands.out};
+  Operands& o = operands;
+  void* parameters[] = {
+      &o.rows,           &o.edges,         &o.indptr, &o.indices, &o.slots,
+      &o.first,          &o.second,        &o.third,  &o.kernel,  &o.first_tangent,
+      &o.second_tangent, &o.third_tangent, &o.tiles,  &o.out};
   const int64_t of_rows = operands.rows > 0 ? (int64_t{operands.rows} + kWarps - 1) / kWarps : 1;
   for (size_t i = 0; i < kernels.size(); ++i) {
     const int64_t shared_by_all = launches[i].blocks;
@@ -299,8 +302,9 @@ std::string LaunchAll(const Driver& driver, void* stream, const std::vector<Laun
 // The program's kernels for each member of a batch.
 ffi::Error Generated(void* stream, ffi::AnyBuffer indptr, ffi::AnyBuffer indices,
                      ffi::AnyBuffer slots, ffi::AnyBuffer first, ffi::AnyBuffer second,
-                     ffi::AnyBuffer third, ffi::AnyBuffer kernel, Result out, Result tiles,
-                     std::string_view program_name) {
+                     ffi::AnyBuffer third, ffi::AnyBuffer kernel, ffi::AnyBuffer first_tangent,
+                     ffi::AnyBuffer second_tangent, ffi::AnyBuffer third_tangent, Result out,
+                     Result tiles, std::string_view program_name) {
   const std::string name(program_name);
   if (out->element_count() == 0) return ffi::Error::Success();
   Program* program = Programs::Get().Find(name);
@@ -324,6 +328,9 @@ ffi::Error Generated(void* stream, ffi::AnyBuffer indptr, ffi::AnyBuffer indices
                       batch.Item<const float>(second, member),
                       batch.Item<const float>(third, member),
                       batch.Item<const float>(kernel, member),
+                      batch.Item<const float>(first_tangent, member),
+                      batch.Item<const float>(second_tangent, member),
+                      batch.Item<const float>(third_tangent, member),
                       batch.Item<float>(*tiles, member),
                       batch.Item<float>(*out, member)};
     problem = LaunchAll(driver, stream, program->launches(), *kernels, operands);
@@ -379,6 +386,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_generated, jaxgnn::Generated,
                                   .Arg<xla::ffi::AnyBuffer>()  // second
                                   .Arg<xla::ffi::AnyBuffer>()  // third
                                   .Arg<xla::ffi::AnyBuffer>()  // kernel, or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // tangents, or empty: of first,
+                                  .Arg<xla::ffi::AnyBuffer>()  // second
+                                  .Arg<xla::ffi::AnyBuffer>()  // and third
                                   .Ret<xla::ffi::AnyBuffer>()  // out
                                   .Ret<xla::ffi::AnyBuffer>()  // tiles
                                   .Attr<std::string_view>("program"),

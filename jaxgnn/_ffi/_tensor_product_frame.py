@@ -8,21 +8,40 @@ kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxgnn._ffi._made_weights_source import DEFINITIONS, EDGES, MadeWeights
 from jaxgnn.equivariant import TensorProduct
 
+Kind = Literal[
+    "rows",
+    "columns",
+    "weights",
+    "harmonics",
+    "rows_tangent",
+    "columns_tangent",
+    "weights_tangent",
+]
+
 WARP = 32
 WARPS = 8  # of a block; ffi/nvrtc/generated.cc has the same number
 _TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
+# Blocks of a multiprocessor, for kernels that use so many registers by the estimate. More blocks,
+# with some registers in memory, were faster on an H200 for two kinds and slower for others.
+_BLOCKS_OF_REGISTERS = (4, 60), (3, 76), (2, 124), (1, 999)
+_BLOCKS_OF_KIND: dict[Kind, tuple[tuple[int, int], ...]] = {
+    "rows": ((4, 72), (3, 92), (2, 140), (1, 999)),
+    "weights": ((4, 72), (3, 92), (2, 140), (1, 999)),
+}
 _MADE_BYTES = 113 * 1024  # likewise, with a part of the kernel that makes weights
 
 _PARAMETERS = (
     "int rows, int edges, const int* __restrict__ indptr, const int* __restrict__ indices, "
     "const int* __restrict__ slots, const float* __restrict__ first, "
     "const float* __restrict__ second, const float* __restrict__ third, "
-    "const float* __restrict__ kernel, float* tiles, float* __restrict__ out"
+    "const float* __restrict__ kernel, const float* __restrict__ first_tangent, "
+    "const float* __restrict__ second_tangent, const float* __restrict__ third_tangent, "
+    "float* tiles, float* __restrict__ out"
 )
 
 
@@ -62,9 +81,19 @@ class Source(NamedTuple):
 class Call(NamedTuple):
     """The options of a source, and the number of weights of an edge."""
 
+    kind: Kind
     product: TensorProduct
     made: MadeWeights | None
     num_weights: int
+
+    @property
+    def is_tangent(self) -> bool:
+        """Whether there are tangents: of harmonics, and of some of the other arrays."""
+        return self.kind.endswith("_tangent")
+
+    @property
+    def has_tangent_of_features(self) -> bool:
+        return self.kind in ("rows_tangent", "weights_tangent")
 
 
 class Kernel(NamedTuple):
@@ -118,7 +147,8 @@ class Frame(NamedTuple):
         made = self.made
         fragments = made.fragment_floats(len(self.starts)) if made else 0
         shared = 4 * (fragments + WARPS * self.table_floats)
-        blocks = next(n for n, most in ((4, 60), (3, 76), (2, 124), (1, 999)) if registers <= most)
+        limits = _BLOCKS_OF_KIND.get(self.call.kind, _BLOCKS_OF_REGISTERS)
+        blocks = next(n for n, most in limits if registers <= most)
         if made:
             blocks = 2 if shared <= _MADE_BYTES else 1
         table = f"float* const table = tables + {fragments} + warp * {self.table_floats};"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +28,13 @@ from jaxgnn._ffi._tensor_product_frame import (
     Call,
     Frame,
     Kernel,
+    Kind,
     Source,
     Tile,
     joined,
 )
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import ZERO, Coupling, couplings
-
-Kind = Literal["rows", "columns", "weights", "harmonics"]
 
 _MOST_NUMBERS = 40  # that a lane keeps for a row, or reads for an edge
 _MOST_ENTRIES = 192  # of the matrices of an edge
@@ -53,19 +52,22 @@ def source(
     Args:
       product: the product, with at least one path.
       kind: sums at the rows, or at the columns as rows of the transposed graph; products at edges,
-        for the weights, or for the harmonics in a part for each 32 channels.
+        for the weights, or for the harmonics in a part for each 32 channels. Those of tangents are
+        the derivatives of these in the direction of tangents, of features (unless at the columns),
+        harmonics and weights.
       made: the layer that makes weights in the kernels; None for kernels that read them.
       paths: the paths for which products are computed, by their numbers, one after the other in the
         result; None for all.
     """
-    used = couplings(product, exchanged=kind == "columns")
+    of_columns = kind.startswith("columns")
+    used = couplings(product, exchanged=of_columns)
     if paths is not None:
         used = [c._replace(of_weights=w) for c, w in zip(*_chosen(used, paths), strict=True)]
-    call = Call(product, made, sum(c.channels for c in used))
-    if kind in ("rows", "columns"):
+    call = Call(kind, product, made, sum(c.channels for c in used))
+    if of_columns or kind.startswith("rows"):
         widths = product.irreps_in.dim, product.irreps_out.dim
-        return _sums(call, used, *(widths[::-1] if kind == "columns" else widths))
-    return _products(call, used, kind)
+        return _sums(call, used, *(widths[::-1] if of_columns else widths))
+    return _products(call, used)
 
 
 def _chosen(used: Sequence[Coupling], paths: tuple[int, ...]) -> tuple[list[Coupling], list[slice]]:
@@ -73,6 +75,75 @@ def _chosen(used: Sequence[Coupling], paths: tuple[int, ...]) -> tuple[list[Coup
     own = [used[i] for i in paths]
     ends = list(itertools.accumulate((c.channels for c in own), initial=0))
     return own, list(map(slice, ends[:-1], ends[1:]))
+
+
+class _Table(NamedTuple):
+    """The matrices of an edge in shared memory; behind them their tangents, if there are any.
+
+    A matrix begins at a multiple of four floats. The distance of the tables of two edges is an odd
+    multiple of four, so that lanes store to different banks.
+
+    Attributes:
+      matrices: the matrices.
+      size: floats of the matrices.
+      stride: floats from one edge to the next.
+    """
+
+    matrices: list[_Matrix]
+    size: int
+    stride: int
+
+    @classmethod
+    def of(cls, group: Sequence[Coupling], call: Call) -> _Table:
+        """The matrices of the couplings."""
+        matrices, place = [], 0
+        for coupling in group:
+            places, entries = {}, {}
+            for c, a in itertools.product(*map(range, coupling.table.shape[::-2])):
+                row, start = coupling.table[a, :, c], coupling.of_sh.start
+                terms = [(start + b, row[b]) for b in np.flatnonzero(np.abs(row) > ZERO)]
+                if terms:
+                    places[a, c], entries[place] = place, terms
+                    place += 1
+            matrices.append(_Matrix(coupling, places, entries))
+            place = -(-place // 4) * 4
+        stride = 2 * place if call.is_tangent else place
+        return cls(matrices, place, stride + (4 if stride // 4 % 2 == 0 else 0))
+
+    def store(self, call: Call, harmonics: str) -> list[str]:
+        """A lane computes the matrices of one edge, and their tangents by those of harmonics."""
+        lines = ["if (lane >= from && lane < to) {", *self._store(call, harmonics, 0), "}"]
+        if call.is_tangent:
+            stores = self._store(call, f"{harmonics}_tangent", self.size)
+            lines += ["if (lane >= from && lane < to) {", *stores, "}"]
+        return [*lines, "__syncwarp();"]
+
+    def _store(self, call: Call, harmonics: str, offset: int) -> list[str]:
+        entries = {place: terms for m in self.matrices for place, terms in m.entries.items()}
+        read = sorted({b for terms in entries.values() for b, _ in terms})
+        width = call.product.irreps_sh.dim
+        lines = [f"const float* const h = {harmonics} + (size_t)slot * {width};"]
+        lines += [f"const float h{b} = __ldg(h + {b});" for b in read]
+        for place in range(0, max(entries) + 1, 4):
+            values = [
+                " + ".join(f"{_number(c)} * h{b}" for b, c in entries.get(place + i, ())) or "0.0f"
+                for i in range(4)
+            ]
+            to = f"*(float4*)(table + (lane - from) * {self.stride} + {offset + place})"
+            lines.append(f"{to} = make_float4({', '.join(values)});")
+        return lines
+
+    def of_edge(self) -> str:
+        """The pointer to the table of edge k."""
+        return f"const float4* const m = (const float4*)(table + (k - from) * {self.stride});"
+
+    def load(self, matrix: _Matrix, call: Call) -> list[str]:
+        """All lanes read a matrix, and its tangent."""
+        quads = sorted({place // 4 for place in matrix.entries})
+        lines = [f"const float4 m{quad} = m[{quad}];" for quad in quads]
+        if call.is_tangent:
+            lines += [f"const float4 n{quad} = m[{self.size // 4 + quad}];" for quad in quads]
+        return lines
 
 
 class _Matrix(NamedTuple):
@@ -151,129 +222,96 @@ def _runs(numbers: Sequence[int]) -> Iterator[range]:
         yield range(own[0], own[-1] + 1)
 
 
-def _matrices(group: Sequence[Coupling]) -> tuple[list[_Matrix], int]:
-    """The matrices of an edge, and the floats from one edge to the next.
-
-    A matrix begins at a multiple of four floats. The distance is an odd multiple of four, so that
-    lanes store to different banks.
-    """
-    matrices, place = [], 0
-    for coupling in group:
-        places, entries = {}, {}
-        for c, a in itertools.product(*map(range, coupling.table.shape[::-2])):
-            row = coupling.table[a, :, c]
-            terms = [(coupling.of_sh.start + b, row[b]) for b in np.flatnonzero(np.abs(row) > ZERO)]
-            if terms:
-                places[a, c], entries[place] = place, terms
-                place += 1
-        matrices.append(_Matrix(coupling, places, entries))
-        place = -(-place // 4) * 4
-    return matrices, place + (4 if place // 4 % 2 == 0 else 0)
-
-
 def _number(value: float) -> str:
     return f"{value:.9e}f"
-
-
-def _store_matrices(
-    matrices: Sequence[_Matrix], stride: int, harmonics: str, width: int
-) -> list[str]:
-    """A lane computes the matrices of one edge."""
-    entries = {place: terms for matrix in matrices for place, terms in matrix.entries.items()}
-    read = sorted({b for terms in entries.values() for b, _ in terms})
-    lines = [
-        "if (lane >= from && lane < to) {",
-        f"const float* const h = {harmonics} + (size_t)slot * {width};",
-    ]
-    lines += [f"const float h{b} = __ldg(h + {b});" for b in read]
-    for place in range(0, max(entries) + 1, 4):
-        values = [
-            " + ".join(f"{_number(c)} * h{b}" for b, c in entries.get(place + i, ())) or "0.0f"
-            for i in range(4)
-        ]
-        to = f"*(float4*)(table + (lane - from) * {stride} + {place})"
-        lines.append(f"{to} = make_float4({', '.join(values)});")
-    return [*lines, "}", "__syncwarp();"]
 
 
 class _Reads(NamedTuple):
     """Numbers that a lane reads for an edge, one edge ahead.
 
     Attributes:
+      call: the options of the source.
       parts: the entries of the features: their start and number of components.
       weights: the starts of the weights.
     """
 
+    call: Call
     parts: tuple[tuple[int, int], ...]
     weights: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, group: Sequence[Coupling], *, weights: bool) -> _Reads:
+    def of(cls, call: Call, group: Sequence[Coupling], *, weights: bool) -> _Reads:
         parts = dict.fromkeys((c.of_in.start, c.table.shape[0]) for c in group)
         starts = tuple(c.of_weights.start for c in group) if weights else ()
-        return cls(tuple(parts), starts)
+        return cls(call, tuple(parts), starts)
 
     @property
     def numbers(self) -> int:
-        return sum(size for _, size in self.parts) + len(self.weights)
+        return len(list(self.names()))
 
     def names(self) -> Iterator[str]:
-        for start, size in self.parts:
-            yield from (f"x{start}_{a}" for a in range(size))
-        yield from (f"w{start}" for start in self.weights)
+        """The names of the numbers; those of tangents begin with t."""
+        features = [f"x{start}_{a}" for start, size in self.parts for a in range(size)]
+        weights = [f"w{start}" for start in self.weights]
+        yield from (*features, *weights)
+        if self.call.has_tangent_of_features:
+            yield from (f"t{name}" for name in features)
+        if self.call.is_tangent:
+            yield from (f"t{name}" for name in weights)
 
     def declare(self) -> str:
         return f"float {', '.join(f'next_{name} = 0.0f' for name in self.names())};"
 
-    def load(self, edge: str, width: int, weights: Sequence[str] = ()) -> list[str]:
+    def load(self, edge: str, width: int) -> list[str]:
         """The reads for an edge of the tile.
 
         Args:
           edge: its number in the tile.
           width: width of a row of features.
-          weights: the pointer ``w`` to the first weight of the edge, and that to each weight.
         """
-        lines = [
-            f"const float* const x = first + (size_t)__shfl_sync(~0u, node, {edge}) * {width};",
-        ]
+        lines = [f"const size_t x = (size_t)__shfl_sync(~0u, node, {edge}) * {width};"]
         for start, size in self.parts:
             lines += [
-                f"next_x{start}_{a} = __ldg(x + {start} + at * {size} + {a});" for a in range(size)
+                f"next_{t}x{start}_{a} = __ldg(first{tangent} + x + {start} + at * {size} + {a});"
+                for t, tangent in (("", ""), ("t", "_tangent"))[: 1 + self.has_tangents]
+                for a in range(size)
             ]
-        return ["{", *lines, *weights, "}"]
+        return ["{", *lines, *(self._load_weights(edge) if self.weights else ()), "}"]
 
-    def load_weights(self, edge: str, call: Call) -> list[str]:
-        """The reads of weights for an edge, as ``load`` takes them."""
-        if call.made:
+    @property
+    def has_tangents(self) -> bool:
+        """Whether features have tangents."""
+        return self.call.has_tangent_of_features
+
+    def _load_weights(self, edge: str) -> list[str]:
+        if self.call.made:
             lines = [f"const float* const w = tile + ({edge}) * {32 * len(self.weights)} + lane;"]
-            reads = ((start, f"w[{32 * j}]") for j, start in enumerate(self.weights))
-        else:
-            slot = f"(size_t)__shfl_sync(~0u, slot, {edge})"
-            lines = [f"const float* const w = third + {slot} * {call.num_weights} + at;"]
-            reads = ((start, f"__ldg(w + {start})") for start in self.weights)
-        return lines + [f"next_w{start} = {read};" for start, read in reads]
+            reads = enumerate(self.weights)
+            return lines + [f"next_w{start} = w[{32 * j}];" for j, start in reads]
+        slot = f"(size_t)__shfl_sync(~0u, slot, {edge})"
+        lines = [f"const size_t w = {slot} * {self.call.num_weights} + at;"]
+        for start in self.weights:
+            lines.append(f"next_w{start} = __ldg(third + w + {start});")
+            if self.call.is_tangent:
+                lines.append(f"next_tw{start} = __ldg(third_tangent + w + {start});")
+        return lines
 
     def take(self) -> str:
         return f"const float {', '.join(f'{name} = next_{name}' for name in self.names())};"
 
 
-def _load_matrix(matrix: _Matrix) -> list[str]:
-    quads = sorted({place // 4 for place in matrix.entries})
-    return [f"const float4 m{quad} = m[{quad}];" for quad in quads]
+def _entry(place: int, matrix: str = "m") -> str:
+    return f"{matrix}{place // 4}.{'xyzw'[place % 4]}"
 
 
-def _entry(place: int) -> str:
-    return f"m{place // 4}.{'xyzw'[place % 4]}"
-
-
-def _each_edge(reads: _Reads, load) -> list[str]:
+def _each_edge(reads: _Reads, width: int) -> list[str]:
     """Begins the loop over edges of a tile, whose reads for the first edge were issued."""
     return [
         "#pragma unroll 1",
         "for (int k = from; k < to; ++k) {",
         reads.take(),
         "if (k + 1 < count)",
-        *load("k + 1"),
+        *reads.load("k + 1", width),
     ]
 
 
@@ -292,22 +330,24 @@ def _sum_kernel(
         return 1 if alone else coupling.table.shape[0] + 1, _entries([coupling])
 
     passes = list(_cut(sorted(group, key=lambda c: c.of_in.start), sizes))
+    tables = [_Table.of(part, call) for part in passes]
     fragments = call.made.fragment_floats(len(group)) if call.made else 0
-    tiles = [Tile.of(_matrices(part)[1], call.made, fragments) for part in passes]
+    tiles = [Tile.of(table.stride, call.made, fragments) for table in tables]
     floats = max(
-        tile.with_matrices * _matrices(part)[1] for tile, part in zip(tiles, passes, strict=True)
+        tile.with_matrices * table.stride for tile, table in zip(tiles, tables, strict=True)
     )
     starts = tuple(c.of_weights.start for part in passes for c in part)
     frame = Frame(call, number, group[0].channels, floats, starts, max(map(len, passes)))
     totals = {c.of_out.start: c.table.shape[2] for c in group}
-    most = max(_Reads.of(part, weights=True).numbers for part in passes)
+    all_reads = [_Reads.of(call, part, weights=True) for part in passes]
+    most = max(reads.numbers for reads in all_reads)
     lines = ["if (row < rows) {", "const int begin = indptr[row], end = indptr[row + 1];"]
     for start, size in totals.items():
         lines += [f"float {', '.join(f'y{start}_{c} = 0.0f' for c in range(size))};"]
     first_path = 0
-    for tile, part in zip(tiles, passes, strict=True):
-        lines += _sum_pass(call, tile, part, width, first_path)
-        first_path += len(part)
+    for tile, table, reads in zip(tiles, tables, all_reads, strict=True):
+        lines += _sum_pass(call, tile, table, reads, width, first_path)
+        first_path += len(table.matrices)
     lines.append(f"float* const y = out + (size_t)row * {out_width};")
     lines.append("if (inside) {")
     for start, size in totals.items():
@@ -320,40 +360,46 @@ def _sum_kernel(
 
 
 def _sum_pass(
-    call: Call, tile: Tile, part: Sequence[Coupling], width: int, first_path: int
+    call: Call, tile: Tile, table: _Table, reads: _Reads, width: int, first_path: int
 ) -> list[str]:
-    matrices, stride = _matrices(part)
-    reads = _Reads.of(part, weights=True)
-
-    def load(edge):
-        return reads.load(edge, width, reads.load_weights(edge, call))
-
     lines = tile.begin()
-    lines += call.made.make_tile(first_path, len(part)) if call.made else []
-    lines += [reads.declare(), *load("0"), *tile.begin_part()]
-    lines += _store_matrices(matrices, stride, "second", call.product.irreps_sh.dim)
-    lines += _each_edge(reads, load)
-    lines.append(f"const float4* const m = (const float4*)(table + (k - from) * {stride});")
-    for matrix in matrices:
-        coupling = matrix.coupling
-        lines += ["{", *_load_matrix(matrix)]
-        for c in range(coupling.table.shape[2]):
-            terms = [
-                f"{_entry(place)} * x{coupling.of_in.start}_{a}"
-                for (a, to), place in matrix.places.items()
-                if to == c
-            ]
-            if terms:
-                total = f"y{coupling.of_out.start}_{c}"
-                lines.append(f"{total} += w{coupling.of_weights.start} * ({' + '.join(terms)});")
-        lines.append("}")
+    lines += call.made.make_tile(first_path, len(table.matrices)) if call.made else []
+    lines += [reads.declare(), *reads.load("0", width), *tile.begin_part()]
+    lines += [*table.store(call, "second"), *_each_edge(reads, width), table.of_edge()]
+    for matrix in table.matrices:
+        lines += ["{", *table.load(matrix, call), *_add_to_sums(call, matrix), "}"]
     return [*lines, "}", "}", "}"]
 
 
-def _products(
-    call: Call, used: Sequence[Coupling], kind: Literal["weights", "harmonics"]
-) -> Source:
-    write = {"weights": _weight_kernel, "harmonics": _harmonic_kernel}[kind]
+def _add_to_sums(call: Call, matrix: _Matrix) -> list[str]:
+    """Adds the product of a path, or its derivative, to the sums of the row."""
+    coupling, lines = matrix.coupling, []
+    w, x = f"w{coupling.of_weights.start}", f"x{coupling.of_in.start}"
+    if call.has_tangent_of_features:  # w (M tx + N x) + tw M x
+        for a in range(coupling.table.shape[0]):
+            lines.append(f"const float u{a} = {w} * t{x}_{a} + t{w} * {x}_{a};")
+            lines.append(f"const float v{a} = {w} * {x}_{a};")
+    for c in range(coupling.table.shape[2]):
+        own = [(a, place) for (a, of), place in matrix.places.items() if of == c]
+        if not own:
+            continue
+        total = f"y{coupling.of_out.start}_{c}"
+        product, changed = (
+            " + ".join(f"{_entry(place, m)} * {x}_{a}" for a, place in own) for m in "mn"
+        )
+        if call.has_tangent_of_features:
+            terms = (f"{_entry(p)} * u{a} + {_entry(p, 'n')} * v{a}" for a, p in own)
+            lines.append(f"{total} += {' + '.join(terms)};")
+        elif call.is_tangent:
+            lines.append(f"{total} += {w} * ({changed}) + t{w} * ({product});")
+        else:
+            lines.append(f"{total} += {w} * ({product});")
+    return lines
+
+
+def _products(call: Call, used: Sequence[Coupling]) -> Source:
+    is_harmonics = call.kind == "harmonics"
+    write = _harmonic_kernel if is_harmonics else _weight_kernel
 
     def sizes(coupling):
         return coupling.table.shape[2], _entries([coupling])
@@ -368,7 +414,7 @@ def _products(
         write(call, number, group, (sum(columns[:number]), sum(columns)))
         for number, group in enumerate(groups)
     ]
-    return joined(kernels, _HALVE if kind == "harmonics" else "")
+    return joined(kernels, _HALVE if is_harmonics else "")
 
 
 def _slopes(group: Sequence[Coupling], width: int) -> list[str]:
@@ -399,31 +445,31 @@ def _weight_kernel(
     call: Call, number: int, group: Sequence[Coupling], parts: tuple[int, int]
 ) -> Kernel:
     """The products of each edge: ``M`` moves the slopes to the components of the features."""
-    product = call.product
-    matrices, stride = _matrices(group)
-    tile, reads = Tile.of(stride, None, 0), _Reads.of(group, weights=False)
-    frame = Frame(call, number, group[0].channels, tile.with_matrices * stride)
+    product, width = call.product, call.product.irreps_in.dim
+    table, reads = _Table.of(group, call), _Reads.of(call, group, weights=False)
+    tile = Tile.of(table.stride, None, 0)
+    frame = Frame(call, number, group[0].channels, tile.with_matrices * table.stride)
     pointer = f"float* const of_edge = out + (size_t)slot * {call.num_weights} + channel;"
     zeros = " ".join(f"of_edge[{c.of_weights.start}] = 0.0f;" for c in group)
     lines = _zero_padding([pointer, f"if (inside) {{ {zeros} }}"])
     lines += _slopes(group, product.irreps_out.dim)
-    load = functools.partial(reads.load, width=product.irreps_in.dim)
-    lines += [*tile.begin(), reads.declare(), *load("0"), *tile.begin_part()]
-    lines += _store_matrices(matrices, stride, "third", product.irreps_sh.dim)
-    lines += _each_edge(reads, load)
-    lines.append(f"const float4* const m = (const float4*)(table + (k - from) * {stride});")
+    lines += [*tile.begin(), reads.declare(), *reads.load("0", width), *tile.begin_part()]
+    lines += [*table.store(call, "third"), *_each_edge(reads, width), table.of_edge()]
     lines.append(pointer.replace("(size_t)slot", "(size_t)(base + k)"))
-    for matrix in matrices:
+    for matrix in table.matrices:
         coupling = matrix.coupling
-        lines += ["{", *_load_matrix(matrix), "float sum = 0.0f;"]
+        lines += ["{", *table.load(matrix, call), "float sum = 0.0f;"]
         for a in range(coupling.table.shape[0]):
-            terms = [
-                f"{_entry(place)} * g{coupling.of_out.start}_{c}"
-                for (of, c), place in matrix.places.items()
-                if of == a
-            ]
-            if terms:
-                lines.append(f"sum += x{coupling.of_in.start}_{a} * ({' + '.join(terms)});")
+            own = [(c, place) for (of, c), place in matrix.places.items() if of == a]
+            if not own:
+                continue
+            moved, changed = (
+                " + ".join(f"{_entry(p, m)} * g{coupling.of_out.start}_{c}" for c, p in own)
+                for m in "mn"
+            )
+            x = f"x{coupling.of_in.start}_{a}"
+            product = f"t{x} * ({moved}) + {x} * ({changed})"
+            lines.append(f"sum += {product if call.is_tangent else f'{x} * ({moved})'};")
         lines += [f"if (inside) of_edge[{coupling.of_weights.start}] = sum;", "}"]
     registers = 2 * reads.numbers + _num_slopes(group) + 36
     return frame.kernel(registers, [*lines, "}", "}", "}", "}"])
@@ -465,7 +511,7 @@ def _harmonic_kernel(
     """The products of each edge, summed over the channels of a warp: without matrices."""
     product = call.product
     width = product.irreps_sh.dim
-    reads = _Reads.of(group, weights=True)
+    reads = _Reads.of(call, group, weights=True)
     used = sorted({b for c in group for b in range(c.of_sh.start, c.of_sh.stop)})
     frame = Frame(call, number, group[0].channels, 0, reads.weights, len(group))
     pointer = f"float* const of_edge = out + (size_t)slot * {parts[1] * width}"
@@ -474,13 +520,12 @@ def _harmonic_kernel(
     lines = _zero_padding([pointer, store])
     lines += _slopes(group, product.irreps_out.dim)
 
-    def load(edge):
-        return reads.load(edge, product.irreps_in.dim, reads.load_weights(edge, call))
-
+    in_width = product.irreps_in.dim
     tile = Tile(*[EDGES if call.made else WARP] * 2)
     lines += tile.begin()
     lines += call.made.make_tile(0, len(group)) if call.made else []
-    lines += [reads.declare(), *load("0"), *tile.begin_part(), *_each_edge(reads, load)]
+    lines += [reads.declare(), *reads.load("0", in_width), *tile.begin_part()]
+    lines += _each_edge(reads, in_width)
     lines.append(pointer.replace("(size_t)slot", "(size_t)(base + k)"))
     lines.append(f"float {', '.join(f'h{b} = 0.0f' for b in used)};")
     for coupling in group:

@@ -92,6 +92,58 @@ def harmonic_products(
     return jnp.sum(sums.reshape(graph.num_edges, parts, width), axis=1).astype(dtype)
 
 
+def sum_tangent(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dx: Float[Array, "cols in"],
+    harmonics: Float[Array, "edges sh"],
+    dharmonics: Float[Array, "edges sh"],
+    weights: Float[Array, "edges weights"],
+    dweights: Float[Array, "edges weights"],
+    *,
+    product: TensorProduct,
+) -> Float[Array, "rows out"]:
+    """The derivative of the sums at the rows in the direction of the tangents."""
+    shape, tangents = (graph.num_rows, product.irreps_out.dim), (dx, dharmonics, dweights)
+    arrays = graph, None, x, harmonics, weights
+    return _generated(product, "rows_tangent", shape, *arrays, tangents=tangents).astype(x.dtype)
+
+
+def columns_tangent(
+    graph: CSRGraph,
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    dharmonics: Float[Array, "edges sh"],
+    weights: Float[Array, "edges weights"],
+    dweights: Float[Array, "edges weights"],
+    *,
+    product: TensorProduct,
+) -> Float[Array, "cols in"]:
+    """The derivative of the sums at the columns in the direction of the tangents."""
+    slots = graph.made_plan("schedule", "transpose", "permutation").permutation
+    arrays = graph.transpose(), slots.astype(jnp.int32), dy, harmonics, weights
+    shape, tangents = (graph.num_cols, product.irreps_in.dim), (None, dharmonics, dweights)
+    made = _generated(product, "columns_tangent", shape, *arrays, tangents=tangents)
+    return made.astype(dy.dtype)
+
+
+def weights_tangent(
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    dx: Float[Array, "cols in"],
+    dy: Float[Array, "rows out"],
+    harmonics: Float[Array, "edges sh"],
+    dharmonics: Float[Array, "edges sh"],
+    *,
+    product: TensorProduct,
+    dtype: str,
+) -> Float[Array, "edges weights"]:
+    """The derivative of ``dweights_ij`` in the direction of the tangents; zero in padding slots."""
+    shape, tangents = (graph.num_edges, product.num_weights), (dx, None, dharmonics)
+    arrays = graph, None, x, dy, harmonics
+    return _generated(product, "weights_tangent", shape, *arrays, tangents=tangents).astype(dtype)
+
+
 def limits(
     graph: CSRGraph, *arrays: Array | RadialLayer, product: TensorProduct, **options: str
 ) -> str | None:
@@ -145,15 +197,17 @@ def _generated(
     slots: Int[Array, " edges"] | None,
     *arrays: Array | RadialLayer,
     paths: tuple[int, ...] | None = None,
+    tangents: tuple[Array | None, ...] = (None, None, None),
 ) -> Array:
     """Calls the kernels of this kind on float32 arrays, of which the last may be a layer."""
     made = _made(arrays[-1])
     name = f"{_FAMILY}:{_described(product, kind, made, paths)}"
     tiles = _nvrtc.add(name).tile_floats
     kernel = [] if made else [None]  # else the second leaf of the layer
-    floats = [array.astype(jnp.float32) for array in jax.tree.leaves(arrays)]
+    floats = [*jax.tree.leaves(arrays), *kernel, *tangents]
+    floats = [None if array is None else array.astype(jnp.float32) for array in floats]
     results = (shape, jnp.float32), ((tiles,), jnp.float32)
-    operands = graph.indptr, graph.indices, slots, *floats, *kernel
+    operands = graph.indptr, graph.indices, slots, *floats
     return call_many("jaxgnn_generated", results, *operands, program=name)[0]
 
 

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irrep, Irreps, MulIrrep, spherical_harmonics
 from jaxgnn.equivariant.irreps import as_irreps
@@ -27,7 +28,15 @@ from jaxgnn.nn import (
 )
 from jaxgnn.nn.equivariant.channels import distinct_irreps, num_channels
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, one_of, positive
+from jaxgnn.nn.shared.options import (
+    anything,
+    at_least,
+    checked_options,
+    flag,
+    one_of,
+    or_none,
+    positive,
+)
 
 _EVEN = Irrep(0, 1)
 
@@ -64,6 +73,12 @@ class NequIP(InteratomicPotential):
       norm: ``"rms"`` for an ``nn.EquivariantRMSNorm`` before each gate, or ``"nequix"`` for one
         whose shares are those of nequix (https://arxiv.org/abs/2508.16067): the channels of an
         irrep over its components; None for no norm.
+      precision: products of float32 numbers in all layers, in ``"highest"``, ``"tf32"`` or
+        ``"bf16x3"`` precision; None for the setting of JAX. A lower precision is faster on a GPU,
+        and breaks the invariance by its rounding.
+      recompute_weights: whether kernels of a GPU make the weights of the convolutions wherever
+        they use them, in a third of the memory or less, but slower; None if those of a step would
+        take more than 2 GiB.
 
     Example:
       >>> import numpy as np
@@ -86,6 +101,7 @@ class NequIP(InteratomicPotential):
         num_interactions=at_least(1),
         num_neighbours=positive,
         num_species=at_least(1),
+        recompute_weights=or_none(flag),
         species_scale=anything,
         species_shift=anything,
         species_weights=flag,
@@ -107,6 +123,8 @@ class NequIP(InteratomicPotential):
         norm: Literal["rms", "nequix"] | None = None,
         species_shift: SpeciesNumbers = 0.0,
         species_scale: SpeciesNumbers = 1.0,
+        precision: ops.Precision | None = "highest",
+        recompute_weights: bool | None = None,
         rngs: nnx.Rngs,
         **common: Unpack[CommonOptions],
     ):
@@ -127,6 +145,8 @@ class NequIP(InteratomicPotential):
         self.basis, self.envelope_power = BesselBasis(num_basis, cutoff), envelope_power
         conv: dict[str, Any] = {"num_basis": num_basis, "radial_features": radial_features}
         conv |= {"num_neighbours": num_neighbours, "implementation": self.implementation}
+        conv |= {"recompute_weights": recompute_weights}
+        linear: dict[str, Any] = {"precision": precision, "rngs": rngs, **self._dtypes}
         self.interactions = nnx.List()
         for step in range(num_interactions):
             wanted = last if step == num_interactions - 1 else self.irreps
@@ -137,12 +157,11 @@ class NequIP(InteratomicPotential):
                     conv,
                     num_species if species_weights else None,
                     norm=norm,
-                    rngs=rngs,
-                    **self._dtypes,
+                    **linear,
                 )
             )
             before = after
-        self.readout = EquivariantLinear(last, "1x0e", rngs=rngs, **self._dtypes)
+        self.readout = EquivariantLinear(last, "1x0e", **linear)
 
     def _energies_of_atoms(
         self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges

@@ -108,13 +108,14 @@ inline void EmulatedMma(float* sum, const unsigned* a, const unsigned* b) {
 #define Mma EmulatedMma
 
 using Kernel = void (*)(int, int, const int*, const int*, const int*, const float*, const float*,
-                        const float*, const float*, float*, float*);
+                        const float*, const float*, const float*, const float*, const float*, float*,
+                        float*);
 
 struct Call {
   Kernel kernel;
   int rows, edges;
   const int *indptr, *indices, *slots;
-  const float *first, *second, *third, *of_layer;
+  const float *first, *second, *third, *of_layer, *first_tangent, *second_tangent, *third_tangent;
   float *tiles, *out;
 };
 static Call call_now;
@@ -123,7 +124,7 @@ static bool finished[kThreads];
 static void Lane() {
   const Call& c = call_now;
   c.kernel(c.rows, c.edges, c.indptr, c.indices, c.slots, c.first, c.second, c.third, c.of_layer,
-           c.tiles, c.out);
+           c.first_tangent, c.second_tangent, c.third_tangent, c.tiles, c.out);
   finished[thread_now] = true;
 }
 

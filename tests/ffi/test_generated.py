@@ -27,6 +27,7 @@ from jaxgnn.testing import assert_close, random_array, to_float64
 
 HERE = Path(__file__).parent
 KINDS = "rows", "columns", "weights", "harmonics"
+TANGENTS = "rows_tangent", "columns_tangent", "weights_tangent"
 PRODUCTS = {
     # Several paths to an entry of the result, from several entries; one entry that none reads.
     "sums": TensorProduct.of(
@@ -61,7 +62,7 @@ def _features(name):
 def _sources(name):
     """All sources for a product, by their names in the emulator's library."""
     product = PRODUCTS[name]
-    sources = {kind: source(product, kind) for kind in KINDS}
+    sources = {kind: source(product, kind) for kind in (*KINDS, *TANGENTS)}
     for kind in ("rows", "columns", "harmonics"):
         for products in (1, 3):
             made = MadeWeights(_features(name), products, EMULATED_BLOCKS)
@@ -113,6 +114,7 @@ class _Call(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("indptr", "indices", "slots", "first", "second", "third", "layer")
         ),
+        *((f"tangent{i}", ctypes.c_void_p) for i in range(3)),
         *((name, ctypes.c_void_p) for name in ("tiles", "out")),
     ]
 
@@ -202,6 +204,40 @@ def _compare(name, kind, arrays, precision="highest", **limits):
 def test_generated_kernels_compute_the_formula(name, kind, emulated):
     emulated(name)
     _compare(name, kind, _arrays(PRODUCTS[name]))
+
+
+DERIVATIVES = {
+    "rows_tangent": (
+        calls.sum_tangent,
+        reference.tensor_product_sum,
+        ("x", "harmonics", "weights"),
+    ),
+    "columns_tangent": (calls.columns_tangent, reference.sum_at_columns, ("harmonics", "weights")),
+    "weights_tangent": (calls.weights_tangent, reference.weight_products, ("x", "harmonics")),
+}
+
+
+@pytest.mark.costly(4)
+@pytest.mark.parametrize("kind", TANGENTS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_kernels_of_tangents_compute_the_derivative(name, kind, emulated):
+    emulated(name)
+    product, arrays = PRODUCTS[name], _arrays(PRODUCTS[name])
+    run, plain, varied = DERIVATIVES[kind]
+    names = CALLS[kind.partition("_")[0]][0]
+    along = {n: jnp.sin(3 * arrays[n]) for n in varied}
+    given = [a for n in names for a in ((arrays[n], along[n]) if n in varied else (arrays[n],))]
+    of_weights = kind == "weights_tangent"
+    actual = run(GRAPH, *given, product=product, **({"dtype": "float32"} if of_weights else {}))
+    with jax.enable_x64(True):
+        options = {"product": product} | ({"dtype": "float64"} if of_weights else {})
+        exact = [to_float64(arrays[n]) for n in names]
+        tangents = [
+            to_float64(along[n]) if n in varied else jnp.zeros_like(exact[i])
+            for i, n in enumerate(names)
+        ]
+        expected = jax.jvp(lambda *a: plain(GRAPH, *a, **options), exact, tangents)[1]
+    assert_close(actual, expected, reduction_length=40 * 7 * product.irreps_sh.dim)
 
 
 def _layer(name, precision):

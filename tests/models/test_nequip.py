@@ -74,3 +74,14 @@ def test_a_norm_makes_steps_independent_of_the_size_of_the_features():
         np.testing.assert_allclose(energy(norm, 100.0), energy(norm, 1.0), rtol=1e-4)
     assert not np.allclose(energy(None, 100.0), energy(None, 1.0), rtol=1e-1)
     assert not np.allclose(energy("rms", 1.0), energy("nequix", 1.0), rtol=1e-2)
+
+
+def test_all_layers_have_the_precision_and_convolutions_make_weights_again_on_request():
+    def settings(name, **options):
+        nodes = [node for _, node in nnx.iter_graph(_model(**options)) if hasattr(node, name)]
+        return [getattr(node, name) for node in nodes]
+
+    assert set(settings("precision")) == {"highest"}
+    assert settings("precision", precision="tf32") == ["tf32"] * len(settings("precision"))
+    assert settings("recompute_weights") == [None, None]
+    assert settings("recompute_weights", recompute_weights=True) == [True, True]

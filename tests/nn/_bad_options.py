@@ -124,6 +124,7 @@ BAD = {
     "ratio": [0.0, 1.5, "0.5", jnp.nan],
     "recompute": _NO_FLAGS,
     "recompute_every": [0, "often", 1.5, True],
+    "recompute_weights": ["yes", 1],
     "reduce": ["min", 1],
     "requires_grad": _NO_FLAGS,
     "residual": _NO_FLAGS,

@@ -37,14 +37,26 @@ def _product(precision, basis, kernel):
     return jnp.matmul(basis.astype(wide), kernel.astype(wide), precision=PRECISIONS[precision])
 
 
-def _gradient(precision, basis, kernel, dweights):
+@partial(custom_vjp, nondiff_argnums=(0,))
+def _to_basis(precision, dweights, kernel):
     wide = kernel.astype(dweights.dtype)
-    to_basis = jnp.matmul(dweights, wide.T, precision=PRECISIONS[precision])
+    return jnp.matmul(dweights, wide.T, precision=PRECISIONS[precision])
+
+
+def _gradient(precision, basis, kernel, dweights):
+    to_basis = _to_basis(precision, dweights, kernel)
     to_kernel = summed_over_edges(basis.astype(dweights.dtype), dweights, PRECISIONS[precision])
     return to_basis.astype(basis.dtype), to_kernel.astype(kernel.dtype)
 
 
+def _gradient_of_basis(precision, dweights, kernel, basis):
+    to_kernel = summed_over_edges(basis, dweights, PRECISIONS[precision])
+    to_dweights = _product(precision, basis, kernel)
+    return to_dweights.astype(dweights.dtype), to_kernel.astype(kernel.dtype)
+
+
 set_gradient(_product, _gradient, 1)
+set_gradient(_to_basis, _gradient_of_basis, 1)
 
 
 def basis_products(

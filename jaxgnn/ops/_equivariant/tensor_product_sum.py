@@ -6,22 +6,24 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
+import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.equivariant.radial_layer import Products, RadialLayer
 from jaxgnn.graph import CSRGraph, edge_presence
-from jaxgnn.ops._dense.pallas import products as float32_products
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision
-from jaxgnn.ops._equivariant import kernels
+from jaxgnn.ops._equivariant import derivatives
 from jaxgnn.ops._equivariant.kernels import BASIS_PRODUCTS as BASIS_PRODUCTS
+from jaxgnn.ops._equivariant.kernels import COLUMNS_TANGENT as COLUMNS_TANGENT
 from jaxgnn.ops._equivariant.kernels import HARMONIC_PRODUCTS as HARMONIC_PRODUCTS  # jaxgnn info
 from jaxgnn.ops._equivariant.kernels import KERNEL_PRODUCTS as KERNEL_PRODUCTS
 from jaxgnn.ops._equivariant.kernels import SUM as SUM
 from jaxgnn.ops._equivariant.kernels import SUM_AT_COLUMNS as SUM_AT_COLUMNS
+from jaxgnn.ops._equivariant.kernels import SUM_TANGENT as SUM_TANGENT
 from jaxgnn.ops._equivariant.kernels import WEIGHT_PRODUCTS as WEIGHT_PRODUCTS
+from jaxgnn.ops._equivariant.kernels import WEIGHTS_TANGENT as WEIGHTS_TANGENT
 from jaxgnn.ops._equivariant.layer_products import weights_of_layer
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._graph.calls import graph_and_senders
@@ -30,6 +32,8 @@ from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_n
 
 _OP = "tensor_product_sum"
 _MOST_WEIGHT_BYTES = 2**31  # that are stored, without a request
+# JAX's settings by which a GPU multiplies float32 numbers in TF32.
+_TF32_SETTINGS = (None, "default", "high", "bfloat16", "tensorfloat32", "TF32_TF32_F32")
 _INSTEAD_OF_WEIGHTS = "multiply the harmonics by them"
 
 
@@ -191,7 +195,11 @@ class _Layer(NamedTuple):
 
 
 def _products(precision: Precision | None) -> Products:
-    return "tf32" if float32_products(jnp.float32, precision) == "tf32" else "highest"
+    """The precision of products in the kernels, at least the one that is asked for."""
+    is_tf32 = precision == "tf32"
+    if precision is None:
+        is_tf32 = jax.config.jax_default_matmul_precision in _TF32_SETTINGS
+    return "tf32" if is_tf32 else "highest"
 
 
 def _run(
@@ -217,7 +225,7 @@ def _run(
         arguments = request, product, graph, x, harmonics, weights
         if not _recomputes(layer.recompute, *arguments):
             weights = weights_of_layer(graph, weights)
-    return kernels.sum_at_rows(request, product, graph, x, harmonics, weights)
+    return derivatives.sum_at_rows(request, product, graph, x, harmonics, weights)
 
 
 def _recomputes(

@@ -17,6 +17,7 @@ Harmonics and weights of padding slots may contain anything, and their gradients
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,63 @@ def kernel_products(
     (basis,) = _wide(*_real(graph, basis))
     products = of_weights(graph, x, dy, harmonics, product=product, dtype=basis.dtype.name)
     return _matmul(basis.T, products, precision).astype(dtype)
+
+
+def sum_tangent(
+    graph: CSRGraph,
+    *arrays: Float[Array, "rows width"],
+    product: TensorProduct,
+    of_rows: Callable[..., Array] = tensor_product_sum,
+) -> Float[Array, "rows out"]:
+    """The derivative of the sums at the rows in the direction of tangents.
+
+    ``arrays`` are ``x``, harmonics and weights, each followed by its tangent.
+    """
+    return sum_tangent_by(partial(of_rows, graph, product=product), *arrays)
+
+
+def columns_tangent(
+    graph: CSRGraph,
+    *arrays: Float[Array, "rows width"],
+    product: TensorProduct,
+    of_columns: Callable[..., Array] = sum_at_columns,
+) -> Float[Array, "cols in"]:
+    """The derivative of the sums at the columns in the direction of tangents.
+
+    ``arrays`` are ``dy``, and harmonics and weights, each followed by its tangent.
+    """
+    return columns_tangent_by(partial(of_columns, graph, product=product), *arrays)
+
+
+def weights_tangent(
+    graph: CSRGraph,
+    *arrays: Float[Array, "rows width"],
+    product: TensorProduct,
+    dtype: str,
+    of_weights: Callable[..., Array] = weight_products,
+) -> Float[Array, "edges weights"]:
+    """The derivative of ``dweights_ij`` in the direction of tangents.
+
+    ``arrays`` are ``x`` and its tangent, ``dy``, and harmonics and their tangents.
+    """
+    run = partial(of_weights, graph, product=product, dtype=dtype)
+    return weights_tangent_by(run, *arrays)
+
+
+def sum_tangent_by(run, x, dx, harmonics, dharmonics, weights, dweights):
+    """The derivative of ``run(x, harmonics, weights)``, which is linear in each of the three."""
+    changed = run(dx, harmonics, weights) + run(x, dharmonics, weights)
+    return changed + run(x, harmonics, dweights)
+
+
+def columns_tangent_by(run, dy, harmonics, dharmonics, weights, dweights):
+    """The derivative of ``run(dy, harmonics, weights)`` by harmonics and weights."""
+    return run(dy, dharmonics, weights) + run(dy, harmonics, dweights)
+
+
+def weights_tangent_by(run, x, dx, dy, harmonics, dharmonics):
+    """The derivative of ``run(x, dy, harmonics)`` by ``x`` and harmonics."""
+    return run(dx, dy, harmonics) + run(x, dy, dharmonics)
 
 
 def as_array(graph: CSRGraph, weights: Weights) -> Float[Array, "edges weights"]:
