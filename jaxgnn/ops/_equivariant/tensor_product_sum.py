@@ -91,8 +91,8 @@ def tensor_product_sum(
         ``"bf16x3"``, ``"tf32"``, or None for the setting of JAX; at least so precisely.
       recompute_weights: whether kernels of a GPU make the weights of basis and kernel wherever
         they are used, in all derivatives too, which needs about a third of the memory and takes up
-        to twice as long. None if all weights would take more than 2 GiB. Ignored on a CPU, for float64, and
-        where the kernel does not fit shared memory: above 200 features on an H100.
+        to twice as long. None if all weights would take more than 2 GiB. Ignored on a CPU, for
+        float64, and where the kernel does not fit shared memory: above 200 features on an H100.
       implementation: ``"xla"``, ``"ffi"``, or None for the one measured to be fastest. On a GPU
         ``"ffi"`` generates CUDA kernels for these irreps, which NVIDIA's NVRTC compiles on first
         use, for float32 and bfloat16.
