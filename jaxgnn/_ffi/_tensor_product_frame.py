@@ -26,6 +26,7 @@ Kind = Literal[
 WARP = 32
 WARPS = 8  # of a block; ffi/nvrtc/generated.cc has the same number
 _TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
+_MOST_BYTES = 99 * 1024  # of a block on GPUs of compute capability 8.6, 8.9 and 12.0
 # Blocks of a multiprocessor, for kernels that use so many registers by the estimate. More blocks,
 # with some registers in memory, were faster on an H200 for two kinds and slower for others.
 _BLOCKS_OF_REGISTERS = (4, 60), (3, 76), (2, 124), (1, 999)
@@ -202,9 +203,11 @@ class Tile(NamedTuple):
     @classmethod
     def of(cls, stride: int, made: MadeWeights | None, fragments: int) -> Tile:
         """The tile for matrices of an edge of this size."""
+        of_edge = WARPS * stride * 4
         if made is None:
-            return cls(*[16 if WARPS * 16 * stride * 4 <= _TABLE_BYTES else 8] * 2)
-        fits = fragments * 4 + WARPS * EDGES * stride * 4 <= _MADE_BYTES
+            edges = 16 if 16 * of_edge <= _TABLE_BYTES else 8
+            return cls(edges, edges if edges * of_edge <= _MOST_BYTES else 4)
+        fits = fragments * 4 + EDGES * of_edge <= _MADE_BYTES
         return cls(EDGES, EDGES if fits else 8)
 
     def begin(self) -> list[str]:

@@ -14,6 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
 from jaxgnn.interop._moving_atoms import MovingAtoms, Placed
 from jaxgnn.models import Potential, energy_forces_stress
+from jaxgnn.models.interatomic import InteratomicPotential
 
 _WHERE = "interop.ase_calculator"
 
@@ -36,8 +37,8 @@ def ase_calculator(
       model: a potential such as ``models.SchNet``, or any module or function from a
         ``GraphBatch`` to energies. Its parameters are read once.
       species: symbols or atomic numbers of the rows in the model's tables, such as
-        ``["H", "O"]``.
-      cutoff: radius of the edges; None for the model's.
+        ``["H", "O"]``; each once, and not more than the model has.
+      cutoff: radius of the edges, at least the model's; None for the model's.
       skin: additional radius in which edges are stored, in Å.
 
     Returns:
@@ -64,10 +65,15 @@ def ase_calculator(
     radius = getattr(model, "cutoff", None) if cutoff is None else cutoff
     if not isinstance(radius, int | float) or not 0 < radius < np.inf:
         raise bad_input(_WHERE, "cutoff", "a positive number, as the model has none", repr(radius))
+    if isinstance(model, InteratomicPotential) and radius < model.cutoff:
+        raise bad_input(_WHERE, "cutoff", f"at least the model's, {model.cutoff:g}", repr(radius))
     if not isinstance(skin, int | float) or not 0 <= skin < np.inf:
         raise bad_input(_WHERE, "skin", "a number of at least 0", repr(skin))
-    make = _calculator_class()
-    return make(_Program(model), _rows_of_numbers(species), MovingAtoms(float(radius), float(skin)))
+    make, rows = _calculator_class(), _rows_of_numbers(species)
+    if isinstance(model, InteratomicPotential) and len(species) > model.num_species:
+        expected = f"at most {model.num_species}, the rows of the model's tables"
+        raise bad_input(_WHERE, "species", expected, f"{len(species)} of them")
+    return make(_Program(model), rows, MovingAtoms(float(radius), float(skin)))
 
 
 class _Program:
@@ -106,6 +112,8 @@ def _rows_of_numbers(species: Any) -> np.ndarray:
         number = atomic_numbers.get(one, -1) if isinstance(one, str) else int(one)
         if not 0 <= number <= known:
             raise bad_input(_WHERE, f"species[{row}]", "a chemical symbol or number", repr(one))
+        if rows[number] >= 0:
+            raise bad_input(_WHERE, f"species[{row}]", "of one row only", repr(one))
         rows[number] = row
     return rows
 

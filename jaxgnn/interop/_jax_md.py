@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float
 
-from jaxgnn._arrays.arrays import shown
+from jaxgnn._arrays.arrays import is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.models.interatomic import InteratomicPotential
@@ -67,6 +68,12 @@ def jax_md_energy(
     of_atoms = jnp.asarray(species)
     if of_atoms.ndim != 1 or not jnp.issubdtype(of_atoms.dtype, jnp.integer):
         raise bad_input(_WHERE, "species", "integers [atoms]", shown(of_atoms))
+    if is_concrete(of_atoms):
+        known = np.asarray(of_atoms)
+        bad = np.flatnonzero((known < 0) | (known >= model.num_species))
+        if bad.size:
+            expected = f"a row of the model's tables, below {model.num_species}"
+            raise bad_input(_WHERE, f"species[{bad[0]}]", expected, known[bad[0]])
 
     def energy(
         positions: Float[Array, "atoms 3"], neighbor: Any, **options: Any

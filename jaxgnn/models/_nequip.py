@@ -77,7 +77,7 @@ class NequIP(InteratomicPotential):
         ``"bf16x3"`` precision; None for the setting of JAX. A lower precision is faster on a GPU,
         and breaks the invariance by its rounding.
       recompute_weights: whether kernels of a GPU make the weights of the convolutions wherever
-        they use them, in a third of the memory or less, but slower; None if those of a step would
+        they use them, in about a third of the memory, but slower; None if those of a step would
         take more than 2 GiB.
 
     Example:

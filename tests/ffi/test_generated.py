@@ -240,6 +240,12 @@ def test_kernels_of_tangents_compute_the_derivative(name, kind, emulated):
     assert_close(actual, expected, reduction_length=40 * 7 * product.irreps_sh.dim)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, *TANGENTS])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_tables_fit_the_shared_memory_of_gpus_since_capability_8(name, kind):
+    assert max(one.shared_bytes for one in source(PRODUCTS[name], kind).launches) <= 99 * 1024
+
+
 def _layer(name, precision):
     """Arrays of a layer that makes weights, with NaN in padding slots."""
     features = _features(name)

@@ -88,6 +88,9 @@ def test_bad_input_is_named(ase):
     for options, message in (
         ({"species": "Si"}, "species must be a sequence of symbols"),
         ({"species": ["Xx"]}, r"species\[0\] must be a chemical symbol"),
+        ({"species": ["C", "Si", 6]}, r"species\[2\] must be of one row only, got 6"),
+        ({"species": ["C", "Si", "O"]}, "species must be at most 2, .*, got 3 of them"),
+        ({"cutoff": MODEL.cutoff / 2}, "cutoff must be at least the model's"),
         ({"skin": -1.0}, "skin must be a number of at least 0"),
         ({"model": 3}, "model must be a potential"),
         ({"model": lambda batch: 0.0}, "cutoff must be a positive number"),

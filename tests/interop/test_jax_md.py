@@ -102,6 +102,8 @@ def test_bad_input_is_named():
     for call, message in (
         (lambda: jax_md_energy(apart, apart, SPECIES), "model must be a potential of jaxgnn"),
         (lambda: jax_md_energy(MODEL, apart, [0.5]), "species must be integers"),
+        (lambda: jax_md_energy(MODEL, apart, [0, 2]), r"species\[1\] must be a row .* below 2"),
+        (lambda: jax_md_energy(MODEL, apart, [-1]), r"species\[0\] must be a row of the model"),
         (lambda: energy(jnp.zeros((3, 3)), half), r"positions must be of shape \[27, 3\]"),
         (lambda: energy(jnp.zeros((27, 3)), half), "neighbor must be .*, got OrderedSparse"),
         (lambda: energy(jnp.zeros((27, 3)), None), "neighbor must be .*, got NoneType"),

@@ -50,8 +50,8 @@ class EquivariantConv(GraphLayer):
       num_neighbours: typical number of neighbours n, whose root divides the sum.
       precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
         precision; None for the setting of JAX.
-      recompute_weights: whether kernels of a GPU make the weights wherever they use them, in a
-        third of the memory or less, but slower; None if they would take more than 2 GiB.
+      recompute_weights: whether kernels of a GPU make the weights wherever they use them, in
+        about a third of the memory, but slower; None if they would take more than 2 GiB.
 
     Example:
       >>> from jaxgnn.equivariant import spherical_harmonics

@@ -90,8 +90,9 @@ def tensor_product_sum(
       precision: how float32 numbers of basis and kernel are multiplied: ``"highest"``,
         ``"bf16x3"``, ``"tf32"``, or None for the setting of JAX; at least so precisely.
       recompute_weights: whether kernels of a GPU make the weights of basis and kernel wherever
-        they are used, in all derivatives too, which takes longer and needs a third of the memory
-        or less. None if all weights would take more than 2 GiB. Without effect on a CPU.
+        they are used, in all derivatives too, which needs about a third of the memory and takes up
+        to twice as long. None if all weights would take more than 2 GiB. Ignored on a CPU, for
+        float64, and where the kernel does not fit shared memory: above 200 features on an H100.
       implementation: ``"xla"``, ``"ffi"``, or None for the one measured to be fastest. On a GPU
         ``"ffi"`` generates CUDA kernels for these irreps, which NVIDIA's NVRTC compiles on first
         use, for float32 and bfloat16.
