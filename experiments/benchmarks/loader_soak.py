@@ -69,8 +69,8 @@ def own_mib() -> float:
 def make_loader(options: Options, folder: str) -> NeighborLoader:
     """Batches of a random graph, with labels, and features of a file in a folder."""
     rng = np.random.default_rng(0)
-    ends = rng.integers(0, options.nodes, (2, options.edges), dtype=np.int32)
-    graph = CSRGraph.from_edges(*ends, options.nodes)
+    senders, receivers = rng.integers(0, options.nodes, (2, options.edges), dtype=np.int32)
+    graph = CSRGraph.from_edges(senders, receivers, options.nodes)
     seeds = rng.permutation(options.nodes)[: options.nodes // 10]
     file = Path(folder) / "x.npy"
     np.save(file, rng.standard_normal((options.nodes, 32)).astype(np.float32))
