@@ -134,7 +134,7 @@ def test_values_and_gradients_of_few_edges_agree_with_float64(name, features):
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", ["sums", "small"])
+@pytest.mark.parametrize("name", ["sums", "small", "wide"])
 def test_second_derivatives_agree_with_float64(name, weights):
     def run(call, *arrays):
         every = tuple(range(len(arrays)))
