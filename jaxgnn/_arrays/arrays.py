@@ -58,6 +58,8 @@ def match_varying(*trees: Any) -> tuple[Any, ...]:
     of shared operands over the mesh.
     """
     leaves, structure = jax.tree.flatten(trees)
+    if is_concrete(*leaves):  # Constants vary over no axis.
+        return trees
     varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
     union = frozenset().union(*varying)
     if union:
@@ -195,12 +197,17 @@ def require_x64() -> None:
         )
 
 
+def is_size(size: Any) -> bool:
+    """Whether ``size`` is symbolic, or a number of nodes whose ids fit int32."""
+    if jax.export.is_symbolic_dim(size):
+        return True
+    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    return bool(is_integer and 0 <= size <= MAX_INT32)
+
+
 def require_size(where: str, argument: str, size: Any) -> None:
     """Raises ValueError unless ``size`` is symbolic, or a number of nodes with ids of int32."""
-    if jax.export.is_symbolic_dim(size):
-        return
-    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
-    if not is_integer or not 0 <= size <= MAX_INT32:
+    if not is_size(size):
         raise bad_input(where, argument, "an integer in [0, 2^31)", repr(size))
 
 

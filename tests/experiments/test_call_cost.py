@@ -7,6 +7,9 @@ from experiments.benchmarks._origin import origin
 from experiments.benchmarks._report import read_rows
 
 
+_OPS = ("spmm", "neighbour_reduce sum", "neighbour_reduce max")
+
+
 @pytest.mark.again("tests/test_documented_commands.py")
 def test_every_way_trains_the_network():
     for step in call_cost.ways(layers=1).values():
@@ -17,7 +20,8 @@ def test_every_way_trains_the_network():
 def test_the_rows_are_printed_and_kept(tmp_path, capsys):
     rows = call_cost.main(call_cost.CallCostOptions(layers=1, calls=3, out=tmp_path))
     assert read_rows(tmp_path / "call_cost.jsonl") == [origin() | row for row in rows]
-    assert [row["way"] for row in rows] == ["nnx.jit", "nnx.cached_partial", "jax.jit"]
+    of_ops = [f"{op}, {way}" for op in _OPS for way in ("eager", "jit")]
+    assert [row["way"] for row in rows] == ["nnx.jit", "nnx.cached_partial", "jax.jit", *of_ops]
     assert all(row["host_ms"] > 0 for row in rows)
     assert capsys.readouterr().out.count("nnx.") == 2
     with pytest.raises(ValueError, match="call_cost: --calls must be at least 1, got 0"):

@@ -398,6 +398,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             return graph
         return graph._with_fields(plan=made, in_range=True)
 
+    @property
+    def structure(self) -> CSRGraph:
+        """The same edges with the same scales, without weights."""
+        return self if self.weights is None else self._with_fields(weights=None)
+
     def _with_fields(self, **fields: Any) -> CSRGraph:
         """Returns the same edges, in the same order, with other values of some fields."""
         made = dataclasses.replace(self, **{"plan": given_plan(self), **fields})
@@ -485,6 +490,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         if weights is not None:
             where, weights = "CSRGraph.with_weights", as_array(weights)
             require_weights(where, "weights", weights, self.num_edges, "per edge slot")
+        elif self.weights is None:
+            return self
         # New weights discard a normalisation that was folded into the old ones.
         has_scales = self.row_scale is not None or self.col_scale is not None
         kind = self.normalization if has_scales else None

@@ -168,14 +168,21 @@ def log_presence(presence: Float[Array, " edges"]) -> Float[Array, " edges"]:
     return jnp.where(is_there, jnp.log(jnp.where(is_there, presence, 1)), -jnp.inf)
 
 
-def with_presence_as_weights(graph: Any) -> Any:
-    """A masked graph as a plain one whose weights have the presence; other graphs unchanged."""
-    return _plain(graph, graph.weights) if isinstance(graph, MaskedGraph) else graph
+def unmasked(graph: Any, *, apart: bool) -> Any:
+    """Returns a masked graph as a plain one, and other graphs unchanged.
+
+    Args:
+      graph: the graph.
+      apart: whether the weights are those without the presence, which the caller applies.
+    """
+    if not isinstance(graph, MaskedGraph):
+        return graph
+    return _plain(graph, graph.given_weights if apart else graph.weights)
 
 
 def without_presence(graph: Any) -> Any:
-    """The edges of a masked graph, all present, with their own weights; other graphs unchanged."""
-    return _plain(graph, graph.given_weights) if isinstance(graph, MaskedGraph) else graph
+    """Returns the edges of a masked graph, all present, with their own weights."""
+    return unmasked(graph, apart=True)
 
 
 def from_columns(graph: CSRGraph, like: MaskedGraph) -> MaskedGraph:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.masked_graph import MaskedGraph
+from jaxgnn.graph.csr.validation import check_shapes
 
 
 def require_graph(where: str, argument: str, given: Any, note: str = "") -> None:
@@ -19,6 +20,19 @@ def require_graph(where: str, argument: str, given: Any, note: str = "") -> None
     if not isinstance(given, CSRGraph):
         expected = f"a jaxgnn.graph.CSRGraph{note}{_way_to_make_one(given)}"
         raise bad_input(where, argument, expected, type(given).__name__)
+
+
+def check_graph(where: str, graph: Any) -> CSRGraph:
+    """Returns a graph whose shapes and dtypes are valid, with at least one node.
+
+    Raises:
+      ValueError: if it is another object, or not valid.
+    """
+    require_graph(where, "graph", graph)
+    check_shapes(where, graph)
+    if 0 in graph.shape:
+        raise bad_input(where, "graph", "of at least one node", f"shape {graph.shape}")
+    return graph
 
 
 def refuse_weights(

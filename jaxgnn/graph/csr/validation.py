@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,11 +12,8 @@ import numpy as np
 from jaxgnn._arrays.arrays import (
     first_outside,
     is_concrete,
+    is_size,
     match_varying,
-    require_floats,
-    require_length,
-    require_size,
-    require_weights,
 )
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.plan.edge_blocks import make_edge_blocks
@@ -58,33 +56,73 @@ def validate_structure(graph: CSRGraph) -> None:
 
 
 def check_shapes(where: str, graph: CSRGraph) -> None:
-    """The checks that shapes and dtypes allow, at trace time; ``where`` is the calling op."""
-    if graph.indptr.ndim != 1 or graph.indptr.shape[0] < 1:
+    """Raises ValueError for the first array of a wrong shape or dtype; ``where`` is the op."""
+    for name, expected, got in _wrong_shapes(graph):
+        raise bad_input(where, f"graph.{name}", expected, got)
+
+
+_OFFSETS, _IDS = (jnp.dtype(jnp.int32), jnp.dtype(jnp.int64)), (jnp.dtype(jnp.int32),)
+
+
+def _wrong_shapes(graph: CSRGraph) -> Iterator[tuple[str, str, Any]]:
+    """Yields name, expected and actual value of each array of a wrong shape or dtype."""
+    indptr, indices, weights = graph.indptr, graph.indices, graph.weights
+    if indptr.ndim != 1 or indptr.shape[0] < 1:
         expected = "one-dimensional with at least one entry (map over several graphs by jax.vmap)"
-        raise bad_input(where, "graph.indptr", expected, f"shape {graph.indptr.shape}")
-    if graph.indptr.dtype not in (jnp.int32, jnp.int64):
-        raise bad_input(
-            where, "graph.indptr", "of integer dtype int32 or int64", graph.indptr.dtype
-        )
-    require_size(where, "graph.num_cols", graph.num_cols)
-    require_length(where, "graph.indices", graph.indices, graph.indices.size, "per edge")
-    if graph.indices.dtype != jnp.int32:
-        raise bad_input(where, "graph.indices", "int32", graph.indices.dtype)
-    if graph.weights is not None:
-        require_weights(where, "graph.weights", graph.weights, graph.num_edges, "per edge slot")
-    lengths = (
-        ("row_scale", graph.num_rows, "per row"),
-        ("col_scale", graph.num_cols, "per column"),
-    )
-    for name, length, what in lengths:
-        values = getattr(graph, name)
-        if values is None:
+        yield "indptr", expected, f"shape {indptr.shape}"
+    if indptr.dtype not in _OFFSETS:
+        yield "indptr", "of integer dtype int32 or int64", indptr.dtype
+    if not is_size(graph.num_cols):
+        yield "num_cols", "an integer in [0, 2^31)", repr(graph.num_cols)
+    if indices.ndim != 1:
+        yield "indices", f"of shape ({indices.size},), one entry per edge", indices.shape
+    if indices.dtype not in _IDS:
+        yield "indices", "int32", indices.dtype
+    edges = graph.num_edges
+    if weights is not None:
+        if weights.ndim not in (1, 2) or weights.shape[0] != edges:
+            yield (
+                "weights",
+                f"of shape ({edges},), one entry per edge slot, or ({edges}, heads)",
+                (weights.shape),
+            )
+        if not jnp.issubdtype(weights.dtype, jnp.floating):
+            yield "weights", "of a floating dtype", weights.dtype
+    sides = ("row_scale", graph.num_rows, "row"), ("col_scale", graph.num_cols, "column")
+    for name, length, what in sides:
+        scale = getattr(graph, name)
+        if scale is None:
             continue
-        require_length(where, f"graph.{name}", values, length, what)
-        require_floats(where, f"graph.{name}", values)
-    plan = given_plan(graph)
-    if plan is not None:
-        _check_plan_shapes(where, graph, plan)
+        if scale.shape != (length,):
+            yield name, f"of shape ({length},), one entry per {what}", scale.shape
+        if not jnp.issubdtype(scale.dtype, jnp.floating):
+            yield name, "of a floating dtype", scale.dtype
+    for name, array, length, dtypes in _arrays_of_plan(graph, given_plan(graph)):
+        if array.shape != (length,):
+            yield f"plan.{name}", f"of shape ({length},), as this graph has it", array.shape
+        if array.dtype not in dtypes:
+            yield f"plan.{name}", " or ".join(dtype.name for dtype in dtypes), array.dtype
+
+
+def _arrays_of_plan(graph: CSRGraph, plan: Any) -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
+    """Yields name, array, length and dtypes of each part that a plan has."""
+    if plan is None:
+        return
+    edges = graph.num_edges
+    arrays = [
+        ("transposed_indptr", plan.transposed_indptr, graph.num_cols + 1, _OFFSETS),
+        ("transposed_indices", plan.transposed_indices, edges, _IDS),
+        ("permutation", plan.permutation, edges, _OFFSETS),
+    ]
+    for side, num_rows in (("schedule", graph.num_rows), ("transposed_schedule", graph.num_cols)):
+        schedule, length = getattr(plan, side), units(num_rows, edges)
+        if schedule is None:
+            continue
+        arrays.append((f"{side}.rows", schedule.rows, length, _IDS))
+        arrays.append((f"{side}.offsets", schedule.offsets, length + 1, _OFFSETS))
+        arrays.append((f"{side}.pieces", schedule.pieces, length, _IDS))
+        arrays.append((f"{side}.piece_counts", schedule.piece_counts, 2, _IDS))
+    yield from (row for row in arrays if row[1] is not None)
 
 
 def bounded_graph(graph: CSRGraph) -> CSRGraph:
@@ -102,32 +140,6 @@ def bounded_graph(graph: CSRGraph) -> CSRGraph:
     made = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
     degrees = graph.__dict__.get("_uniform_degrees")
     return made if degrees is None else made.with_known_degrees(degrees)
-
-
-def _check_plan_shapes(where, graph, plan):
-    num_edges, offsets, ids = graph.num_edges, (jnp.int32, jnp.int64), (jnp.int32,)
-    arrays = [
-        ("transposed_indptr", plan.transposed_indptr, graph.num_cols + 1, offsets),
-        ("transposed_indices", plan.transposed_indices, num_edges, ids),
-        ("permutation", plan.permutation, num_edges, offsets),
-    ]
-    for side, num_rows in (("schedule", graph.num_rows), ("transposed_schedule", graph.num_cols)):
-        schedule, length = getattr(plan, side), units(num_rows, num_edges)
-        if schedule is None:
-            continue
-        arrays.append((f"{side}.rows", schedule.rows, length, ids))
-        arrays.append((f"{side}.offsets", schedule.offsets, length + 1, offsets))
-        arrays.append((f"{side}.pieces", schedule.pieces, length, ids))
-        arrays.append((f"{side}.piece_counts", schedule.piece_counts, 2, ids))
-    for name, array, length, dtypes in arrays:
-        if array is None:  # a part that has not been built
-            continue
-        if array.shape != (length,):
-            expected = f"of shape ({length},), as this graph has it"
-            raise bad_input(where, f"graph.plan.{name}", expected, array.shape)
-        if array.dtype not in dtypes:
-            expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-            raise bad_input(where, f"graph.plan.{name}", expected, array.dtype)
 
 
 def check_offsets(where, name, indptr, num_edges):

@@ -187,20 +187,23 @@ class LocalMatrix(CSRGraph):
         return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
 
 
-def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
-    """Returns the graph for kernels, and the arrays of its columns.
+Spread = LocalGraph | LocalUnion
+"""The part of a graph that one device has, whose edges read rows of other devices."""
 
-    For a ``LocalGraph`` or ``LocalUnion`` this exchanges rows between devices. ``axes`` are those
-    of the nodes in each array, by default the last but one.
+
+def exchange_senders(graph: Spread, arrays: Sequence[Any], axes: Sequence[int] = ()) -> tuple:
+    """Returns the rows that the columns of ``graph.bipartite()`` stand for, of each array.
+
+    Args:
+      graph: the part of one device.
+      arrays: arrays with a row for each node of the device.
+      axes: axis of the nodes in each array, by default the last but one.
 
     Raises:
-      ValueError: if an array does not have one row for each own node.
+      ValueError: if an array does not have one row for each node of the device.
     """
-    if not isinstance(graph, LocalGraph | LocalUnion):
-        return graph, *of_senders
-    axes = axes or (-2,) * len(of_senders)
-    tables = (graph.halo.exchange(x, axis) for x, axis in zip(of_senders, axes, strict=True))
-    return graph.bipartite(), *tables
+    axes = axes or (-2,) * len(arrays)
+    return tuple(graph.halo.exchange(x, axis) for x, axis in zip(arrays, axes, strict=True))
 
 
 def sum_of_parts(

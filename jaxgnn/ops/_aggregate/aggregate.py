@@ -17,18 +17,18 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import offset_dtype
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import aggregate as ffi
-from jaxgnn.graph import CSRGraph, edge_presence
-from jaxgnn.graph.csr.masked_graph import row_presence, without_presence
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.csr.masked_graph import row_presence
 from jaxgnn.graph.csr.require_graph import refuse_weights
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_order import ORDER as ORDER  # for jaxgnn info
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
-from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference.masked_reductions import masked_reductions
-from jaxgnn.ops._graph.spmm import spmm
+from jaxgnn.ops._graph.spmm import sums_by_rows
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -47,11 +47,11 @@ _SOFT = ("softmax", "logsumexp")
 
 
 FORWARD, FORWARD_OF_NEIGHBOURS = (
-    table(name, _DTYPES, reference.forward, pallas.forward, ffi.forward)
+    dispatch.sparse_kernel(name, _DTYPES, reference.forward, pallas.forward, ffi.forward)
     for name in ("aggregate", "neighbour_reduce")
 )
 # Each edge has its own gradient: XLA fuses it to one kernel, which reads everything once.
-BACKWARD = table(
+BACKWARD = dispatch.sparse_kernel(
     "aggregate.backward",
     _DTYPES,
     reference.grad_edges,
@@ -59,7 +59,7 @@ BACKWARD = table(
     ffi.grad_edges,
     scatters=False,
 )
-BACKWARD_OF_NEIGHBOURS = table(
+BACKWARD_OF_NEIGHBOURS = dispatch.sparse_kernel(
     "neighbour_reduce.backward",
     _DTYPES,
     reference.grad_columns,
@@ -208,14 +208,14 @@ class _Call:
         """Checks the arguments of ``"aggregate"`` or ``"neighbour_reduce"``."""
         reduce, axis, temperature, ties, implementation = options
         by_edge = op == "aggregate"
-        presence = edge_presence(graph)
-        if presence is not None and graph.given_weights is None and not graph.is_normalized:
-            graph = without_presence(graph)
+        bare = getattr(graph, "given_weights", None) is None
+        opened = open_graph(op, graph, apart=bare and not getattr(graph, "is_normalized", False))
+        graph = opened.graph
         if by_edge:
-            (graph,), (x,) = graph_and_senders(op, graph), from_numpy(x)
+            (x,) = from_numpy(x)
             argument, size, what = "messages", graph.num_edges, "edge slot"
         else:
-            graph, x = graph_and_senders(op, graph, x, axes=(axis,))
+            (x,) = opened.senders(x, axes=(axis,))
             argument, size, what = "x", graph.num_cols, "column"
         check_float(op, argument, x, 1, may_be_empty=True)
         if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
@@ -242,7 +242,7 @@ class _Call:
             temperature=_temperature(op, temperature),
             ties=_ties(op, ties, graph),
             request=dispatch.resolve(op, implementation),
-            presence=presence,
+            presence=opened.presence,
         )
 
     def shaped(self, parts: list[Array], each: int) -> Array:
@@ -338,7 +338,7 @@ def _linear(call: _Call, name: str) -> Array:
             each = row_presence(graph.indptr, presence, None) / jnp.where(count > 0, count, 1)
         scale = each if graph.row_scale is None else each * graph.row_scale
         graph = graph._with_fields(row_scale=scale)
-    return spmm(graph, call.x, implementation=call.request.name)
+    return sums_by_rows(call.request, graph, call.x)
 
 
 def _soft(call: _Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:

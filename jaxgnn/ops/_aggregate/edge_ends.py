@@ -10,8 +10,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate.aggregate import aggregate
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import check_rows, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 
@@ -40,11 +40,13 @@ def at_ends(
       ValueError: if ``x`` does not have one row for each node of that end.
     """
     op = "aggregate"
+    opened = open_graph(op, graph)
+    graph = opened.graph
     if end == "senders":
-        graph, x = graph_and_senders(op, graph, x)
+        (x,) = opened.senders(x)
         check_rows(op, "x", x, graph.num_cols, "column")
     else:
-        (graph,), (x,) = graph_and_senders(op, graph), from_numpy(x)
+        (x,) = from_numpy(x)
         check_rows(op, "x", x, graph.num_rows, "row")
     request = dispatch.resolve(op, implementation)
     edges, x = dispatch.match_varying(graph.without_weights(), x)

@@ -22,7 +22,6 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_order import order_of_sorted, sorted_order
-from jaxgnn.ops._graph.calls import table
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -57,7 +56,7 @@ def _on_cpu(ids, x, *, reduction, num_segments, is_sorted, keep):
     return reference.reduce_segments(ids, x, reduction=reduction, **how)
 
 
-SEGMENTS = table(
+SEGMENTS = dispatch.sparse_kernel(
     "aggregate.segments",
     ("float32", "bfloat16", "float16"),
     reference.reduce_segments,

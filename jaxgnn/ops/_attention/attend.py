@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array, Float, UInt32
 
-from jaxgnn.graph import CBSR, CSRGraph, edge_presence
+from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.csr.masked_graph import log_presence
-from jaxgnn.graph.local.local_graph import edge_words
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._attention import edge_terms, k_sparse, numbered_dropout
 from jaxgnn.ops._attention.checks import expanded
@@ -19,6 +18,7 @@ from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._attention.reference.dot_attention import with_edge_terms
 from jaxgnn.ops._attention.reference.ends import at_rows
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import Opened
 from pallas_kernels.arguments.attention import Operands
 
 
@@ -34,9 +34,9 @@ class OfEdges(NamedTuple):
     presence: Float[Array, " edges"] | None
 
     @classmethod
-    def read(cls, graph: Any, key: jax.Array | None) -> OfEdges:
-        """Those of a graph as the caller gave it; without ``key`` there is no dropout."""
-        return cls(None if key is None else edge_words(graph), edge_presence(graph))
+    def read(cls, opened: Opened, key: jax.Array | None) -> OfEdges:
+        """Returns those of the graph of a call; without ``key`` there is no dropout."""
+        return cls(None if key is None else opened.numbers(), opened.presence)
 
 
 def attend(

@@ -16,25 +16,20 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._maxk.maxk import todense
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import Arrays
 from jaxgnn.ops.core.checks import check_cbsr, check_float, from_numpy
 
 INSTEAD_OF_WEIGHTS = "give their logarithms as edge_logits"
 
 
 @dataclass(frozen=True)
-class Checker:
+class Checker(Arrays):
     """Reads the arguments of one call, and raises errors in the name of the op.
 
     Attributes:
-      op: name of the op.
-      graph: checked graph.
-      batch: leading axes of all arrays of nodes; arrays of edges have these or none.
       dtype: dtype of the values; other arrays have it too, unless they are float32.
     """
 
-    op: str
-    graph: CSRGraph
-    batch: tuple[int, ...]
     dtype: Any
 
     @classmethod
@@ -45,7 +40,7 @@ class Checker:
 
         Args:
           op: name of the op.
-          graph: graph of ``graph_and_senders``.
+          graph: graph of ``open_graph``.
           argument: name of ``rows``.
           rows: array of the receivers, [*batch, N, heads], with another axis for ``axes`` 3.
           axes: number of axes after the batch axes.
@@ -54,22 +49,15 @@ class Checker:
         check_float(op, argument, rows, axes)
         return cls(op, graph, tuple(rows.shape[: rows.ndim - axes]), jnp.dtype(dtype))
 
-    def nodes(self, argument: str, array: Any, side: str, *tail: int | None) -> None:
-        """Raises ValueError unless ``array`` is [*batch, nodes, *tail]; None for any size."""
-        count = self.graph.num_rows if side == "row" else self.graph.num_cols
-        note = f"one row for each {side} of the graph"
-        self._shape(argument, array, (self.batch,), (count, *tail), note)
-
-    def edges(self, argument: str, array: Any, *tail: int | None) -> None:
-        """Raises ValueError unless ``array`` is None, [*batch, E, *tail] or [E, *tail]."""
+    def edges(self, argument: str, array: Any, *tail: int | None, dtype: Any = None) -> None:
+        """Raises ValueError unless ``array`` is None, or [*batch, E, *tail] or [E, *tail]."""
+        super().edges(argument, array, *tail, dtype=dtype)
         if array is not None:
-            shape, note = (self.graph.num_edges, *tail), "one entry for each edge slot"
-            self._shape(argument, array, (self.batch, ()), shape, note, may_be_empty=True)
             self.same_dtype(argument, array, or_float32=True)
 
     def shared(self, argument: str, array: Any, *shape: int | None) -> None:
         """Raises ValueError unless ``array`` is of this shape, without batch axes."""
-        self._shape(argument, array, ((),), shape, "shared by all edges")
+        super().shared(argument, array, *shape)
         self.same_dtype(argument, array, or_float32=True)
 
     def projected_edges(self, features: Any, kernel: Any, heads: int, dim: int) -> None:
@@ -116,26 +104,6 @@ class Checker:
         if not is_real or not math.isfinite(value):
             raise bad_input(self.op, argument, "a finite number, static under jit", repr(value))
         return float(value)
-
-    def _shape(self, argument, array, batches, tail, note, *, may_be_empty=False):
-        if isinstance(array, CBSR):
-            array = jax.ShapeDtypeStruct(array.shape, array.dtype)
-        check_float(self.op, argument, array, len(tail), may_be_empty=may_be_empty)
-        fits = any(
-            array.shape[: array.ndim - len(tail)] == batch
-            and all(
-                want in (None, got)
-                for want, got in zip(tail, array.shape[-len(tail) :], strict=True)
-            )
-            for batch in batches
-        )
-        if not fits:
-            wanted = [
-                [*batch, *("any" if size is None else size for size in tail)]
-                for batch in dict.fromkeys(batches)
-            ]
-            shapes = " or ".join(f"[{', '.join(map(str, shape))}]" for shape in wanted)
-            raise bad_input(self.op, argument, f"of shape {shapes}, {note}", f"shape {array.shape}")
 
 
 def checked_senders(op: str, argument: str, given: Any) -> Array | CBSR:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._attention import composed
 from jaxgnn.ops._attention.kernels import Computation
-from jaxgnn.ops._graph.spmm import spmm
+from jaxgnn.ops._graph.spmm import sums_by_rows
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 from pallas_kernels.arguments.attention import Cotangents, Form, Operands
@@ -85,7 +85,7 @@ def _sums_of_rows(request, graph, of_edges):
     """Sums numbers of edges and heads over the edges of each row, in a fixed order if requested."""
     ones = jnp.ones((graph.num_cols, of_edges.shape[1], 1), of_edges.dtype)
     with dispatch.deterministic(request.deterministic):
-        sums = spmm(graph.with_weights(of_edges), ones, implementation=request.name)
+        sums = sums_by_rows(request, graph.with_weights(of_edges), ones)
     return sums[:, :, 0]
 
 

@@ -14,8 +14,8 @@ from jaxgnn.ops._attention.attend import OfEdges, attend
 from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import dot_attention as reference
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import from_numpy
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from pallas_kernels.arguments.attention import Form, Operands
@@ -113,10 +113,9 @@ def dot_attention(
       >>> ops.dot_attention(graph, jnp.zeros((3, 1, 1)), x, x).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    of_edges = OfEdges.read(graph, key)
-    graph, k, v = graph_and_senders(
-        _OP, graph, k, v, axes=(-3, -3), instead_of_weights=INSTEAD_OF_WEIGHTS
-    )
+    opened = open_graph(_OP, graph, refuses=INSTEAD_OF_WEIGHTS)
+    graph, of_edges = opened.graph, OfEdges.read(opened, key)
+    k, v = opened.senders(k, v, axes=(-3, -3))
     values = checked_senders(_OP, "v", v)
     q, k, edge_features, edge_kernel, edge_logits, edge_values = from_numpy(
         q, k, edge_features, edge_kernel, edge_logits, edge_values

@@ -11,8 +11,8 @@ from jaxgnn.ops._attention.attend import OfEdges, attend
 from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gat_attention as reference
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import from_numpy
 from pallas_kernels.arguments.attention import Form, Operands
 
@@ -89,10 +89,9 @@ def gat_attention(
       >>> ops.gat_attention(graph, zeros, zeros, v).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    of_edges = OfEdges.read(graph, key)
-    graph, a_src, v = graph_and_senders(
-        _OP, graph, a_src, v, axes=(-2, -3), instead_of_weights=INSTEAD_OF_WEIGHTS
-    )
+    opened = open_graph(_OP, graph, refuses=INSTEAD_OF_WEIGHTS)
+    graph, of_edges = opened.graph, OfEdges.read(opened, key)
+    a_src, v = opened.senders(a_src, v, axes=(-2, -3))
     values = checked_senders(_OP, "v", v)
     a_dst, a_src, edge_logits = from_numpy(a_dst, a_src, edge_logits)
     check = Checker.start(_OP, graph, "a_dst", a_dst, 2, values.dtype)

@@ -11,8 +11,8 @@ from jaxgnn.ops._attention.attend import OfEdges, attend
 from jaxgnn.ops._attention.checks import INSTEAD_OF_WEIGHTS, Checker, checked_senders, expanded
 from jaxgnn.ops._attention.differentiable import Call
 from jaxgnn.ops._attention.reference import gatv2_attention as reference
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import from_numpy
 from pallas_kernels.arguments.attention import Form, Operands
 
@@ -94,10 +94,9 @@ def gatv2_attention(
       >>> ops.gatv2_attention(graph, x, x, jnp.zeros((1, 1))).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    of_edges = OfEdges.read(graph, key)
-    graph, x_src = graph_and_senders(
-        _OP, graph, x_src, axes=(-3,), instead_of_weights=INSTEAD_OF_WEIGHTS
-    )
+    opened = open_graph(_OP, graph, refuses=INSTEAD_OF_WEIGHTS)
+    graph, of_edges = opened.graph, OfEdges.read(opened, key)
+    (x_src,) = opened.senders(x_src, axes=(-3,))
     sources = expanded(checked_senders(_OP, "x_src", x_src), implementation)
     x_dst, attention, edge_features, edge_kernel, edge_logits = from_numpy(
         x_dst, attention, edge_features, edge_kernel, edge_logits

@@ -22,7 +22,7 @@ from jaxgnn.ops._attention.differentiable import Call, differentiable_kernels
 from jaxgnn.ops._graph.edge_products import sums_of_edges
 from jaxgnn.ops._maxk_spmm import maxk_spmm
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_graph
+from jaxgnn.ops.core.arguments import open_graph
 from pallas_kernels.arguments.attention import Operands
 
 # Up to this k / dim reading kept entries was faster than expanding them, forward and backward
@@ -77,7 +77,7 @@ def sum_k_sparse_values(
         differentiable_kernels, weighing, graph, rest, numbers
     )
 
-    listed = check_graph("maxk_spmm", graph)  # with the parts of its plan that the sums need
+    listed = open_graph("maxk_spmm", graph).graph  # Its plan has the parts that the sums need.
 
     def of_senders(weights, kept):
         def of_head(weights):

@@ -9,9 +9,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.csr.edge_list import way_to_edge_slots
 from jaxgnn.ops._dense.checks import check_layer
-from jaxgnn.ops.core.checks import check_float, check_rows
+from jaxgnn.ops.core.checks import check_rows
 
 
 class EdgeMLPParams(NamedTuple):
@@ -50,36 +49,6 @@ def both_ends(op: str, graph: CSRGraph, h: Any) -> tuple[Any, Any]:
         expected = f"{receivers.dtype} with leading axes {receivers.shape[:-2]}, as h[0]"
         raise bad_input(op, "h[1]", expected, f"{senders.dtype} of shape {senders.shape}")
     return receivers, senders
-
-
-def check_edge_features(
-    op: str, argument: str, graph: CSRGraph, receivers: Any, edge_features: Any
-) -> None:
-    """Raises ValueError unless features fit the edge slots, and the axes and dtype of ``h``."""
-    leading = receivers.shape[:-2]
-    slots = f"{graph.num_edges} edge slots"
-    if edge_features is not None:
-        check_float(op, argument, edge_features, 2)
-        *axes, edges, _ = edge_features.shape
-        fits = edges == graph.num_edges and tuple(axes) in ((), leading)
-        if not fits or edge_features.dtype != receivers.dtype:
-            shape = f"({graph.num_edges}, features), for {slots}, or {leading} in front of that"
-            expected = f"{receivers.dtype} of shape {shape}"
-            got = f"{edge_features.dtype} of shape {edge_features.shape}"
-            got += way_to_edge_slots(graph.num_edges, edge_features.shape)
-            raise bad_input(op, argument, expected, got)
-
-
-def check_edge_weights(op: str, graph: CSRGraph, receivers: Any, weights: Any) -> None:
-    """Raises ValueError unless there is a weight for each edge slot, and the axes of ``h``."""
-    leading = receivers.shape[:-2]
-    slots = f"{graph.num_edges} edge slots"
-    if weights is not None:
-        check_float(op, "weights", weights, 1, may_be_empty=True)
-        *axes, edges = weights.shape
-        if edges != graph.num_edges or tuple(axes) not in ((), leading):
-            expected = f"of shape ({graph.num_edges},), for {slots}, or {leading} in front of that"
-            raise bad_input(op, "weights", expected, f"shape {weights.shape}")
 
 
 def check_edge_mlp(op: str, params: Any, **inputs: Any) -> None:

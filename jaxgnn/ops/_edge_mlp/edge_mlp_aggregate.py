@@ -10,24 +10,21 @@ from jaxtyping import Array, Float
 
 from jaxgnn._arrays.arrays import require_no_heads
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, LocalGraph, edge_presence
-from jaxgnn.graph.csr.masked_graph import without_presence
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._edge_mlp import pallas
 from jaxgnn.ops._edge_mlp.checks import (
     EdgeMLPParams,
     both_ends,
-    check_edge_features,
     check_edge_mlp,
-    check_edge_weights,
 )
 from jaxgnn.ops._edge_mlp.fold import folded_by_vmap
 from jaxgnn.ops._edge_mlp.node_products import masked_node_products, node_products
 from jaxgnn.ops._edge_mlp.reference import edge_mlp_aggregate as reference
 from jaxgnn.ops._edge_mlp.reference.edge_mlp_aggregate import EdgeOperands, EdgeOptions, Reduce
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch, verify
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.arguments import Arrays, open_graph
 from jaxgnn.ops.core.checks import check_choice, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
 
@@ -126,22 +123,21 @@ def edge_mlp_aggregate(
       >>> ops.edge_mlp_aggregate(graph, h, params, reduce="mean").tolist()
       [[0.0], [1.0], [1.0]]
     """
-    # That of a normalised graph is part of its weights.
-    presence = None if getattr(graph, "is_normalized", False) else edge_presence(graph)
-    if presence is not None:
-        graph = without_presence(graph)
-    if isinstance(graph, LocalGraph):
-        receivers, senders = both_ends(_OP, graph, h)
-        graph, senders = graph_and_senders(_OP, graph, senders)
-        h = receivers, senders
-    else:
-        (graph,) = graph_and_senders(_OP, graph)
+    apart = not getattr(graph, "is_normalized", False)
+    opened = open_graph(_OP, graph, apart=apart)
+    if opened.spread is not None:
+        receivers, senders = both_ends(_OP, opened.spread, h)
+        h = receivers, *opened.senders(senders)
+    graph = opened.graph
+    # The weights of a normalised graph include the presence.
+    presence = opened.presence if apart else None
     if weights is None:
         require_no_heads(_OP, "graph", graph.weights)
     h, params, edge_features, weights = from_numpy(h, params, edge_features, weights)
     receivers, senders = both_ends(_OP, graph, h)
-    check_edge_features(_OP, "edge_features", graph, receivers, edge_features)
-    check_edge_weights(_OP, graph, receivers, weights)
+    check = Arrays(_OP, graph, receivers.shape[:-2])
+    check.edges("edge_features", edge_features, None, dtype=receivers.dtype)
+    check.edges("weights", weights)
     ends = {"receiver": receivers, "sender": senders}
     check_edge_mlp(_OP, params, **ends, edge_features=edge_features)
     _check_reduction(graph, reduce, activation, weights)

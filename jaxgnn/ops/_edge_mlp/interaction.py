@@ -13,13 +13,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, LocalGraph, edge_presence, is_concrete
+from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.csr.masked_graph import masked, without_presence
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._edge_mlp.checks import (
     EdgeMLPParams,
     both_ends,
-    check_edge_features,
     check_edge_mlp,
 )
 from jaxgnn.ops._edge_mlp.edge_ends import sum_at, take_at
@@ -37,10 +36,10 @@ from jaxgnn.ops._edge_mlp.reference.interaction import (
 from jaxgnn.ops._edge_mlp.update_edges import BACKWARD as BACKWARD  # for jaxgnn info
 from jaxgnn.ops._edge_mlp.update_edges import FORWARD as FORWARD
 from jaxgnn.ops._edge_mlp.update_edges import update_edges
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch, verify
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.activations import Name as Activation
+from jaxgnn.ops.core.arguments import Arrays, open_graph
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -184,22 +183,18 @@ def _over_leading_axes(static: _Static, given: Any) -> tuple[Array, Any]:
 def _checked(graph, h, e, params, context, scale, offset, residual, ends) -> tuple[Any, ...]:
     """The graph, its presence if it is masked, and the arrays, checked and in JAX's dtypes."""
     check_choice(_OP, "ends", ends, "receivers", "senders", "both")
-    presence = edge_presence(graph)
-    if presence is not None:
-        graph = without_presence(graph)
-    instead = "multiply features by them"
-    if isinstance(graph, LocalGraph):
+    opened = open_graph(_OP, graph, refuses="multiply features by them")
+    graph, presence = opened.graph, opened.presence
+    if opened.spread is not None:
         if ends != "receivers":
             expected = "'receivers' for a graph whose senders may be on other devices"
             raise bad_input(_OP, "ends", expected, repr(ends))
-        receivers, senders = both_ends(_OP, graph, h)
-        graph, senders = graph_and_senders(_OP, graph, senders, instead_of_weights=instead)
-        h = receivers, senders
-    else:
-        (graph,) = graph_and_senders(_OP, graph, instead_of_weights=instead)
+        receivers, senders = both_ends(_OP, opened.spread, h)
+        h = receivers, *opened.senders(senders)
     h, e, params, context, scale, offset = from_numpy(h, e, params, context, scale, offset)
     receivers, senders = both_ends(_OP, graph, h)
-    check_edge_features(_OP, "e", graph, receivers, e)
+    check = Arrays(_OP, graph, receivers.shape[:-2])
+    check.edges("e", e, None, dtype=receivers.dtype)
     context = _rows_of_context(context, receivers)
     inputs = {"receiver": receivers, "sender": senders, "edge": e, "context": context}
     check_edge_mlp(_OP, params, **inputs)

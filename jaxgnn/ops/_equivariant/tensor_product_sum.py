@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.equivariant.radial_layer import Products, RadialLayer
-from jaxgnn.graph import CSRGraph, edge_presence
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision
 from jaxgnn.ops._equivariant import derivatives
 from jaxgnn.ops._equivariant.kernels import BASIS_PRODUCTS as BASIS_PRODUCTS
@@ -26,8 +26,8 @@ from jaxgnn.ops._equivariant.kernels import WEIGHT_PRODUCTS as WEIGHT_PRODUCTS
 from jaxgnn.ops._equivariant.kernels import WEIGHTS_TANGENT as WEIGHTS_TANGENT
 from jaxgnn.ops._equivariant.layer_products import weights_of_layer
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import Arrays, open_graph
 from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_numpy
 
 _OP = "tensor_product_sum"
@@ -121,28 +121,27 @@ def tensor_product_sum(
        [ 1.    0.    0.    1.73]]
     """
     product = TensorProduct.of(irreps_in, irreps_sh, irreps_out, instructions, where=_OP)
-    presence = edge_presence(graph)
     harmonics, weights, basis, kernel = from_numpy(harmonics, weights, basis, kernel)
-    graph, x = graph_and_senders(_OP, graph, x, instead_of_weights=_INSTEAD_OF_WEIGHTS)
-    check_rows(_OP, "x", x, graph.num_cols, "column")
+    opened = open_graph(_OP, graph, refuses=_INSTEAD_OF_WEIGHTS)
+    (x,) = opened.senders(x)
+    check_rows(_OP, "x", x, opened.graph.num_cols, "column")
     _check_width("x", x, product.irreps_in.dim, f"irreps_in {product.irreps_in}")
     of_edges = {"harmonics": harmonics} | _radial(weights, basis, kernel)
-    batch = x.shape[:-2]
+    check = Arrays(_OP, opened.graph, x.shape[:-2])
     for name, array in of_edges.items():
-        _check_edges(name, array, graph.num_edges, batch)
+        check.edges(name, array, None)
     _check_width("harmonics", harmonics, product.irreps_sh.dim, f"irreps_sh {product.irreps_sh}")
     _check_radial(product, weights, basis, kernel)
-    in_axes = {name: 0 if array.ndim > 2 else None for name, array in of_edges.items()}
-    shared = {"kernel": kernel, "presence": presence}
+    shared = {"kernel": kernel, "presence": opened.presence}
     arrays = of_edges | {name: array for name, array in shared.items() if array is not None}
-    in_axes |= dict.fromkeys(arrays.keys() - of_edges.keys())
+    in_axes = check.in_axes(arrays, dict.fromkeys(of_edges, 2))
     check_choice(_OP, "precision", precision, *PRECISIONS)
     check_choice(_OP, "recompute_weights", recompute_weights, True, False, None)
     if recompute_weights is not None and weights is not None:
         raise bad_input(_OP, "recompute_weights", "None where weights are given", recompute_weights)
     layer = _Layer(_products(precision), recompute_weights)
     run = partial(_run, dispatch.resolve(_OP, implementation), product, layer)
-    return dispatch.over_leading_axes(run, len(batch), graph, x, arrays, in_axes=(0, in_axes))
+    return check.map(run, x, arrays, in_axes=(0, in_axes))
 
 
 def _radial(weights: Any, basis: Any, kernel: Any) -> dict[str, Any]:
@@ -157,15 +156,6 @@ def _radial(weights: Any, basis: Any, kernel: Any) -> dict[str, Any]:
         if weights is not None and array is not None:
             raise bad_input(_OP, name, "None where weights are given", type(array).__name__)
     return {"basis": basis} if weights is None else {"weights": weights}
-
-
-def _check_edges(name: str, array: Any, edges: Any, batch: tuple[Any, ...]) -> None:
-    """Raises ValueError unless a floating array has a row for each edge slot."""
-    check_float(_OP, name, array, 2)
-    if array.shape[-2] != edges or array.shape[:-2] not in ((), batch):
-        expected = f"of shape [{edges}, features], one row for each edge slot"
-        with_batch = ", with or without the leading axes of x" if batch else ""
-        raise bad_input(_OP, name, expected + with_batch, f"shape {array.shape}")
 
 
 def _check_radial(product: TensorProduct, weights: Any, basis: Any, kernel: Any) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, edge_presence
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._filters import kernels
 from jaxgnn.ops._filters.kernels import BASIS_PRODUCTS as BASIS_PRODUCTS  # for jaxgnn info
 from jaxgnn.ops._filters.kernels import FILTER_PRODUCTS as FILTER_PRODUCTS
@@ -19,9 +19,9 @@ from jaxgnn.ops._filters.kernels import GIVEN_AT_COLUMNS as GIVEN_AT_COLUMNS
 from jaxgnn.ops._filters.kernels import KERNEL_PRODUCTS as KERNEL_PRODUCTS
 from jaxgnn.ops._filters.kernels import MADE as MADE
 from jaxgnn.ops._filters.kernels import MADE_AT_COLUMNS as MADE_AT_COLUMNS
-from jaxgnn.ops._graph.calls import graph_and_senders
-from jaxgnn.ops._graph.spmm import spmm
+from jaxgnn.ops._graph.spmm import sums_by_rows
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import Arrays, open_graph
 from jaxgnn.ops.core.checks import check_float, from_numpy
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
@@ -120,29 +120,25 @@ def filtered_sum_in_order(
       made: the arrays that filters are made of.
       implementation: as of ``filtered_sum``.
     """
-    presence = edge_presence(graph)
     _check_choice(weights, made)
     weights, made = from_numpy(weights, made)
     has_heads = _has_heads(graph, weights) if weights is not None else _ndim(made.kernel) == 3
-    node_axis = -3 if has_heads else -2
-    graph, x = graph_and_senders(
-        _OP, graph, x, axes=(node_axis,), instead_of_weights=_INSTEAD_OF_WEIGHTS
-    )
-    check_float(_OP, "x", x, -node_axis)
-    if x.shape[node_axis] != graph.num_cols:
-        tail = "heads, features" if has_heads else "features"
-        expected = f"of shape [..., {graph.num_cols}, {tail}], one row for each column of the graph"
-        raise bad_input(_OP, "x", expected, f"shape {x.shape}")
-    batch = x.shape[:node_axis]
-    of_edges = _of_edges(graph, batch, weights, made, -node_axis)
-    request = dispatch.resolve(_OP, implementation)
-    shared = {"kernel": made.kernel, "bias": made.bias, "presence": presence, "order": order}
-    arrays = {name: array for name, array in shared.items() if array is not None}
-    in_axes: dict[str, int | None] = dict.fromkeys(arrays)
-    for name, (array, own) in of_edges.items():
-        arrays[name], in_axes[name] = array, 0 if array.ndim > own else None
-    run = partial(_run, request)
-    return dispatch.over_leading_axes(run, len(batch), graph, x, arrays, in_axes=(0, in_axes))
+    tail = (None, None) if has_heads else (None,)
+    opened = open_graph(_OP, graph, refuses=_INSTEAD_OF_WEIGHTS)
+    (x,) = opened.senders(x, axes=(-1 - len(tail),))
+    check_float(_OP, "x", x, 1 + len(tail))
+    check = Arrays(_OP, opened.graph, x.shape[: -1 - len(tail)])
+    check.nodes("x", x, "column", *tail)
+    check.edges("weights", weights, *tail)
+    check.edges("basis", made.basis, None)
+    check.edges("envelope", made.envelope)
+    if weights is None:
+        _check_kernel(made, 1 + len(tail))
+    arrays = {"weights": weights, **made._asdict(), "presence": opened.presence, "order": order}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    in_axes = check.in_axes(arrays, {"weights": 1 + len(tail), "basis": 2, "envelope": 1})
+    run = partial(_run, dispatch.resolve(_OP, implementation))
+    return check.map(run, x, arrays, in_axes=(0, in_axes))
 
 
 class MadeFilters(NamedTuple):
@@ -174,25 +170,6 @@ def _has_heads(graph: Any, weights: Any) -> bool:
     """Whether the filters have an axis of heads, by the position of the axis of edges."""
     shape, edges = getattr(weights, "shape", ()), getattr(graph, "num_edges", None)
     return len(shape) >= 3 and shape[-3] == edges and shape[-2] != edges
-
-
-def _of_edges(
-    graph: CSRGraph, batch: tuple[Any, ...], weights: Any, made: MadeFilters, axes: int
-) -> dict[str, tuple[Array, int]]:
-    """The checked arrays of edges by name, each with its number of axes without leading ones."""
-    given = {"weights": (weights, axes), "basis": (made.basis, 2), "envelope": (made.envelope, 1)}
-    found = {name: pair for name, pair in given.items() if pair[0] is not None}
-    for name, (array, own) in found.items():
-        check_float(_OP, name, array, own, may_be_empty=True)
-        leading = array.shape[: array.ndim - own]
-        if array.shape[array.ndim - own] != graph.num_edges or leading not in ((), batch):
-            tail = ", features" * (own == 2) + ", heads, features" * (own == 3)
-            expected = f"of shape [{graph.num_edges}{tail}], one for each edge slot"
-            with_batch = ", with or without the leading axes of x" if batch else ""
-            raise bad_input(_OP, name, expected + with_batch, f"shape {array.shape}")
-    if weights is None:
-        _check_kernel(made, axes)
-    return found
 
 
 def _check_kernel(made: MadeFilters, axes: int) -> None:
@@ -258,7 +235,7 @@ def _of_given(request: dispatch.Request, edges: _Edges, x: Array, weights: Array
     if weights.shape[-1] == 1 and tail[-1] != 1:
         numbers = jnp.broadcast_to(weights[..., 0], (weights.shape[0], *tail[:-1]))
         numbers = numbers if order is None else numbers[order]
-        return spmm(graph.with_weights(numbers), x, implementation=request.name)
+        return sums_by_rows(request, graph.with_weights(numbers), x)
     if weights.shape[1:] != (1, *tail[1:]):  # filters may repeat over the heads
         weights = jnp.broadcast_to(weights, (weights.shape[0], *tail))
     run = GIVEN if request.name == "xla" else kernels.sum_at_rows

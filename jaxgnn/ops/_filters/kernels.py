@@ -16,7 +16,6 @@ from jaxgnn._ffi import filtered_sum as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._filters import pallas
 from jaxgnn.ops._filters.reference import filtered_sum as reference
-from jaxgnn.ops._graph.calls import table
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 
@@ -28,7 +27,7 @@ MOST_FEATURES = 64
 
 def _table(name: str, function: str, *, scatters: bool = True) -> dispatch.Kernel:
     plain, mosaic, native = (getattr(module, function) for module in (reference, pallas, ffi))
-    return table(name, _DTYPES, plain, mosaic, native, scatters=scatters)
+    return dispatch.sparse_kernel(name, _DTYPES, plain, mosaic, native, scatters=scatters)
 
 
 GIVEN = _table("filtered_sum", "sum_at_rows")

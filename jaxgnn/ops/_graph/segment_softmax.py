@@ -9,23 +9,23 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
-from jaxgnn.graph import CSRGraph, edge_presence
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._graph import pallas
-from jaxgnn.ops._graph.calls import graph_and_senders, table
 from jaxgnn.ops._graph.reference import segment_softmax as reference
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
 
 _DTYPES = ("float32", "bfloat16")
-FORWARD = table(
+FORWARD = dispatch.sparse_kernel(
     "segment_softmax",
     _DTYPES,
     reference.segment_softmax,
     pallas.segment_softmax,
     ffi.segment_softmax,
 )
-BACKWARD = table(
+BACKWARD = dispatch.sparse_kernel(
     "segment_softmax.grad_logits",
     _DTYPES,
     reference.grad_logits,
@@ -71,8 +71,8 @@ def segment_softmax(
       [1.0, 0.5, 0.5]
     """
     instead = "add their logarithms to the logits"
-    presence = edge_presence(graph)
-    (graph,) = graph_and_senders("segment_softmax", graph, instead_of_weights=instead)
+    opened = open_graph("segment_softmax", graph, refuses=instead)
+    graph, presence = opened.graph, opened.presence
     (logits,) = from_numpy(logits)
     check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
     if logits.shape[0] != graph.num_edges:

@@ -13,9 +13,9 @@ from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas
-from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops._graph.reference import spmm as reference
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import check_float, check_rows, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 
@@ -99,23 +99,31 @@ def spmm(
     summed = sum_of_parts(graph, x, node_axis, partial(spmm, implementation=implementation))
     if summed is not None:
         return summed
-    graph, x = graph_and_senders("spmm", graph, x, axes=(node_axis,))
-    item_axes = _check_features(graph, x)
-    request = dispatch.resolve("spmm", implementation)
+    opened = open_graph("spmm", graph)
+    graph, (x,) = opened.graph, opened.senders(x, axes=(node_axis,))
+    _check_features(graph, x)
+    return sums_by_rows(dispatch.resolve("spmm", implementation), graph, x)
+
+
+def sums_by_rows(
+    request: dispatch.Request, graph: CSRGraph, x: Float[Array, "*batch cols *heads dim"]
+) -> Float[Array, "*batch rows *heads dim"]:
+    """``spmm`` of an opened graph and checked features, for other ops."""
 
     def run(graph, features):
         if request.name == "xla":
             return _table(SPMM, SPMM_OF_HEADS, features)(request, graph, features)
-        return spmm_of_request(request, graph.with_weights(None), graph.weights, features)
+        return spmm_of_request(request, graph.structure, graph.weights, features)
 
-    return dispatch.over_leading_axes(run, x.ndim - item_axes, graph, x)
+    own_axes = 2 if graph.weights is None else graph.weights.ndim + 1
+    return dispatch.over_leading_axes(run, x.ndim - own_axes, graph, x)
 
 
-def _check_features(graph: CSRGraph, x: Array) -> int:
-    """Checks the features of the senders; returns the number of their axes without leading ones."""
+def _check_features(graph: CSRGraph, x: Array) -> None:
+    """Raises ValueError unless ``x`` has a row for each sender, and the heads of the weights."""
     if graph.weights is None or graph.weights.ndim == 1:
         check_rows("spmm", "x", x, graph.num_cols, "column")
-        return 2
+        return
     check_float("spmm", "x", x, 3)
     heads = graph.weights.shape[1]
     if heads == 0 or x.shape[-3:-1] != (graph.num_cols, heads):
@@ -124,7 +132,6 @@ def _check_features(graph: CSRGraph, x: Array) -> int:
             "graph and head of its weights"
         )
         raise bad_input("spmm", "x", expected, f"shape {x.shape}")
-    return 3
 
 
 def sddmm(
@@ -165,7 +172,8 @@ def sddmm(
       [2.0, 8.0, 16.0]
     """
     instead = "multiply the products by them"
-    graph, b = graph_and_senders("sddmm", graph, b, instead_of_weights=instead, scales=True)
+    opened = open_graph("sddmm", graph, refuses=instead, scales=True)
+    graph, (b,) = opened.graph, opened.senders(b)
     (a,) = from_numpy(a)
     check_rows("sddmm", "a", a, graph.num_rows, "row")
     check_rows("sddmm", "b", b, graph.num_cols, "column")
@@ -193,7 +201,8 @@ def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -
 @partial(custom_vjp, nondiff_argnums=(0,))
 def spmm_of_request(request, structure, weights, x):
     """``spmm`` of checked arrays without batch axes, with a separate gradient to weights."""
-    return _table(SPMM, SPMM_OF_HEADS, x)(request, structure.with_weights(weights), x)
+    graph = structure if weights is None else structure._with_fields(weights=weights)
+    return _table(SPMM, SPMM_OF_HEADS, x)(request, graph, x)
 
 
 def _spmm_forward(request, structure, weights, x):

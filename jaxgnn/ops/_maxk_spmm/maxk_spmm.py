@@ -19,14 +19,14 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph.csr.operands import edge_blocks
 from jaxgnn.graph.local.local_graph import sum_of_parts
 from jaxgnn.ops._graph import pallas as graph_pallas
-from jaxgnn.ops._graph.calls import graph_and_senders
-from jaxgnn.ops._graph.spmm import sddmm_of_request, spmm, spmm_of_request
+from jaxgnn.ops._graph.spmm import sddmm_of_request, spmm_of_request, sums_by_rows
 from jaxgnn.ops._maxk import pallas as maxk_pallas
 from jaxgnn.ops._maxk.maxk import todense
 from jaxgnn.ops._maxk.reference import maxk as maxk_reference
 from jaxgnn.ops._maxk_spmm import pallas
 from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.arguments import open_graph
 from jaxgnn.ops.core.checks import check_cbsr
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
 from pallas_kernels.chip import Chip
@@ -201,7 +201,8 @@ def maxk_spmm(
     summed = sum_of_parts(graph, cbsr, -2, partial(maxk_spmm, implementation=implementation))
     if summed is not None:
         return summed
-    graph, cbsr = graph_and_senders("maxk_spmm", graph, cbsr)
+    opened = open_graph("maxk_spmm", graph)
+    graph, (cbsr,) = opened.graph, opened.senders(cbsr)
     require_no_heads("maxk_spmm", "graph", graph.weights)
     cbsr = check_cbsr("maxk_spmm", cbsr)
     if cbsr.values.shape[-2] != graph.num_cols:
@@ -209,7 +210,7 @@ def maxk_spmm(
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
     plan = plan_kernels(dispatch.resolve("maxk_spmm", implementation), graph, cbsr)
     if plan.request.name is None and not is_worth_it(plan, graph, cbsr):
-        return spmm(graph, todense(cbsr))
+        return sums_by_rows(plan.request, graph, todense(cbsr))
     return sum_kept(plan, graph, cbsr)
 
 

@@ -10,25 +10,8 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import put_copy
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
+from jaxgnn.graph import CBSR, column_dtype
 from jaxgnn.graph.csr.cbsr import bounded_rows
-from jaxgnn.graph.csr.require_graph import require_graph
-from jaxgnn.graph.csr.validation import bounded_graph
-
-
-def check_graph(op: str, graph: Any) -> CSRGraph:
-    """The graph: if concrete with the parts of its plan that the op needs, else in range.
-
-    Raises:
-      ValueError: unless ``graph`` is a CSRGraph of valid shapes with at least one node. A concrete
-        graph keeps these parts for the next call; without any plan its indices are checked too.
-    """
-    require_graph(op, "graph", graph)
-    check_shapes(op, graph)
-    if 0 in graph.shape:
-        raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")
-    is_host = is_concrete(graph.indptr, graph.indices)
-    return graph.prepared_for(op) if is_host else bounded_graph(graph)
 
 
 def from_numpy[*Trees](*trees: *Trees) -> tuple[*Trees]:

@@ -213,10 +213,16 @@ def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
     features = [argument for argument in args if not isinstance(argument, CSRGraph)]
     for leaf in jax.tree.leaves(features):
         # float32 arrays may accompany shorter features, such as the weights of edges.
-        known = leaf.dtype.name in (*dtypes, "float32")
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
-            return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
+        name = _floating_name(leaf.dtype)
+        if name not in (*dtypes, "float32", None):
+            return f"needs {' or '.join(dtypes)} values, got {name}"
     return None
+
+
+@functools.cache
+def _floating_name(dtype: Any) -> str | None:
+    """Returns the name of a floating dtype, and None for other dtypes."""
+    return dtype.name if jnp.issubdtype(dtype, jnp.floating) else None
 
 
 def unknown_size(args: Any, *, leading: bool = True) -> str | None:
@@ -229,7 +235,8 @@ def unknown_size(args: Any, *, leading: bool = True) -> str | None:
     for argument in args:
         first = 0 if leading or isinstance(argument, CSRGraph) else -1
         for leaf in jax.tree.leaves(argument):
-            if any(jax.export.is_symbolic_dim(size) for size in leaf.shape[first:]):
+            types = set(map(type, leaf.shape[first:]))
+            if types - {int} and any(map(jax.export.is_symbolic_dim, leaf.shape[first:])):
                 return f"needs sizes that are known when it is traced, got {list(leaf.shape)}"
     return None
 
@@ -354,6 +361,26 @@ class Kernel:
         if reason is not None:
             return reason
         return self.implementations[name].unsupported(platform, *args, **options)
+
+
+def sparse_kernel(
+    name: str,
+    dtypes: tuple[str, ...],
+    plain: Callable[..., Any],
+    mosaic: Callable[..., Any],
+    native: Callable[..., Any],
+    *,
+    scatters: bool = True,
+) -> Kernel:
+    """Returns a kernel in plain JAX, with Mosaic for GPUs and compiled for a CPU for ``dtypes``."""
+    return Kernel(
+        name,
+        {
+            "xla": xla(plain, scatters=scatters),
+            "pallas": pallas(mosaic, dtypes=dtypes),
+            "ffi": ffi(dtypes=dtypes, cpu=native),
+        },
+    )
 
 
 class Plan(NamedTuple):
