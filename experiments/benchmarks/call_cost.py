@@ -98,7 +98,7 @@ def ways(layers: int) -> dict[str, Callable[[], Any]]:
 def calls_of_ops(nodes: int = 1_000) -> dict[str, Callable[[], Any]]:
     """Calls of ops on one graph, each without ``jit`` and as a compiled function."""
     rng = np.random.default_rng(0)
-    graph = CSRGraph.from_edges(*rng.integers(0, nodes, (2, 8 * nodes)), nodes)
+    graph = CSRGraph.from_edge_index(rng.integers(0, nodes, (2, 8 * nodes)), nodes)
     x = jnp.asarray(rng.normal(size=(nodes, 32)).astype(np.float32))
     named = {
         "spmm": lambda x: ops.spmm(graph, x),

@@ -6,7 +6,6 @@ from experiments.benchmarks import call_cost
 from experiments.benchmarks._origin import origin
 from experiments.benchmarks._report import read_rows
 
-
 _OPS = ("spmm", "neighbour_reduce sum", "neighbour_reduce max")
 
 

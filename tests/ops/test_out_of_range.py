@@ -13,7 +13,7 @@ import pytest
 
 from jaxgnn import CBSR, CSRGraph, ops
 from jaxgnn.ops._graph import pallas as graph_calls
-from jaxgnn.ops.core import checks, dispatch
+from jaxgnn.ops.core import arguments, checks, dispatch
 from jaxgnn.testing import random_array
 from tests.ops._calls import OUT_OF_RANGE
 from tests.pallas_kernels._emulator import emulated
@@ -116,7 +116,7 @@ def test_a_gpu_kernel_stays_inside_its_arrays():
         with emulated():
             return graph_calls.spmm(graph, X)
 
-    made = run(lambda i, j: checks.check_graph("spmm", CSRGraph(i, j)).prepared())
+    made = run(lambda i, j: arguments.open_graph("spmm", CSRGraph(i, j)).graph.prepared())
     expected = ops.spmm(CSRGraph(INDPTR, NEAREST), X, implementation="xla")
     np.testing.assert_allclose(made, expected, rtol=1e-6)
     with pytest.raises(Exception, match="outside of an array"):
@@ -143,8 +143,8 @@ def test_a_validated_graph_and_rows_of_an_op_are_lowered_as_if_nothing_were_clam
     assert CSRGraph(INDPTR, NEAREST).validate().in_range and not CSRGraph(INDPTR, NEAREST).in_range
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
     clamped = _lowered(validated, X, implementation)
-    for name in ("bounded_graph", "bounded_rows"):
-        monkeypatch.setattr(checks, name, lambda unchanged: unchanged)
+    monkeypatch.setattr(arguments, "bounded_graph", lambda unchanged: unchanged)
+    monkeypatch.setattr(checks, "bounded_rows", lambda unchanged: unchanged)
     assert _lowered(validated, X, implementation) == clamped
 
 

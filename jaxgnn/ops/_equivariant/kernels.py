@@ -1,5 +1,7 @@
-"""Tables of the kernels of sums of tensor products, of their gradients and of tangents of these.
+"""Sums of tensor products as multilinear ops, and the tables of their kernels.
 
+A number is linear in each of four arrays (see ``reference/tensor_product_sum.py``); where a radial
+layer makes the weights, it is linear in the layer's basis and in its kernel.
 All arrays are without leading axes, and the graph without weights. The weights are an array, or a
 ``RadialLayer``. The kernels of a CPU read sparse tables of the product, and weights from memory.
 Those of a GPU are generated for the product, and make the weights of a layer themselves.
@@ -11,16 +13,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxgnn._ffi import generated_tensor_product_sum as generated
 from jaxgnn._ffi import tensor_product_sum as native
+from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._equivariant import layer_products
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._equivariant.reference.tensor_product_sum import Weights
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.multilinear import Multilinear
 
 _DTYPES = ("float32", "bfloat16", "float64")
 _TF32_ERROR = 2e-3  # relative to the largest entry
@@ -113,3 +117,56 @@ WEIGHTS_TANGENT = _table(
     partial(reference.weights_tangent, of_weights=native.weight_products),
     generated.weights_tangent,
 )
+
+
+def _with_layer(kernel: dispatch.Kernel) -> Callable[..., Array]:
+    """A kernel of weights, for the basis and the kernel of the layer that makes them."""
+
+    def run(request: dispatch.Request, graph: CSRGraph, *arrays: Any, **options: Any) -> Array:
+        *others, basis, kernel_of_layer = arrays
+        layer = RadialLayer(basis, kernel_of_layer, options.pop("precision"))
+        return kernel(request, graph, *others, layer, **options)
+
+    return run
+
+
+SUM_OF_PRODUCTS = Multilinear(
+    operands=("x", "dy", "harmonics", "weights"),
+    gradients={
+        "dy": SUM,
+        "x": SUM_AT_COLUMNS,
+        "harmonics": HARMONIC_PRODUCTS,
+        "weights": WEIGHT_PRODUCTS,
+    },
+    # Training on forces needs gradients of gradients, with several products at each edge, which one
+    # kernel adds.
+    tangents={"dy": SUM_TANGENT, "x": COLUMNS_TANGENT, "weights": WEIGHTS_TANGENT},
+    shaped={"harmonics": ("dtype",), "weights": ("dtype",)},
+)
+SUM_OF_LAYER = Multilinear(
+    operands=("x", "dy", "harmonics", "basis", "kernel"),
+    gradients={
+        "dy": _with_layer(SUM),
+        "x": _with_layer(SUM_AT_COLUMNS),
+        "harmonics": _with_layer(HARMONIC_PRODUCTS),
+        "basis": BASIS_PRODUCTS,
+        "kernel": KERNEL_PRODUCTS,
+    },
+    shaped=dict.fromkeys(("harmonics", "basis", "kernel"), ("dtype",)),
+)
+
+
+def sum_at_rows(
+    request: dispatch.Request,
+    product: TensorProduct,
+    graph: CSRGraph,
+    x: Float[Array, "cols in"],
+    harmonics: Float[Array, "edges sh"],
+    weights: Weights,
+) -> Float[Array, "rows out"]:
+    """``y_i = Σ_j product(x_j, harmonics_ij, weights_ij)``, differentiable any number of times."""
+    if not isinstance(weights, RadialLayer):
+        return SUM_OF_PRODUCTS(request, (graph,), x, harmonics, weights, product=product)
+    options = {"product": product, "precision": weights.precision}
+    layer = weights.basis, weights.kernel
+    return SUM_OF_LAYER(request, (graph,), x, harmonics, *layer, **options)

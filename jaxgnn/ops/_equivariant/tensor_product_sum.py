@@ -14,7 +14,7 @@ from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.equivariant.radial_layer import Products, RadialLayer
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision
-from jaxgnn.ops._equivariant import derivatives
+from jaxgnn.ops._equivariant import kernels
 from jaxgnn.ops._equivariant.kernels import BASIS_PRODUCTS as BASIS_PRODUCTS
 from jaxgnn.ops._equivariant.kernels import COLUMNS_TANGENT as COLUMNS_TANGENT
 from jaxgnn.ops._equivariant.kernels import HARMONIC_PRODUCTS as HARMONIC_PRODUCTS  # jaxgnn info
@@ -216,7 +216,7 @@ def _run(
         arguments = request, product, graph, x, harmonics, weights
         if not _recomputes(layer.recompute, *arguments):
             weights = weights_of_layer(graph, weights)
-    return derivatives.sum_at_rows(request, product, graph, x, harmonics, weights)
+    return kernels.sum_at_rows(request, product, graph, x, harmonics, weights)
 
 
 def _recomputes(

@@ -238,8 +238,11 @@ def _of_given(request: dispatch.Request, edges: _Edges, x: Array, weights: Array
         return sums_by_rows(request, graph.with_weights(numbers), x)
     if weights.shape[1:] != (1, *tail[1:]):  # filters may repeat over the heads
         weights = jnp.broadcast_to(weights, (weights.shape[0], *tail))
-    run = GIVEN if request.name == "xla" else kernels.sum_at_rows
-    y = run(request, graph, order, _flat(x), _flat(weights))
+    arrays = _flat(x), _flat(weights)
+    if request.name == "xla":
+        y = GIVEN(request, graph, order, *arrays)
+    else:
+        y = kernels.GIVEN_SUM(request, (graph, order), *arrays)
     return y.reshape(graph.num_rows, *tail)
 
 
@@ -252,9 +255,11 @@ def _of_made(
         weights = (basis @ _flat(kernel)).astype(x.dtype)
         return _of_given(request, edges, x, weights.reshape(basis.shape[0], *kernel.shape[1:]))
     x = jnp.broadcast_to(x, (x.shape[0], *tail))
-    run = MADE if request.name == "xla" else kernels.made_at_rows
-    of_all = jnp.broadcast_to(kernel, (features, *tail))
-    y = run(request, graph, order, _flat(x), basis, _flat(of_all))
+    arrays = _flat(x), basis, _flat(jnp.broadcast_to(kernel, (features, *tail)))
+    if request.name == "xla":
+        y = MADE(request, graph, order, *arrays)
+    else:
+        y = kernels.MADE_SUM(request, (graph, order), *arrays)
     return y.reshape(graph.num_rows, *tail)
 
 

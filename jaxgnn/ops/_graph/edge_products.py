@@ -7,8 +7,7 @@ in pieces of the edges, so that no array has edges times heads times columns.
 
 The last two and ``sums_of_heads`` are parts of one sum,
 ``T(w, a, e) = Σ_ij Σ_h w_ijh ⟨a_ih, e_ij⟩``, with ``w`` [E, H], ``a`` [N, H, F] and ``e`` [E, F],
-which all heads share: each function is the gradient of ``T`` to one of the arrays, and its own
-gradients are the other two. So derivatives of any order use only these functions.
+which all heads share: each function is the gradient of ``T`` to one of the arrays.
 
 Edge slots are used as senders: the graph whose column ``s`` is edge slot ``s`` has the rows, and
 the schedule of the rows, of the graph itself, and ``spmm`` and ``sddmm`` run on it, for all heads
@@ -17,6 +16,7 @@ at once. All arrays are in the accumulation dtype.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -36,7 +36,7 @@ from jaxgnn.ops._graph.spmm import (
     spmm_of_request,
 )
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
+from jaxgnn.ops.core.multilinear import Multilinear
 
 # Most heads whose terms are unrolled, which XLA adds up in one pass.
 _WRITTEN_OUT = 8
@@ -77,13 +77,12 @@ def products_with_edges(
 ) -> Float[Array, "edges heads"]:
     """``⟨a_ih, e_ij⟩`` for each edge slot and head; zero in padding slots."""
     if not pieces.are_needed(SDDMM, request, _slots_as_columns(graph), of_rows[:, 0], of_edges):
-        return _products_with_edges(request, graph, of_rows, of_edges)
+        return _PRODUCTS_WITH_EDGES(request, (graph,), of_rows, of_edges)
     ends = pieces.Ends.of(graph)
     return pieces.products(ends.receivers, ends.slots, of_rows, of_edges[:, None])
 
 
-@partial(custom_vjp, nondiff_argnums=(0,))
-def _products_with_edges(request, graph, of_rows, of_edges):
+def _run_products(request, graph, of_rows, of_edges):
     if 0 in of_edges.shape:
         return jnp.zeros((graph.num_edges, of_rows.shape[1]), of_rows.dtype)
     products = partial(SDDMM, request, _slots_as_columns(graph))
@@ -99,14 +98,13 @@ def sums_of_edges(
     """``Σ_j w_ijh e_ij`` for each receiver and head."""
     of_head = _slots_as_columns(graph).with_weights(weights[:, 0])
     if not pieces.are_needed(SPMM, request, of_head, of_edges):
-        return _sums_of_edges(request, graph, weights, of_edges)
+        return _SUMS_OF_EDGES(request, (graph,), weights, of_edges)
     ends = pieces.Ends.of(graph)
     result = pieces.Result(graph.num_rows, weights.shape[1])
     return pieces.sums(result, ends.slots, ends.receivers, weights, of_edges[:, None])
 
 
-@partial(custom_vjp, nondiff_argnums=(0,))
-def _sums_of_edges(request, graph, weights, of_edges):
+def _run_sums_of_edges(request, graph, weights, of_edges):
     if 0 in of_edges.shape:
         shape = graph.num_rows, weights.shape[1], of_edges.shape[1]
         return jnp.zeros(shape, of_edges.dtype)
@@ -118,7 +116,6 @@ def _sums_of_edges(request, graph, weights, of_edges):
     return jax.vmap(of_head, in_axes=1, out_axes=1)(weights)
 
 
-@partial(custom_vjp, nondiff_argnums=(0,))
 def sums_of_heads(
     request: dispatch.Request,
     graph: CSRGraph,
@@ -126,6 +123,10 @@ def sums_of_heads(
     of_rows: Float[Array, "rows heads features"],
 ) -> Float[Array, "edges features"]:
     """``Σ_h w_ijh a_ih`` for each edge slot; zero in padding slots."""
+    return _SUMS_OF_HEADS(request, (graph,), weights, of_rows)
+
+
+def _run_sums_of_heads(request, graph, weights, of_rows):
     del request
     return add_heads(graph, weights, of_rows)
 
@@ -158,24 +159,14 @@ def _slots_as_columns(graph: CSRGraph) -> CSRGraph:
     return CSRGraph(graph.indptr, slots, num_cols=graph.num_edges, plan=plan, in_range=True)
 
 
-# The gradients. That to the graph is None.
-
-
-def _of_products(request, graph, of_rows, of_edges, slopes):
-    to_rows = sums_of_edges(request, graph, slopes, of_edges)
-    return None, to_rows, sums_of_heads(request, graph, slopes, of_rows)
-
-
-def _of_sums_of_edges(request, graph, weights, of_edges, slopes):
-    to_weights = products_with_edges(request, graph, slopes, of_edges)
-    return None, to_weights, sums_of_heads(request, graph, weights, slopes)
-
-
-def _of_sums_of_heads(request, graph, weights, of_rows, slopes):
-    to_weights = products_with_edges(request, graph, of_rows, slopes)
-    return None, to_weights, sums_of_edges(request, graph, weights, slopes)
-
-
-set_gradient(_products_with_edges, _of_products, 1)
-set_gradient(_sums_of_edges, _of_sums_of_edges, 1)
-set_gradient(sums_of_heads, _of_sums_of_heads, 1)
+_PRODUCT = Multilinear(
+    operands=("weights", "of_rows", "of_edges"),
+    gradients={
+        "weights": _run_products,
+        "of_rows": _run_sums_of_edges,
+        "of_edges": _run_sums_of_heads,
+    },
+)
+_PRODUCTS_WITH_EDGES, _SUMS_OF_EDGES, _SUMS_OF_HEADS = (
+    dataclasses.replace(_PRODUCT, result=name) for name in ("weights", "of_rows", "of_edges")
+)

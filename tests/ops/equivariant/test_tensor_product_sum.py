@@ -14,7 +14,7 @@ from jaxgnn import CSRGraph, ops
 from jaxgnn.equivariant import TensorProduct, separate_paths, spherical_harmonics
 from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.graph import masked
-from jaxgnn.ops._equivariant import derivatives
+from jaxgnn.ops._equivariant import kernels
 from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._equivariant.tensor_product_sum import SUM
 from jaxgnn.ops.core import dispatch
@@ -232,7 +232,7 @@ def _of_layer(graph, implementation):
         request, layer = dispatch.resolve("sum", implementation), RadialLayer(basis, kernel)
         if implementation == "xla":
             return reference.tensor_product_sum(graph, x, harmonics, layer, product=SMALL)
-        return derivatives.sum_at_rows(request, SMALL, graph, x, harmonics, layer)
+        return kernels.sum_at_rows(request, SMALL, graph, x, harmonics, layer)
 
     return call
 
