@@ -235,7 +235,7 @@ class _Call:
             refuse_weights(op, "graph", graph, instead)
         return cls(
             graph=graph,
-            x=x.reshape(*x.shape[: at + 1], math.prod(features)),
+            x=_reshaped(x, (*x.shape[: at + 1], math.prod(features))),
             by_edge=by_edge,
             features=features,
             reductions=reductions,
@@ -251,12 +251,19 @@ class _Call:
         if not self.features:
             return parts[0].reshape(*batch, rows)
         *outer, last = self.features
+        count = each * len(parts)
+        if count == 1:
+            return _reshaped(parts[0], (*batch, rows, *self.features))
         parts = [part.reshape(*batch, rows, each, *outer, last) for part in parts]
         y = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=len(batch) + 1)
-        count = each * len(parts)
-        if outer and count > 1:
+        if outer:
             y = jnp.moveaxis(y, len(batch) + 1, -2)
         return y.reshape(*batch, rows, *outer, count * last)
+
+
+def _reshaped(x: Array, shape: tuple[Any, ...]) -> Array:
+    """Returns ``x`` in this shape, without an operation if it has it."""
+    return x if x.shape == shape else x.reshape(shape)
 
 
 def _reductions(op: str, reduce: Any, features: tuple[int, ...]) -> tuple[Aggregation, ...]:
