@@ -159,7 +159,7 @@ ALLOWED = {
         "jaxgnn._errors",
         "jaxgnn.graph.html",
     ),
-    "jaxgnn.equivariant": {"jaxgnn._errors", "jaxgnn.equivariant"},
+    "jaxgnn.equivariant": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.equivariant"},
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
         "jaxgnn.equivariant",
@@ -211,8 +211,15 @@ ALLOWED = {
         "jaxgnn.models",
     },
     "jaxgnn.datasets": {"jaxgnn.datasets"},
-    **_of_rooms("jaxgnn.datasets", "jaxgnn._errors", "jaxgnn._fractions", "jaxgnn._notebook"),
+    **_of_rooms(
+        "jaxgnn.datasets",
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn._fractions",
+        "jaxgnn._notebook",
+    ),
     "jaxgnn.datasets.sudoku": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._ffi",
         "jaxgnn._sudoku",
@@ -266,7 +273,12 @@ ALLOWED = {
         "jaxgnn.nn",
         "jaxgnn.ops",
     },
-    "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.metrics.host", "jaxgnn.training"},
+    "jaxgnn.training": {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn.metrics.host",
+        "jaxgnn.training",
+    },
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},
 }

@@ -195,12 +195,12 @@ def test_buffers_are_reused_where_the_device_does_not_read_them_in_place(monkeyp
     # A stand-in for a GPU, which copies: a CPU would read the buffer after it was refilled.
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda rows, device=None: put(rows.copy(), device))
-    staged = StagedRows(Store(X), None)
+    staged = StagedRows("test", Store(X), None)
     staged._reuses = True
     first, second = staged.gather(IDS), staged.gather(IDS[::-1])
     assert outs[0] is outs[1]
     assert staged.gather(IDS[:3]).shape == (3, 6) and outs[2] is not outs[0]
     np.testing.assert_array_equal(first, EXPECTED)
     np.testing.assert_array_equal(second, EXPECTED[::-1])
-    on_device = StagedRows(features.DeviceFeatures(jnp.asarray(X)), None)
+    on_device = StagedRows("test", features.DeviceFeatures(jnp.asarray(X)), None)
     np.testing.assert_array_equal(on_device.gather(IDS), EXPECTED)
