@@ -62,7 +62,7 @@ def as_jax(where: str, argument: str, array: Any, dtype: Any = None) -> jax.Arra
         array = host_array(where, argument, array)
     array = checked_numbers(where, argument, array, dtype)
     if dtype is None and isinstance(array, np.ndarray):  # without a dtype it compiles for a shape
-        dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+        dtype = dtype_of_jax(array.dtype)
     try:
         return jnp.asarray(array, dtype)
     except OverflowError:  # of a number of Python
@@ -137,7 +137,7 @@ def checked_numbers(where: str, argument: str, array: Any, dtype: Any = None) ->
     """
     if not isinstance(array, np.ndarray | np.generic):
         return array
-    if not _has_dtype_of_jax(array.dtype):
+    if not is_dtype_of_jax(array.dtype):
         raise bad_input(where, argument, "of numbers, or bool", f"dtype {array.dtype}")
     require_kept_integers(where, argument, array, dtype)
     return in_native_order(array)
@@ -149,10 +149,15 @@ def _may_change(leaf: Any) -> bool:
         return False
     dtype = leaf.dtype
     is_long = dtype.kind in "iu" and dtype.itemsize > 4
-    return is_long or not dtype.isnative or not _has_dtype_of_jax(dtype)
+    return is_long or not dtype.isnative or not is_dtype_of_jax(dtype)
 
 
-def _has_dtype_of_jax(dtype: np.dtype) -> bool:
+def dtype_of_jax(dtype: Any) -> np.dtype:
+    """The dtype that JAX has for one of NumPy, in either byte order."""
+    return jax.dtypes.canonicalize_dtype(np.dtype(dtype).newbyteorder("="))
+
+
+def is_dtype_of_jax(dtype: np.dtype) -> bool:
     """Whether JAX has numbers of a dtype of NumPy, with at most 64 bits, in some byte order."""
     if dtype.kind in "fc":
         return dtype.itemsize <= (8 if dtype.kind == "f" else 16)
@@ -195,17 +200,25 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
+# Arrays of ids of nodes and hyperedges. Offsets, and numbers of edges, may need 64 bits.
+_IDS = ("indices", "node_ids", "hyperedge_ids")
+
+
 class KeepsArrays:
     """Base class of the pytrees of arrays: it copies the arrays of callers before storing them.
 
     JAX on a CPU reads numpy arrays in place, and a plan is built from them once, so later changes
-    to the caller's array must not affect either. All other leaves are stored unchanged, because JAX
-    also builds pytrees whose leaves are no arrays, such as shapes and shardings.
+    to the caller's array must not affect either. ``jit`` would cut ids of 64 bits to other ids that
+    are valid, so ids in memory that are out of its range raise ValueError. All other leaves are
+    stored unchanged, because JAX also builds pytrees whose leaves are no arrays, such as shapes and
+    shardings.
     """
 
     def __post_init__(self):
         for name, value in tuple(vars(self).items()):
             if isinstance(value, np.ndarray):
+                if name in _IDS and not _is_mapped(value):
+                    require_kept_integers(type(self).__name__, name, value)
                 object.__setattr__(self, name, kept(value))
 
 
@@ -258,6 +271,13 @@ def own(array: Any) -> Any:
     if isinstance(array, np.ndarray):
         array.flags.writeable = False
     return array
+
+
+def _is_mapped(array: Any) -> bool:
+    """Whether a numpy array is a view of a mapped file, which is not to be read as a whole."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
 
 
 def _is_read_only(array: Any) -> bool:
@@ -337,7 +357,7 @@ def require_kept_integers(where: str, argument: str, leaf: Any, dtype: Any = Non
     """
     if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind not in "iu":
         return
-    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype.newbyteorder("=") if dtype is None else dtype)
+    narrow = dtype_of_jax(leaf.dtype if dtype is None else dtype)
     if narrow == leaf.dtype or not leaf.size or not jnp.issubdtype(narrow, jnp.integer):
         return
     bounds = jnp.iinfo(narrow)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgnn._arrays.arrays import checked_numbers, host_array
+from jaxgnn._arrays.arrays import checked_numbers, dtype_of_jax, host_array
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._blocks import Cutter, Layout, axis_of, edge_numbers, stacked
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
@@ -147,7 +147,7 @@ class ShardedGraph:
         if array.ndim < 1 or array.shape[0] != layout.num_nodes:
             expected = f"of one row for each of {layout.num_nodes} nodes"
             raise bad_input(where, "x", expected, f"shape {array.shape}")
-        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        array = array.astype(dtype_of_jax(array.dtype), copy=False)
         shape = (self.devices * layout.rows, *array.shape[1:])
 
         def rows_at(index: Any) -> np.ndarray:
@@ -232,7 +232,7 @@ class ShardedGraph:
             expected = f"of one entry for each of {graph.num_edges} edge slots"
             raise bad_input(where, "of_edges", expected, f"shape {array.shape}")
         cutter = Cutter(graph, self.layout, self.columns, lists=False)
-        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        array = array.astype(dtype_of_jax(array.dtype), copy=False)
         edges = self.layout.edges
         shape = (self.devices * edges, *array.shape[1:])
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jaxgnn._arrays.arrays import in_native_order, is_concrete, shown
+from jaxgnn._arrays.arrays import dtype_of_jax, in_native_order, is_concrete, shown
 from jaxgnn._errors import bad_input
 
 
@@ -61,16 +61,12 @@ def read_rows(
       ValueError: if the store returns rows of another number, shape or dtype.
     """
     rows = store.gather(ids) if out is None else store.gather(ids, out)
-    shape, dtype = (len(ids), *store.shape[1:]), _dtype_of_jax(store.dtype)
-    if not hasattr(rows, "dtype") or (rows.shape, _dtype_of_jax(rows.dtype)) != (shape, dtype):
+    shape, dtype = (len(ids), *store.shape[1:]), dtype_of_jax(store.dtype)
+    if not hasattr(rows, "dtype") or (rows.shape, dtype_of_jax(rows.dtype)) != (shape, dtype):
         expected = f"a store whose gather returns {dtype}{list(shape)} for {len(ids)} ids"
-        raise bad_input(where, "features", expected, f"{shown(rows)} of {type(store).__name__}")
+        got = shown(rows) if hasattr(rows, "dtype") else type(rows).__name__
+        raise bad_input(where, "features", expected, f"{got} of {type(store).__name__}")
     return in_native_order(rows)
-
-
-def _dtype_of_jax(dtype: Any) -> np.dtype:
-    """The dtype that JAX has for one of NumPy."""
-    return jax.dtypes.canonicalize_dtype(np.dtype(dtype).newbyteorder("="))
 
 
 class RowsLike:
