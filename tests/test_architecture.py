@@ -420,6 +420,15 @@ def test_the_unstable_builders_of_mosaic_have_two_homes():
             assert not any(_is_below(imported, p) for p in unstable), f"{name} imports {imported}"
 
 
+def test_arrays_of_the_host_reach_a_device_in_one_place():
+    # ``to_device`` refuses integers that JAX would cut, and reads both byte orders.
+    for name, path in MODULES.items():
+        if _is_below(name, "jaxgnn") and not _is_below(name, "jaxgnn._arrays"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                is_call = isinstance(node, ast.Attribute) and node.attr == "device_put"
+                assert not is_call, f"{name} calls jax.device_put; call to_device of jaxgnn._arrays"
+
+
 def _stems(folder: str, pattern: str) -> set[str]:
     return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
 

@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgnn._arrays.arrays import checked_tree
+from jaxgnn._arrays.arrays import checked_tree, to_device
 from jaxgnn._errors import bad_input
 
 PyTree = Any
@@ -102,7 +102,7 @@ def _on_one_mesh(state: TrainState) -> TrainState:
         return state
     everywhere = NamedSharding(meshes[0], PartitionSpec())
     return jax.tree.map(
-        lambda a: a if isinstance(a.sharding, NamedSharding) else jax.device_put(a, everywhere),
+        lambda a: a if isinstance(a.sharding, NamedSharding) else to_device("fit", a, everywhere),
         state,
     )
 
@@ -136,7 +136,7 @@ class DataParallel:
 
     def replicate[Tree](self, tree: Tree) -> Tree:
         """Puts arrays on every device."""
-        return jax.device_put(tree, NamedSharding(self.mesh, _EVERYWHERE))
+        return to_device("fit", tree, NamedSharding(self.mesh, _EVERYWHERE))
 
     def divide(self, batch: PyTree) -> PyTree:
         """Puts a part of the examples on each device, and scalars on all.
@@ -150,7 +150,7 @@ class DataParallel:
                 expected = f"of a leading axis divisible by the {devices} devices of the mesh"
                 raise bad_input("fit", array, expected, f"shape {np.shape(leaf)}")
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(batch))
-        return jax.device_put(batch, shardings)
+        return to_device("fit", batch, shardings, name="batch")
 
     def on_each(
         self,
