@@ -131,7 +131,7 @@ def test_a_damaged_file_is_named(name, tmp_path):
         _with_bytes(tmp_path, content)
     (tmp_path / "x.npy").unlink()
     (tmp_path / "x.npy").mkdir()
-    with pytest.raises(ValueError, match="x.npy, which is no regular file"):
+    with pytest.raises(ValueError, match=r"x\.npy, which is no regular file"):
         features.FileFeatures(tmp_path)
 
 
