@@ -78,10 +78,10 @@ def host_array(where: str, argument: str, array: Any) -> np.ndarray:
       ValueError: if lists have different lengths.
     """
     try:
-        found = array if isinstance(array, np.ndarray) else np.asarray(array)
+        values = array if isinstance(array, np.ndarray) else np.asarray(array)
     except ValueError as error:
         raise bad_input(where, argument, "an array, or lists of equal lengths", error) from None
-    return in_native_order(found)
+    return in_native_order(values)
 
 
 def to_device(where: str, tree: Any, device: Any = None, *, name: str = "") -> Any:

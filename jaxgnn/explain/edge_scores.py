@@ -103,8 +103,8 @@ def edge_scores(
     """
     check_structure(_WHERE, graph)
     _check_options(graph, method, steps, learning_rate, size, entropy)
-    given = {"x": x} if edge_features is None else {"x": x, "edge_features": edge_features}
-    arguments = tuple(checked_tree(_WHERE, given).values())
+    features = {"x": x} if edge_features is None else {"x": x, "edge_features": edge_features}
+    arguments = tuple(checked_tree(_WHERE, features).values())
     predictions = jax.jit(lambda: model(graph, *arguments))()
     goal = Target(_WHERE, target, predictions)
     candidates = real_slots(graph) & ~self_loops(graph) & _within(graph, goal, num_hops)

@@ -11,7 +11,7 @@ from jaxgnn._errors import bad_input
 
 
 def check_files(where: str, **arrays: np.ndarray | None) -> None:
-    """Raises ValueError if the file of a memory-mapped array has another size than the array.
+    """Raises ValueError, which names the file, if a memory-mapped array has one of a wrong size.
 
     To read a mapped file beyond its end kills the process, without an exception. A file that holds
     more may be mapped in part; but where the whole array of an .npy file is mapped, bytes behind it
