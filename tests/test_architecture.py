@@ -159,7 +159,7 @@ ALLOWED = {
         "jaxgnn._errors",
         "jaxgnn.graph.html",
     ),
-    "jaxgnn.equivariant": {"jaxgnn._errors", "jaxgnn.equivariant"},
+    "jaxgnn.equivariant": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.equivariant"},
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
         "jaxgnn.equivariant",
@@ -211,8 +211,15 @@ ALLOWED = {
         "jaxgnn.models",
     },
     "jaxgnn.datasets": {"jaxgnn.datasets"},
-    **_of_rooms("jaxgnn.datasets", "jaxgnn._errors", "jaxgnn._fractions", "jaxgnn._notebook"),
+    **_of_rooms(
+        "jaxgnn.datasets",
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn._fractions",
+        "jaxgnn._notebook",
+    ),
     "jaxgnn.datasets.sudoku": {
+        "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._ffi",
         "jaxgnn._sudoku",
@@ -266,7 +273,12 @@ ALLOWED = {
         "jaxgnn.nn",
         "jaxgnn.ops",
     },
-    "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.metrics.host", "jaxgnn.training"},
+    "jaxgnn.training": {
+        "jaxgnn._arrays",
+        "jaxgnn._errors",
+        "jaxgnn.metrics.host",
+        "jaxgnn.training",
+    },
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},
 }
@@ -406,6 +418,16 @@ def test_the_unstable_builders_of_mosaic_have_two_homes():
             known.add("jax.experimental.pallas")
         for imported in _imports(name, path) - known:
             assert not any(_is_below(imported, p) for p in unstable), f"{name} imports {imported}"
+
+
+def test_arrays_of_the_host_reach_a_device_in_one_place():
+    # ``to_device`` refuses integers that JAX would cut, and reads both byte orders.
+    for name, path in MODULES.items():
+        if _is_below(name, "jaxgnn") and not _is_below(name, "jaxgnn._arrays"):
+            text = path.read_text()
+            nodes = ast.walk(ast.parse(text)) if "device_put" in text else ()
+            are_calls = [getattr(node, "attr", None) == "device_put" for node in nodes]
+            assert not any(are_calls), f"{name} calls jax.device_put, not to_device"
 
 
 def _stems(folder: str, pattern: str) -> set[str]:

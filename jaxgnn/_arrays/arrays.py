@@ -45,10 +45,123 @@ def take(array: Any, positions: Any) -> jax.Array:
     return jnp.asarray(kept(array))[positions]
 
 
-def as_jax(where: str, argument: str, array: Any) -> jax.Array:
-    """Converts arrays of either byte order; ValueError if JAX would cut integers of 64 bits."""
-    require_kept_integers(where, argument, array)
-    return jnp.asarray(in_native_order(array))
+def as_jax(where: str, argument: str, array: Any, dtype: Any = None) -> jax.Array:
+    """Converts an array, number or list of a user to an array of JAX.
+
+    Args:
+      where: the public function or class, for errors.
+      argument: name of the argument, for errors.
+      array: an array of NumPy in either byte order, one of JAX, a number, or lists of numbers.
+      dtype: dtype of the result; None for that which JAX has for the dtype of ``array``.
+
+    Raises:
+      ValueError: if JAX has no such dtype, or would cut integers to fewer bits.
+    """
+    is_list = isinstance(array, list | tuple)
+    if is_list and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(array)):
+        array = host_array(where, argument, array)
+    array = checked_numbers(where, argument, array, dtype)
+    if dtype is None and isinstance(array, np.ndarray):  # without a dtype it compiles for a shape
+        dtype = dtype_of_jax(array.dtype)
+    try:
+        return jnp.asarray(array, dtype)
+    except OverflowError:  # of a number of Python
+        raise bad_input(where, argument, "an integer that JAX can hold", repr(array)) from None
+
+
+def host_array(where: str, argument: str, array: Any) -> np.ndarray:
+    """Returns an array or lists of a user as an array of NumPy in native byte order.
+
+    A mapped array in native order is returned unchanged, so that it still knows its file.
+
+    Raises:
+      ValueError: if lists have different lengths.
+    """
+    try:
+        values = array if isinstance(array, np.ndarray) else np.asarray(array)
+    except ValueError as error:
+        raise bad_input(where, argument, "an array, or lists of equal lengths", error) from None
+    return in_native_order(values)
+
+
+def to_device(where: str, tree: Any, device: Any = None, *, name: str = "") -> Any:
+    """Copies a pytree of arrays from the host to a device.
+
+    Args:
+      where: the public function or class, for errors.
+      tree: arrays of NumPy in either byte order, arrays of JAX, or numbers.
+      device: a device, or a sharding or a pytree of shardings; None for the default device.
+      name: name of the pytree in errors, before the path of an array.
+
+    Raises:
+      ValueError: names the path of an array whose dtype JAX does not have, or whose integers it
+        would cut to fewer bits.
+    """
+    return jax.device_put(checked_tree(where, tree, name), device)
+
+
+def checked_tree(where: str, tree: Any, name: str = "") -> Any:
+    """Returns a pytree that JAX takes without a change of its numbers, or raises as ``to_device``.
+
+    Args:
+      where: the public function or class, for errors.
+      tree: a pytree of arrays or numbers.
+      name: name of the pytree in errors, before the path of an array.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if not any(_may_change(leaf) for leaf in leaves):
+        return tree
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    return structure.unflatten(
+        [
+            checked_numbers(where, name_of_path(name, path), leaf)
+            for path, leaf in zip(paths, leaves, strict=True)
+        ]
+    )
+
+
+def name_of_path(name: str, path: Any) -> str:
+    """The name of a leaf of a pytree in errors; a field of a dict without a name is its own."""
+    text = jax.tree_util.keystr(path)
+    if name or not path or not isinstance(path[0], jax.tree_util.DictKey):
+        return name + text if name else text.removeprefix(".")
+    return f"{path[0].key}{jax.tree_util.keystr(path[1:])}"
+
+
+def checked_numbers(where: str, argument: str, array: Any, dtype: Any = None) -> Any:
+    """Returns an array in native byte order, of a dtype of JAX, without integers that it cuts.
+
+    Raises:
+      ValueError: if an array of NumPy has another dtype, or integers out of range of ``dtype``, or
+        of the dtype that JAX has for its own.
+    """
+    if not isinstance(array, np.ndarray | np.generic):
+        return array
+    if not is_dtype_of_jax(array.dtype):
+        raise bad_input(where, argument, "of numbers, or bool", f"dtype {array.dtype}")
+    require_kept_integers(where, argument, array, dtype)
+    return in_native_order(array)
+
+
+def _may_change(leaf: Any) -> bool:
+    """Whether JAX may change the numbers of a leaf, or refuse it, by its dtype."""
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return False
+    dtype = leaf.dtype
+    is_long = dtype.kind in "iu" and dtype.itemsize > 4
+    return is_long or not dtype.isnative or not is_dtype_of_jax(dtype)
+
+
+def dtype_of_jax(dtype: Any) -> np.dtype:
+    """The dtype that JAX has for one of NumPy, in either byte order."""
+    return jax.dtypes.canonicalize_dtype(np.dtype(dtype).newbyteorder("="))
+
+
+def is_dtype_of_jax(dtype: np.dtype) -> bool:
+    """Whether JAX has numbers of a dtype of NumPy, with at most 64 bits, in some byte order."""
+    if dtype.kind in "fc":
+        return dtype.itemsize <= (8 if dtype.kind == "f" else 16)
+    return dtype.kind in "biu" or jnp.issubdtype(dtype, np.number)  # such as bfloat16
 
 
 def match_varying(*trees: Any) -> tuple[Any, ...]:
@@ -89,17 +202,25 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
+# Arrays of ids of nodes and hyperedges. Offsets, and numbers of edges, may need 64 bits.
+_IDS = ("indices", "node_ids", "hyperedge_ids")
+
+
 class KeepsArrays:
     """Base class of the pytrees of arrays: it copies the arrays of callers before storing them.
 
     JAX on a CPU reads numpy arrays in place, and a plan is built from them once, so later changes
-    to the caller's array must not affect either. All other leaves are stored unchanged, because JAX
-    also builds pytrees whose leaves are no arrays, such as shapes and shardings.
+    to the caller's array must not affect either. ``jit`` would cut ids of 64 bits to other ids that
+    are valid, so ids in memory that are out of its range raise ValueError. All other leaves are
+    stored unchanged, because JAX also builds pytrees whose leaves are no arrays, such as shapes and
+    shardings.
     """
 
     def __post_init__(self):
         for name, value in tuple(vars(self).items()):
             if isinstance(value, np.ndarray):
+                if name in _IDS and not _is_mapped(value):
+                    require_kept_integers(type(self).__name__, name, value)
                 object.__setattr__(self, name, kept(value))
 
 
@@ -154,6 +275,13 @@ def own(array: Any) -> Any:
     return array
 
 
+def _is_mapped(array: Any) -> bool:
+    """Whether a numpy array is a view of a mapped file, which is not to be read as a whole."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
 def _is_read_only(array: Any) -> bool:
     """Whether this numpy array and all arrays that it is a view of are read-only."""
     while isinstance(array, np.ndarray):
@@ -165,7 +293,7 @@ def _is_read_only(array: Any) -> bool:
 
 
 def put_copy(array: Any) -> jax.Array:
-    """Copies a caller's numpy array to the default device, without silently narrowing its dtype."""
+    """Copies a caller's numpy array to the default device."""
     return put_own(kept(array))
 
 
@@ -177,7 +305,7 @@ def put_own(array: Any) -> jax.Array:
     """
     if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
         require_x64()
-    array = in_native_order(array)
+    array = checked_numbers("CSRGraph", "an array", array)
     # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
     # asarray, device_put compiles nothing for a new shape.
     with jax.ensure_compile_time_eval():
@@ -225,16 +353,25 @@ def require_integers(where: str, argument: str, array: Any) -> None:
         raise bad_input(where, argument, "of an integer dtype", array.dtype)
 
 
-def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
-    """Raises ValueError if JAX would cut integers of 64 bits to 32, and lose their upper halves."""
-    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
+def require_kept_integers(where: str, argument: str, leaf: Any, dtype: Any = None) -> None:
+    """Raises ValueError if JAX would cut integers of NumPy, and lose their upper halves.
+
+    Args:
+      where: the public function or class, for errors.
+      argument: name of the argument, for errors.
+      leaf: an array of NumPy, one of its numbers, or anything else, which is not checked.
+      dtype: the integers that they become; None for those that JAX has for the dtype of ``leaf``.
+    """
+    if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind not in "iu":
         return
-    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
-    bounds = np.iinfo(narrow)
+    narrow = dtype_of_jax(leaf.dtype if dtype is None else dtype)
+    if narrow == leaf.dtype or not leaf.size or not jnp.issubdtype(narrow, jnp.integer):
+        return
+    bounds = jnp.iinfo(narrow)
     for value in (leaf.min(), leaf.max()):
         if not bounds.min <= value <= bounds.max:
-            expected = f"in the range of {narrow}, or used under jax_enable_x64"
-            raise bad_input(where, argument, expected, int(value))
+            way = ", or used under jax_enable_x64" if dtype is None else ""
+            raise bad_input(where, argument, f"in the range of {narrow}{way}", int(value))
 
 
 def require_floats(where: str, argument: str, array: Any) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import _ffi
+from jaxgnn._arrays.arrays import dtype_of_jax
 from jaxgnn._errors import bad_input
 from jaxgnn._exporting.file import Description, packed, read_program
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt, structure_of
@@ -49,7 +50,9 @@ def export(
         ``jax.export.symbolic_shape``: for an array one for each axis, such as ``"nodes, _"``; for
         a ``CSRGraph`` those of nodes and edges, such as ``"nodes, edges"``. ``_`` is the size of
         the example. If the example is square, the graph has as many columns as rows; otherwise
-        the number of columns is fixed.
+        the number of columns is fixed. A named number of edges may be zero in a call: the program
+        then has one padding slot, and arrays of edges a row of zeros. Other named sizes are at
+        least one.
       platforms: ``"cpu"``, ``"cuda"`` or both; None for the present one. Export for a GPU does not
         require one.
       metadata: values for ``load_exported`` besides the program, in types that JSON supports, such
@@ -204,5 +207,5 @@ def _sizes(shape: Any, like: tuple[int, ...], name: str, scope: Any) -> tuple[An
 
 
 def _struct(leaf: Any, shape: tuple[Any, ...] | None = None) -> jax.ShapeDtypeStruct:
-    dtype = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
+    dtype = dtype_of_jax(getattr(leaf, "dtype", None) or np.result_type(leaf))
     return jax.ShapeDtypeStruct(np.shape(leaf) if shape is None else shape, dtype)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import _ffi
-from jaxgnn._arrays.arrays import in_native_order, require_kept_integers
+from jaxgnn._arrays.arrays import dtype_of_jax, in_native_order, require_kept_integers
 from jaxgnn._errors import bad_input
+from jaxgnn._exporting.empty_graphs import empty_sizes, with_padding, without_padding
 from jaxgnn._exporting.file import Description, Program, read_program, unpacked, versions_of
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt
 from jaxgnn._methods import Binding
@@ -65,32 +66,41 @@ class ExportedFunction(Binding):
         """Runs the program.
 
         Args:
-          *args: pytrees of the structure, dtypes and sizes of the example. Graphs need no plan.
+          *args: pytrees of the structure, dtypes and sizes of the example. Graphs need no plan. A
+            graph without edges may stand for one whose number of edges has a name.
 
         Returns:
           The result of the function: new pytrees of JAX arrays.
 
         Raises:
-          ValueError: names the first argument of another structure, dtype or shape.
+          ValueError: names the first argument of another structure, dtype or shape; or the graph
+            has no edges, and a result has a size that is computed from their number.
         """
         given = leaves_of(self._where, "args", self._arguments, args)
         named = [(path, in_native_order(leaf)) for path, leaf in given]
         for (path, leaf), aval in zip(named, self._exported.in_avals, strict=True):
             self._check(path, leaf, aval)
+        paths, leaves = [path for path, _ in named], [leaf for _, leaf in named]
+        inputs, outputs = self._exported.in_avals, self._exported.out_avals
+        empty = empty_sizes(paths, leaves, inputs)
+        if empty:
+            leaves = [with_padding(*pair, empty) for pair in zip(leaves, inputs, strict=True)]
         try:
-            results = self._run(*(leaf for _, leaf in named))
+            results = self._run(*leaves)
         except ValueError as error:  # different sizes for one symbolic name
-            paths = [path for path, _ in named]
             text = re.sub(r"args\[(\d+)\]", lambda found: paths[int(found[1])], str(error))
             found = text.partition(" Using the following")[0]
             raise ValueError(f"{self._where}: {found}") from error
+        if empty:
+            pairs = zip(results, outputs, strict=True)
+            results = [without_padding(self._where, *pair, empty) for pair in pairs]
         return rebuilt(self._result, iter(results))
 
     def _check(self, path: str, leaf: Any, aval: Any) -> None:
         require_kept_integers(self._where, path, leaf)
         shape = np.shape(leaf)
         given = getattr(leaf, "dtype", None)
-        dtype = aval.dtype if given is None else jax.dtypes.canonicalize_dtype(given)
+        dtype = aval.dtype if given is None else dtype_of_jax(given)
         fits = len(shape) == len(aval.shape) and all(
             jax.export.is_symbolic_dim(expected) or size == expected
             for size, expected in zip(shape, aval.shape, strict=True)

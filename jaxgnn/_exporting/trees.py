@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
+import jax
+import numpy as np
+
+from jaxgnn._arrays.arrays import is_dtype_of_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, GraphBatch, Incidence, Normalization
 
@@ -100,10 +104,21 @@ def structure_of(where: str, path: str, tree: Any) -> Any:
             if isinstance(tree, CSRGraph) and tree.num_cols == tree.num_rows:
                 options["num_cols"] = None  # a square graph of any size
             return {name: parts, "options": options}
-    is_number = isinstance(tree, bool | int | float)
-    if is_number or (hasattr(tree, "shape") and hasattr(tree, "dtype")):
+    if hasattr(tree, "shape") and hasattr(tree, "dtype"):
+        require_numbers(where, path, tree.dtype)
+        return ARRAY
+    if isinstance(tree, bool | int | float):
         return ARRAY
     raise bad_input(where, path, _HOLDS, type(tree).__name__)
+
+
+def require_numbers(where: str, path: str, dtype: Any) -> None:
+    """Raises ValueError unless a program can have arrays of this dtype as arguments or results."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        expected = "of numbers; pass jax.random.key_data(key), and call jax.random.wrap_key_data in"
+        raise bad_input(where, path, f"{expected} the function", f"keys of jax.random, {dtype}")
+    if not is_dtype_of_jax(np.dtype(dtype)):
+        raise bad_input(where, path, "of numbers, or bool", f"dtype {dtype}")
 
 
 def leaves_of(where: str, path: str, structure: Any, tree: Any) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgnn._arrays.arrays import offset_dtype
+from jaxgnn._arrays.arrays import offset_dtype, to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
@@ -284,8 +284,8 @@ def stacked[Tree](mesh: Mesh, axis: str, make: Callable[[int], Tree]) -> Tree:
             leaves, structure = jax.tree.flatten(make(place))
         of_leaves = of_leaves or [[] for _ in leaves]
         for arrays, leaf in zip(of_leaves, leaves, strict=True):
-            first = jax.device_put(leaf, devices[0])[None]
-            arrays += [jax.device_put(first, device) for device in devices]
+            first = to_device("distributed.shard", leaf, devices[0])[None]
+            arrays += [to_device("distributed.shard", first, device) for device in devices]
     joined = [
         jax.make_array_from_single_device_arrays(
             (mesh.shape[axis], *arrays[0].shape[1:]), sharding, arrays

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxgnn._arrays.arrays import checked_numbers, dtype_of_jax, host_array
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._blocks import Cutter, Layout, axis_of, edge_numbers, stacked
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
@@ -142,13 +143,11 @@ class ShardedGraph:
         if self.devices > 1 and is_array and x.sharding.is_equivalent_to(self.row_sharding, x.ndim):
             expected = "in the order of the nodes, and not spread yet"
             raise bad_input(where, "x", expected, f"rows of devices, {np.shape(x)}")
-        array: np.ndarray = np.asarray(x)
-        if array.dtype.kind not in "biufcV":
-            raise bad_input(where, "x", "of numbers", f"an array of {array.dtype}")
+        array = checked_numbers(where, "x", host_array(where, "x", x))
         if array.ndim < 1 or array.shape[0] != layout.num_nodes:
             expected = f"of one row for each of {layout.num_nodes} nodes"
             raise bad_input(where, "x", expected, f"shape {array.shape}")
-        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        array = array.astype(dtype_of_jax(array.dtype), copy=False)
         shape = (self.devices * layout.rows, *array.shape[1:])
 
         def rows_at(index: Any) -> np.ndarray:
@@ -226,12 +225,14 @@ class ShardedGraph:
           ValueError: if ``of_edges`` has not one entry for each edge slot of ``graph``, or the
             graph has another number of nodes.
         """
-        where, array = "ShardedGraph.shard_edges", np.asarray(of_edges)
+        where = "ShardedGraph.shard_edges"
+        array = checked_numbers(where, "of_edges", host_array(where, "of_edges", of_edges))
         self._check_whole(where, graph)
         if array.ndim < 1 or array.shape[0] != graph.num_edges:
             expected = f"of one entry for each of {graph.num_edges} edge slots"
             raise bad_input(where, "of_edges", expected, f"shape {array.shape}")
         cutter = Cutter(graph, self.layout, self.columns, lists=False)
+        array = array.astype(dtype_of_jax(array.dtype), copy=False)
         edges = self.layout.edges
         shape = (self.devices * edges, *array.shape[1:])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxgnn._arrays.arrays import is_concrete
+from jaxgnn._arrays.arrays import host_array, is_concrete
 from jaxgnn._errors import bad_input
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def on_host(where: str, argument: str, array: Any) -> np.ndarray:
     """The array in numpy; ValueError if it is traced."""
     if not is_concrete(array):
         raise bad_input(where, argument, "concrete; call it outside jit", "a tracer")
-    return np.asarray(array)
+    return host_array(where, argument, array)
 
 
 def checked_colors(where: str, argument: str, colors: Any, count: int) -> np.ndarray | None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant.coupling import MAX_DEGREE
 from jaxgnn.equivariant.irreps import Irreps, as_irreps
@@ -53,7 +54,8 @@ def spherical_harmonics(
     """
     degrees = _degrees(irreps)
     _check_vectors(vectors)
-    return _compute(degrees, jnp.asarray(vectors), bool(normalize))
+    vectors = as_jax("spherical_harmonics", "vectors", vectors)
+    return _compute(degrees, vectors, bool(normalize))
 
 
 @partial(jax.jit, static_argnums=(0, 2), inline=True)

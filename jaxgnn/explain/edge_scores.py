@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxgnn._arrays.arrays import checked_tree
 from jaxgnn._errors import bad_input
 from jaxgnn.explain.by_presence import Learning, gradient, integrated, learnt_mask
 from jaxgnn.explain.structures import (
@@ -102,7 +103,8 @@ def edge_scores(
     """
     check_structure(_WHERE, graph)
     _check_options(graph, method, steps, learning_rate, size, entropy)
-    arguments = (x,) if edge_features is None else (x, edge_features)
+    features = {"x": x} if edge_features is None else {"x": x, "edge_features": edge_features}
+    arguments = tuple(checked_tree(_WHERE, features).values())
     predictions = jax.jit(lambda: model(graph, *arguments))()
     goal = Target(_WHERE, target, predictions)
     candidates = real_slots(graph) & ~self_loops(graph) & _within(graph, goal, num_hops)

@@ -17,6 +17,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn._methods import Method, State, captured_by
 from jaxgnn.fusion.program import Program, constants_of
@@ -164,7 +165,7 @@ class _Placed:
             return self._constants  # JAX raises the error
         if sharding not in self._moved:
             self._moved[sharding] = [
-                jax.device_put(c, sharding) if c.committed else c for c in self._constants
+                to_device("jaxgnn.fuse", c, sharding) if c.committed else c for c in self._constants
             ]
         return self._moved[sharding]
 

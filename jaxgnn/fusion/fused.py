@@ -15,6 +15,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgnn._arrays.arrays import in_native_order
 from jaxgnn._errors import bad_input
 from jaxgnn._methods import Method, State, captured_by, is_pytree, unbound
 from jaxgnn.fusion.constants import Jitted, has_large_constants, jit, opened
@@ -174,7 +175,7 @@ class Fused(Method):
         """The static part of a call and its arrays; raises where it has no hash."""
         tree = ((self._fn if self._is_module else None, *args), kwargs)
         leaves, structure = jax.tree.flatten(tree)
-        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        arrays = [in_native_order(leaf) for leaf in leaves if _is_array(leaf)]
         static = tuple((i, x) for i, x in enumerate(leaves) if not _is_array(x))
         call = _Call(structure, static, tuple(_kind(x) for _, x in static))
         try:

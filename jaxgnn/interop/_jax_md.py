@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Float
 
-from jaxgnn._arrays.arrays import is_concrete, shown
+from jaxgnn._arrays.arrays import as_jax, is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.models.interatomic import InteratomicPotential
@@ -65,7 +65,7 @@ def jax_md_energy(
     if not isinstance(model, InteratomicPotential):
         expected = "a potential of jaxgnn.models, such as SchNet"
         raise bad_input(_WHERE, "model", expected, type(model).__name__)
-    of_atoms = jnp.asarray(species)
+    of_atoms = as_jax(_WHERE, "species", species)
     if of_atoms.ndim != 1 or not jnp.issubdtype(of_atoms.dtype, jnp.integer):
         raise bad_input(_WHERE, "species", "integers [atoms]", shown(of_atoms))
     if is_concrete(of_atoms):
@@ -96,7 +96,7 @@ def _graph(neighbor: Any, atoms: int) -> CSRGraph:
     if kind not in ("Dense", "Sparse"):
         expected = "a NeighborList of format Dense or Sparse, which has both edges of a pair"
         raise bad_input(_WHERE, "neighbor", expected, kind or type(neighbor).__name__)
-    ids = jnp.asarray(neighbor.idx)
+    ids = as_jax(_WHERE, "neighbor.idx", neighbor.idx)
     if kind == "Dense":
         senders = ids.reshape(-1)
         receivers = jnp.repeat(jnp.arange(atoms, dtype=ids.dtype), ids.shape[1])

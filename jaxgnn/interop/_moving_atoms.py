@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from jaxgnn._arrays.arrays import to_device
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import atomic_sample
 
@@ -81,7 +81,7 @@ class MovingAtoms:
         if not slots / 2 <= sample.num_edges <= slots:
             slots = bucket(int(sample.num_edges * _HEADROOM) + 1)
         batch = GraphBatch.from_graphs([sample], pad_to=(sample.num_nodes + 1, slots, 2))
-        return jax.device_put(batch)
+        return to_device("interop.ase_calculator", batch)
 
 
 def bucket(count: int) -> int:

@@ -72,14 +72,15 @@ class Structures(NamedTuple):
         positions = as_jax(where, "batch.nodes['positions']", batch.nodes["positions"])
         dtype = np.promote_types(positions.dtype, np.float32)
         is_node, is_graph = jnp.asarray(batch.node_mask), jnp.asarray(batch.graph_mask)
-        cells = jnp.asarray(batch.globals["cell"]).astype(dtype)
+        cells = as_jax(where, "batch.globals['cell']", batch.globals["cell"]).astype(dtype)
+        species = as_jax(where, "batch.nodes['species']", batch.nodes["species"], jnp.int32)
         identity = jnp.eye(3, dtype=dtype)
-        images = jnp.asarray(batch.edges["images"])
+        images = as_jax(where, "batch.edges['images']", batch.edges["images"])
         is_edge = jnp.asarray(batch.edge_mask())
         return cls(
             graph=batch.graph,
             positions=jnp.where(is_node[:, None], positions.astype(dtype), 0),
-            species=jnp.where(is_node, jnp.asarray(batch.nodes["species"]), 0).astype(jnp.int32),
+            species=jnp.where(is_node, species, 0),
             cells=jnp.where(is_graph[:, None, None], cells, identity),
             images=jnp.where(is_edge[:, None], images.astype(dtype), 0),
             graph_ids=jnp.asarray(batch.graph_ids),

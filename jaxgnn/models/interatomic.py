@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import is_concrete, shown
+from jaxgnn._arrays.arrays import as_jax, is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.models.atomic_geometry import AtomicEdges, Structures, check_structures
@@ -134,7 +134,8 @@ class InteratomicPotential(GraphLayer):
         """
         self._check_graph(graph)
         self._check_square(graph, "since each atom sends and receives")
-        species, vectors = jnp.asarray(species), jnp.asarray(vectors)
+        species = as_jax(self._name, "species", species)
+        vectors = as_jax(self._name, "vectors", vectors)
         if species.shape != (graph.num_rows,) or not jnp.issubdtype(species.dtype, jnp.integer):
             expected = f"integers [{graph.num_rows}], one for each atom"
             raise bad_input(self._name, "species", expected, shown(species))

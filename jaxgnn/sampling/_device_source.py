@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._capacity import Capacity
@@ -52,7 +53,7 @@ class DeviceSource:
             None if array is None else array.astype(np.int32, copy=False)
             for array in drawn_arrays(graph, direction)
         )
-        return cls(host, *jax.device_put(tuple(arrays), device))
+        return cls(host, *to_device("sampling.NeighborLoader", tuple(arrays), device))
 
     def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
         """Sizes of a sample, with the candidates of LABOR."""

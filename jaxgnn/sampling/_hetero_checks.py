@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from jaxgnn._arrays.arrays import checked_numbers
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.sampling import _loader_checks as checks
@@ -109,4 +110,4 @@ def labels_of(
     if seed_times is not None:
         return checks.checked_labels(where, labels, len(seeds), "seed")
     values = checks.checked_labels(where, labels, num_nodes)
-    return None if values is None else values[seeds]
+    return None if values is None else checked_numbers(where, "labels", values[seeds])

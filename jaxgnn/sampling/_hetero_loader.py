@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import EdgeType, HeteroGraph
 from jaxgnn.sampling import _checks
@@ -187,7 +188,9 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         self._labels = labels_of(where, labels, graph.num_nodes[seed_type], nodes, times)
         self._edge_weights = {e: on_host(relation.weights) for e, relation in graph.items()}
         self._device = default_device()
-        self._rows = {t: StagedRows(store, self._device) for t, store in self.features.items()}
+        self._rows = {
+            t: StagedRows(where, store, self._device) for t, store in self.features.items()
+        }
         # A GPU sorts edges in less time than copying their order to it would take.
         self._with_plans = jax.default_backend() == "cpu"
         self._joined = joined
@@ -212,7 +215,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         """
         self._check_place(epoch, step)
         weights = {f"graph[{e!r}].weights": w for e, w in self._edge_weights.items()}
-        check_files(self._where, labels=self._labels, **weights)
+        check_files(self._where, **weights)
         seeds = self._seeds_of(epoch, step, self._process)
         sample = self._draw(seeds, epoch, step)
         source, capacity, found = self._source, sample.capacity, sample.found
@@ -236,9 +239,9 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
             "seed_ids": filled(found.seed_ids, size, 0, np.int32),
             "seed_mask": np.arange(size) < len(seeds),
             "x": {t: rows.gather(parts["n_id"][t]) for t, rows in self._rows.items()},
-            "y": None if labels is None else filled(labels[seeds], size, 0),
+            "y": None if labels is None else checks.read_labels(self._where, labels, seeds, size),
         }
-        placed = jax.device_put(parts, self._device)
+        placed = to_device(self._where, parts, self._device)
         return HeteroBatch(seed_type=source.seed_type, **placed)
 
     def _checked(self, capacity: HeteroCapacity) -> HeteroCapacity:

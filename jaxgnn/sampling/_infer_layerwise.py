@@ -17,6 +17,7 @@ from jaxgnn._arrays.arrays import own
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _loader_checks as checks
+from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._subgraph_loader import checked_size
 from jaxgnn.sampling._subgraphs import WholeGraph, filled
 from jaxgnn.sampling.features import FeatureStore, as_store
@@ -92,8 +93,7 @@ def infer_layerwise(
         expected = "a list of layers or functions, at least one"
         raise bad_input(_WHERE, "layers", expected, repr(layers)[:80])
     whole = WholeGraph.read(_WHERE, graph, allow_normalized=True)
-    x = checks.checked_features(_WHERE, as_store(_WHERE, features), whole.num_nodes)
-    assert x is not None
+    x = checks.checked_store(_WHERE, features, whole.num_nodes)
     blocks = _Blocks.of(graph, whole, checked_size(_WHERE, "batch_size", batch_size))
     results = np.empty(0)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
@@ -112,14 +112,14 @@ def _apply(
     """Applies a layer to all rows; reading the device lags, so that it computes meanwhile."""
     from jaxgnn.training.progress import Progress
 
-    apply = _compiled(layer)
+    apply, rows = _compiled(layer), StagedRows(_WHERE, x, default_device())
     pending: deque[tuple[slice, Any]] = deque()
     total = len(blocks)
     with Progress(0, total, blocks.rows, "nodes", enabled=shown is not None) as bar:
         bar.begin(shown or "")
         started = time.monotonic()
         for number, block in enumerate(blocks, 1):
-            pending.append((block.place, apply(block.graph, x.gather(block.n_id))))
+            pending.append((block.place, apply(block.graph, rows.gather(block.n_id))))
             while len(pending) > (0 if number == total else _AHEAD):
                 results.write(*pending.popleft())
             bar.update(number, {}, 1e3 * (time.monotonic() - started) / number)
@@ -170,7 +170,8 @@ class _Results:
         if isinstance(target, str | os.PathLike):
             path = os.fspath(target)
             return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-        if not isinstance(target, np.ndarray) or (target.shape, target.dtype) != (shape, dtype):
+        is_array = isinstance(target, np.ndarray)
+        if not is_array or (target.shape, target.dtype.newbyteorder("=")) != (shape, dtype):
             expected = f"an array of {dtype} and shape {shape}, as the results, or a path"
             kind = type(target).__name__
             got = f"{target.dtype} of shape {target.shape}" if hasattr(target, "shape") else kind

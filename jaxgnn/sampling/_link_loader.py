@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Int32
 
+from jaxgnn._arrays.arrays import host_array, to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._blocks import SampledBatch
@@ -18,14 +19,12 @@ from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._link_messages import MOST_ON_DEVICE, without_edges
 from jaxgnn.sampling._link_negatives import Negatives, checked_sampler
-from jaxgnn.sampling._loader_checks import checked_labels
-from jaxgnn.sampling._mapped import check_files
+from jaxgnn.sampling._loader_checks import checked_labels, read_labels
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._negative_edges import NegativeSampler
 from jaxgnn.sampling._neighbor_loader import NeighborLoader
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._reference import distinct
-from jaxgnn.sampling._source import on_host
 from jaxgnn.sampling.features import FeatureStore
 
 
@@ -171,7 +170,7 @@ class LinkNeighborLoader(NeighborLoader):
         asked = self._asked(epoch, step, self._process)
         raw = self._without_given(self._draw(asked.ends, epoch, step), asked)
         parts = self._fields(raw, len(asked.ends)) | self._pair_fields(asked)
-        return LinkBatch(**jax.device_put(parts, self._device))
+        return LinkBatch(**to_device(self._where, parts, self._device))
 
     # -- what this loader replaces ------------------------------------------------------------
 
@@ -238,9 +237,11 @@ class LinkNeighborLoader(NeighborLoader):
         pairs, mask = np.zeros((2, num_slots), np.int32), np.zeros(num_slots, bool)
         pairs[:, asked.slots], mask[asked.slots] = asked.pairs.T, asked.mask
         labels = self._pair_labels
-        check_files(self._where, labels=labels)
-        given = np.ones(count, np.float32) if labels is None else labels[asked.places]
-        return {"pairs": pairs, "pair_mask": mask, "pair_labels": filled(given, num_slots, 0)}
+        if labels is None:
+            of_pairs = filled(np.ones(count, np.float32), num_slots, 0)
+        else:
+            of_pairs = read_labels(self._where, labels, asked.places, num_slots)
+        return {"pairs": pairs, "pair_mask": mask, "pair_labels": of_pairs}
 
 
 class _Asked(NamedTuple):
@@ -267,7 +268,7 @@ def _checked_edges(where: str, edges: Any, num_nodes: int) -> np.ndarray:
     if not hasattr(edges, "__len__") or len(edges) != 2:
         got = getattr(edges, "shape", type(edges).__name__)
         raise bad_input(where, "edges", expected, got)
-    lists = [np.asarray(on_host(ends)) for ends in edges]
+    lists = [host_array(where, "edges", ends) for ends in edges]
     shapes = [ends.shape for ends in lists]
     if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
         raise bad_input(where, "edges", expected, "shapes {} and {}".format(*shapes))

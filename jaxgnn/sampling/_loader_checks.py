@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgnn._arrays.arrays import checked_numbers, host_array, require_kept_integers
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
+from jaxgnn.sampling._mapped import check_files, is_mapped
+from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._source import HostGraph, on_host
 from jaxgnn.sampling.features import FeatureStore, as_store
 
@@ -66,26 +69,48 @@ def checked_weights(
 
 def checked_features(where: str, features: Any, num_nodes: int) -> FeatureStore | None:
     """The store of features with a row for each node, or None."""
-    if features is None:
-        return None
+    return None if features is None else checked_store(where, features, num_nodes)
+
+
+def checked_store(where: str, features: Any, num_nodes: int) -> FeatureStore:
+    """The store of features with a row for each node, of which those in memory are checked."""
     store = as_store(where, features)
     if store.num_rows != num_nodes:
         expected = f"of {num_nodes} rows, one for each node"
         raise bad_input(where, "features", expected, f"{store.num_rows} rows")
-    _check_numbers(where, "features", store.dtype)
+    checked_numbers(where, "features", np.zeros(0, store.dtype))
+    if isinstance(features, np.ndarray) and not is_mapped(features):
+        require_kept_integers(where, "features", features)
     return store
 
 
 def checked_labels(where: str, labels: Any, count: int, thing: str = "node") -> np.ndarray | None:
-    """Labels with an entry for each node, or each of other things, or None."""
+    """Labels with an entry for each node, or each of other things, or None.
+
+    Those in memory are checked here, and mapped ones by ``read_labels``.
+    """
     if labels is None:
         return None
-    values = on_host(labels)
+    values = labels if isinstance(labels, np.ndarray) else host_array(where, "labels", labels)
     if values.ndim == 0 or values.shape[0] != count:
         expected = f"of shape ({count}, ...), one for each {thing}"
         raise bad_input(where, "labels", expected, f"shape {values.shape}")
-    _check_numbers(where, "labels", values.dtype)
+    if not is_mapped(values):
+        return checked_numbers(where, "labels", values)
+    checked_numbers(where, "labels", values[:0])
+    check_files(where, labels=values)
     return values
+
+
+def read_labels(where: str, labels: np.ndarray, rows: Any, slots: int) -> np.ndarray:
+    """Labels of some rows, then zeros up to a number of slots.
+
+    Raises:
+      ValueError: if they are mapped from a file that has another size now, or has integers that JAX
+        would cut.
+    """
+    check_files(where, labels=labels)
+    return filled(checked_numbers(where, "labels", labels[rows]), slots, 0)
 
 
 def checked_processes(where: str, processes: tuple[int, int] | None) -> tuple[int, int]:
@@ -119,12 +144,6 @@ def require_positive(where: str, argument: str, value: Any) -> None:
     """Raises ValueError unless a value is a positive int."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise bad_input(where, argument, "an int of at least 1", repr(value))
-
-
-def _check_numbers(where: str, argument: str, dtype: Any) -> None:
-    """Raises ValueError unless arrays of JAX can have a dtype."""
-    if not any(jax.dtypes.issubdtype(dtype, kind) for kind in (np.number, np.bool_)):
-        raise bad_input(where, argument, "of numbers, or bool", f"dtype {dtype}")
 
 
 def _check_draws(where: str, weights: np.ndarray, indptr: np.ndarray) -> None:

@@ -20,6 +20,7 @@ import scipy.sparse
 from jax import lax
 from jaxtyping import Array, Int, Int32, PRNGKeyArray, UInt32
 
+from jaxgnn._arrays.arrays import checked_numbers, host_array
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
@@ -325,11 +326,11 @@ def _degree_weights(degrees: np.ndarray) -> np.ndarray:
 
 
 def _as_sources(where: str, sources: Any) -> Any:
-    sources = sources if hasattr(sources, "dtype") else np.asarray(sources)
+    sources = sources if isinstance(sources, jax.Array) else host_array(where, "sources", sources)
     if sources.ndim != 1 or not jnp.issubdtype(sources.dtype, jnp.integer):
         got = f"{sources.dtype} of shape {sources.shape}"
         raise bad_input(where, "sources", "integers of shape [sources]", got)
-    return sources
+    return checked_numbers(where, "sources", sources)
 
 
 def _check_sources(where: str, allowed: np.ndarray, sources: np.ndarray) -> None:

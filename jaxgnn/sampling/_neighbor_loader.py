@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from jaxgnn._arrays.arrays import to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
@@ -22,8 +23,6 @@ from jaxgnn.sampling._capacity import Capacity, bound_of
 from jaxgnn.sampling._checks import Method
 from jaxgnn.sampling._device_source import DeviceSource
 from jaxgnn.sampling._edge_values import EdgeValues, parts_of, parts_on_device
-from jaxgnn.sampling._mapped import check_files
-from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
 from jaxgnn.sampling._source import (
@@ -189,13 +188,15 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         self._values = EdgeValues.of(graph, host.degrees(), direction)
         if on == "device":
             self._source = DeviceSource.of(source, graph, direction, self._device)
-            self._values = jax.device_put(self._values, self._device)
+            self._values = to_device(where, self._values, self._device)
             self._parts = parts_on_device
         else:
             self._values = jax.tree.map(on_host, self._values)
             # A GPU sorts edges in less time than copying their order to it would take.
             self._parts = partial(parts_of, with_plans=jax.default_backend() == "cpu")
-        self._rows = None if self.features is None else StagedRows(self.features, self._device)
+        self._rows = (
+            None if self.features is None else StagedRows(where, self.features, self._device)
+        )
         self._num_nodes = host.num_nodes
         self._bound = _bound(
             source,
@@ -216,11 +217,11 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         """
         self._check_place(epoch, step)
         seeds, labels = self._seeds_of(epoch, step, self._process), self._labels
-        check_files(self._where, labels=labels)
         parts = self._fields(self._draw(seeds, epoch, step), len(seeds))
         slots = len(parts["seed_mask"])
-        parts["y"] = None if labels is None else filled(labels[seeds], slots, 0)
-        return SampledBatch(**jax.device_put(parts, self._device))
+        of_seeds = None if labels is None else checks.read_labels(self._where, labels, seeds, slots)
+        parts["y"] = of_seeds
+        return SampledBatch(**to_device(self._where, parts, self._device))
 
     def read_counts(self, num_batches: int = 32, epoch: int = 0) -> np.ndarray:
         """Counts how often the first batches of an epoch contain each node, int64 [nodes].

@@ -143,7 +143,8 @@ class ShadowLoader(SubgraphLoader):
         ids = np.repeat(np.arange(count), np.diff(part.starts, append=len(part.n_id)))
         labels = self._data.labels
         if labels is not None:
-            labels = filled(labels[part.n_id[part.starts]], self._batch_size, 0, labels.dtype)
+            seeds = part.n_id[part.starts]
+            labels = checks.read_labels(self._where, labels, seeds, self._batch_size)
         return {
             "y": labels,
             "root": filled(part.starts, self._batch_size, 0, np.int32),

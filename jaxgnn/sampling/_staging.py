@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxgnn._arrays.arrays import to_device
 from jaxgnn.sampling._memory import aligned_empty
 from jaxgnn.sampling.features import FeatureStore
+from jaxgnn.sampling.features._store import read_rows
 
 
 def default_device() -> Any:
@@ -26,28 +28,37 @@ class StagedRows:
     reads rows where they are, so each batch has its own memory.
 
     Args:
+      where: the loader, for errors.
       store: the store.
       device: the device, or None for the default one.
     """
 
-    def __init__(self, store: FeatureStore, device: Any):
-        self._store, self._device = store, device
+    def __init__(self, where: str, store: FeatureStore, device: Any):
+        self._where, self._store, self._device = where, store, device
         self._free: deque[np.ndarray] = deque()
         self._reuses = (jax.default_backend() if device is None else device.platform) != "cpu"
 
     def gather(self, ids: np.ndarray) -> jax.Array:
-        """Returns rows on the device, zeros for -1."""
+        """Returns rows on the device, zeros for -1.
+
+        Raises:
+          ValueError: if the store returns other rows than asked for, or integers that JAX would
+            cut.
+        """
         if not self._reuses:
-            return jax.device_put(self._store.gather(ids), self._device)
+            return self._place(read_rows(self._where, self._store, ids))
         buffer = self._buffer(len(ids))
-        rows = self._store.gather(ids, buffer)
-        placed = jax.device_put(rows, self._device)
+        rows = read_rows(self._where, self._store, ids, buffer)
+        placed = self._place(rows)
         if rows is buffer:
             placed.block_until_ready()
             self._free.append(buffer)
         else:  # the rows of this store are on a device
             self._reuses = False
         return placed
+
+    def _place(self, rows: Any) -> jax.Array:
+        return to_device(self._where, rows, self._device, name="features")
 
     def _buffer(self, count: int) -> np.ndarray:
         """A free buffer of this length, or a new one."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from jaxgnn._arrays.arrays import own, require_count
+from jaxgnn._arrays.arrays import own, require_count, to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.transforms import distinct_ids
@@ -20,7 +20,6 @@ from jaxgnn.sampling import _checks, _random
 from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._capacity import Capacity, measured
 from jaxgnn.sampling._epochs import Epochs
-from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._random import Key
 from jaxgnn.sampling._staging import StagedRows, default_device
@@ -94,7 +93,8 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         self._known_capacity: Capacity | None = None
         self._with_plan = jax.default_backend() == "cpu"
         self._device = default_device()
-        self._rows = None if data.features is None else StagedRows(data.features, self._device)
+        stored = data.features
+        self._rows = None if stored is None else StagedRows(self._where, stored, self._device)
 
     def __repr__(self) -> str:
         """Shows the number of steps, and of slots if they have been measured."""
@@ -127,10 +127,9 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         """
         self._check_place(epoch, step)
         self._graph.check_files(self._where)
-        check_files(self._where, labels=self._data.labels)
         part = self._part_of(epoch, step, self._process)
         on_host = self._padded(part, self._holding(_sizes(part), (epoch, step)))
-        return jax.device_put(on_host, self._device)
+        return to_device(self._where, on_host, self._device)
 
     # -- what a subclass has ------------------------------------------------------------------
 
@@ -205,13 +204,13 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         self, part: Induced, slots: int, probability: npt.ArrayLike
     ) -> dict[str, Any]:
         """Labels, nodes to train on and their weights; batches have a node with ``probability``."""
-        data = self._data
+        data, where = self._data, self._where
         place = np.minimum(np.searchsorted(data.train, part.n_id), len(data.train) - 1)
         is_trained = data.train[place] == part.n_id
         weight = np.where(is_trained, 1.0 / (np.asarray(probability) * len(data.train)), 0.0)
         labels = data.labels
         return {
-            "y": None if labels is None else filled(labels[part.n_id], slots, 0, labels.dtype),
+            "y": None if labels is None else checks.read_labels(where, labels, part.n_id, slots),
             "train_mask": filled(is_trained, slots, False, bool),
             "node_weight": filled(weight, slots, 0, np.float32),
         }

@@ -373,7 +373,7 @@ class _Session:
         if not self.pending:
             self.started = time.perf_counter()
         self.watch.at(f"the batch of step {step}")
-        batch = owned(batch_of(step))
+        batch = owned("fit", batch_of(step), "batch")
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
         name = f"step {step}"

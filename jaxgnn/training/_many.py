@@ -101,7 +101,7 @@ def fit_many(
 
     step = jax.jit(jax.vmap(step_of_one, in_axes=(0, None, 0, 0)), donate_argnums=0)
     evaluate = jax.jit(jax.vmap(predictions_of_one, in_axes=(0, None)))
-    shared, own = owned(shared), owned(own)
+    shared, own = owned("fit_many", shared, "shared"), owned("fit_many", own, "own")
     records = _Records(config, seeds, score)
     with Progress(0, config.steps, enabled=progress) as bar:
         bar.begin("compiling")

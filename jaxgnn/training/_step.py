@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxgnn._arrays.arrays import checked_tree, to_device
 from jaxgnn._errors import bad_input
 
 PyTree = Any
@@ -79,7 +80,7 @@ def start_state(
     def copied(tree):
         # Weakly typed parameters (``jnp.full((3,), 0.5)``) become strong in the first update, and
         # the second step would be traced again.
-        return jax.tree.map(lambda array: jnp.copy(strong(jnp.asarray(array))), owned(tree))
+        return jax.tree.map(lambda array: jnp.copy(strong(jnp.asarray(array))), owned("fit", tree))
 
     model = copied(model)
     # Some optimizers keep the initial parameters, and an array may not be donated twice.
@@ -101,7 +102,7 @@ def _on_one_mesh(state: TrainState) -> TrainState:
         return state
     everywhere = NamedSharding(meshes[0], PartitionSpec())
     return jax.tree.map(
-        lambda a: a if isinstance(a.sharding, NamedSharding) else jax.device_put(a, everywhere),
+        lambda a: a if isinstance(a.sharding, NamedSharding) else to_device("fit", a, everywhere),
         state,
     )
 
@@ -135,7 +136,7 @@ class DataParallel:
 
     def replicate[Tree](self, tree: Tree) -> Tree:
         """Puts arrays on every device."""
-        return jax.device_put(tree, NamedSharding(self.mesh, _EVERYWHERE))
+        return to_device("fit", tree, NamedSharding(self.mesh, _EVERYWHERE))
 
     def divide(self, batch: PyTree) -> PyTree:
         """Puts a part of the examples on each device, and scalars on all.
@@ -149,7 +150,7 @@ class DataParallel:
                 expected = f"of a leading axis divisible by the {devices} devices of the mesh"
                 raise bad_input("fit", array, expected, f"shape {np.shape(leaf)}")
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(batch))
-        return jax.device_put(batch, shardings)
+        return to_device("fit", batch, shardings, name="batch")
 
     def on_each(
         self,
@@ -299,8 +300,10 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(fn)
     def apply(model: nnx.Module, *arrays: PyTree, **static: Hashable) -> T:
-        graphdef, state = split_model(model)
-        return compiled(graphdef, owned(state), owned(arrays), tuple(sorted(static.items())))
+        where, (graphdef, state) = "jit_apply", split_model(model)
+        return compiled(
+            graphdef, owned(where, state), owned(where, arrays), tuple(sorted(static.items()))
+        )
 
     return apply
 
@@ -391,14 +394,18 @@ def copy_arrays[T](tree: T) -> T:
     return jax.tree.map(jnp.copy, tree)
 
 
-def owned(tree: PyTree) -> PyTree:
+def owned(where: str, tree: PyTree, name: str = "") -> PyTree:
     """``tree`` with copies of its NumPy arrays, safe to pass to an asynchronous program.
 
     JAX on a CPU reads an aligned NumPy array in place, and a call returns before its program has
     run. Refilling the array, as many data readers do, would change the arguments of an earlier
     call. JAX's own arrays do not change, and are not copied.
+
+    Raises:
+      ValueError: An array has a dtype that JAX does not have, or integers that it would cut; names
+        ``where`` and, behind ``name``, the path of the array.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(checked_tree(where, tree, name))
     if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
         return tree
     copies = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]

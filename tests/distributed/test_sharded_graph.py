@@ -207,7 +207,7 @@ BAD = {
     "shard: ops must be a tuple of names of ops, got 'spmm'": lambda: distributed.shard(
         graph(), mesh(4), ops="spmm"
     ),
-    "shard_rows: x must be of numbers, got an array of <U1": lambda: sharded_graph(4).shard_rows(
+    "shard_rows: x must be of numbers, or bool, got dtype <U1": lambda: sharded_graph(4).shard_rows(
         ["a"] * NODES
     ),
     "shard_rows: x must be in the order of the nodes, and not spread yet": lambda: sharded_graph(

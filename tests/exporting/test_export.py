@@ -1,5 +1,6 @@
 """Functions of graphs in files: loaded in a fresh process, at other sizes, and refused."""
 
+import dataclasses
 import io
 import json
 import os
@@ -207,6 +208,10 @@ CALLS = {
         r"args\[0\]\.normalization must be None, got 'mean'",
     ),
     "one argument": (lambda: (GRAPH,), r"args must be a tuple of 2, got tuple of 1"),
+    "text": (
+        lambda: (GRAPH, np.full((4, 8), "a")),
+        r"args\[1\] must be of numbers, or bool, got dtype <U1",
+    ),
     "other nodes": (
         lambda: (GRAPH, MORE),
         r"args\[1\]\.shape\[0\] \(= 6\) and the specification 'nodes' \(= 4\)",
@@ -247,6 +252,44 @@ def test_arrays_of_numpy_are_taken_in_either_byte_order_and_not_cut():
         loaded(X, np.array([2**32, 0]))
 
 
+def test_examples_are_arrays_of_either_byte_order():
+    loaded = jaxgnn.load_exported(jaxgnn.export(lambda x: 2 * x, np.arange(3, dtype=">i8")))
+    assert loaded.inputs == ("int32[3]",)
+    assert loaded(np.arange(3)).tolist() == [0, 2, 4]
+
+
+EMPTY = CSRGraph.from_edges(np.zeros(0, int), np.zeros(0, int), 4)
+OF_EMPTY = {
+    "sums": (lambda graph, x, e: ops.spmm(graph, x), 4),
+    "attention": (lambda graph, x, e: ops.segment_softmax(graph, e), 0),
+    "messages": (lambda graph, x, e: ops.aggregate(graph, e[:, None], "max"), 4),
+    "the graph itself": (lambda graph, x, e: graph, None),
+}
+
+
+@pytest.mark.parametrize("name", OF_EMPTY)
+def test_a_named_number_of_edges_may_be_zero(name):
+    function, rows = OF_EMPTY[name]
+    shapes = ("nodes, edges", "nodes, _", "edges")
+    for example, of_edges in ((GRAPH, jnp.ones(5)), (EMPTY, jnp.ones(0))):
+        loaded = jaxgnn.load_exported(jaxgnn.export(function, example, X, of_edges, shapes=shapes))
+        made = jax.tree.leaves(loaded(EMPTY, X, jnp.ones(0)))
+        expected = jax.tree.leaves(function(dataclasses.replace(EMPTY, plan=None), X, jnp.ones(0)))
+        assert rows is None or made[0].shape[0] == rows
+        for one, other in zip(made, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    again = loaded(GRAPH, X, jnp.ones(5))
+    assert jax.tree.leaves(again)[0].shape[0] == {4: 4, 0: 5, None: 5}[rows]
+
+
+def test_a_result_of_a_size_that_is_computed_from_no_edges_is_refused():
+    loops = jaxgnn.export(
+        lambda graph: jnp.concatenate([graph.indices, graph.indices]), GRAPH, shapes=("n, edges",)
+    )
+    with pytest.raises(ValueError, match=r"the graph must be of at least one edge, as a result"):
+        jaxgnn.load_exported(loops)(EMPTY)
+
+
 EXPORTS = {
     "platform": ({"platforms": ["tpu"]}, r"platforms must be some of cpu, cuda, got \['tpu'\]"),
     "no platform": ({"platforms": []}, r"platforms must be some of cpu, cuda, got \[\]"),
@@ -268,6 +311,15 @@ def test_what_can_not_be_exported_says_why():
         jaxgnn.export(_aggregate, {1, 2}, X)
     with pytest.raises(ValueError, match=r"export: the result must be arrays in .*, got str"):
         jaxgnn.export(lambda x: "text", X)
+    keys = r"must be of numbers; pass jax.random.key_data\(key\), .*, got keys of jax.random, key"
+    with pytest.raises(ValueError, match=rf"export: args\[0\]\['a'\] {keys}"):
+        jaxgnn.export(lambda given: given, {"a": jax.random.key(0)})
+    with pytest.raises(ValueError, match=f"export: the result {keys}"):
+        jaxgnn.export(lambda x: jax.random.key(0), X)
+    with pytest.raises(
+        ValueError, match=r"export: args\[0\] must be of numbers, .*, got dtype <U1"
+    ):
+        jaxgnn.export(lambda x: x, np.array(["a"]))
     with pytest.raises(ValueError, match="export: shapes must be sizes with which the function"):
         jaxgnn.export(lambda x: x if x.shape[0] > 5 else -x, X, shapes=("n, _",))
     with pytest.raises(ValueError, match=r"shapes\[0\] must be None, .* for a GraphBatch"):

@@ -1,5 +1,7 @@
 """Stores return the rows that were asked for, from wherever they are."""
 
+import io
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -8,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgnn import CSRGraph
-from jaxgnn.sampling import NeighborLoader, features
+from jaxgnn.sampling import NeighborLoader, features, infer_layerwise
 from jaxgnn.sampling._staging import StagedRows
 from jaxgnn.testing import random_array
 
@@ -71,6 +73,109 @@ def test_rows_are_written_to_an_array_of_the_caller(name, tmp_path):
     out = np.full((len(IDS), 6), np.nan, np.float32)
     assert features.as_store("test", STORES[name](tmp_path)).gather(IDS, out) is out
     np.testing.assert_array_equal(out, EXPECTED)
+
+
+@pytest.mark.parametrize("name", ["array", "memmap", "file", "folder"])
+def test_rows_in_the_other_byte_order_are_those_of_this_machine(name, tmp_path):
+    swapped = X.astype(">f4")
+    if name == "folder":  # of both orders
+        np.save(tmp_path / "a.npy", swapped[:100])
+        np.save(tmp_path / "b.npy", X[100:])
+    given = {
+        "array": lambda: swapped,
+        "folder": lambda: tmp_path,
+        "file": lambda: _npy(tmp_path, swapped),
+    }
+    given["memmap"] = lambda: np.load(_npy(tmp_path, swapped), mmap_mode="r")
+    store = features.as_store("test", given[name]())
+    assert store.dtype == np.float32 and store.dtype.isnative
+    out = np.empty((len(IDS), 6), np.float32)
+    for rows in (store.gather(IDS), store.gather(IDS, out)):
+        np.testing.assert_array_equal(rows, EXPECTED)
+
+
+def _with_bytes(path, content):
+    (path / "x.npy").write_bytes(content)
+    return features.FileFeatures(path / "x.npy")
+
+
+def _bytes_of(array, **options):
+    stream = io.BytesIO()
+    np.save(stream, array, **options)
+    return stream.getvalue()
+
+
+STORED = _bytes_of(X)
+HEADER = len(STORED) - X.nbytes
+DAMAGED = {
+    "empty": (b"", "it ends after 0 of 8 bytes"),
+    "appended": (STORED + b"\0" * 24, "expected 7200 bytes for float32.*, got 7224"),
+    "inserted": (STORED[:HEADER] + b"\0" * 24 + STORED[HEADER:], "expected 7200 bytes .* got 7224"),
+    "cut off": (STORED[:-1], "expected 7200 bytes for float32.*, got 7199"),
+    "cut in the header": (STORED[:50], "it ends after 40 of 118 bytes"),
+    "other header": (STORED.replace(b"descr", b"other"), "expected a header of descr"),
+    "an archive": (b"PK\3\4" + STORED, "it starts with .*, as no array does"),
+    "objects": (
+        _bytes_of(np.array([None]), allow_pickle=True),
+        "expected a dtype of plain numbers",
+    ),
+    "fields": (_bytes_of(np.zeros(2, [("a", "f4")])), "expected a header of descr"),
+    "text": (_bytes_of(np.array(["a"])), "expected numbers, got <U1"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_named(name, tmp_path):
+    content, message = DAMAGED[name]
+    with pytest.raises(ValueError, match=f"FileFeatures: path must be .*x.npy: {message}"):
+        _with_bytes(tmp_path, content)
+    (tmp_path / "x.npy").unlink()
+    (tmp_path / "x.npy").mkdir()
+    with pytest.raises(ValueError, match=r"x\.npy, which is no regular file"):
+        features.FileFeatures(tmp_path)
+
+
+def test_bytes_that_are_added_to_a_mapped_file_are_found(tmp_path):
+    graph = CSRGraph.from_edges([0], [1], ROWS)
+    mapped = np.load(_npy(tmp_path), mmap_mode="r")
+    part = np.memmap(tmp_path / "x.npy", np.float32, "r", HEADER, (9, 6))
+    store = features.as_store("test", tmp_path / "x.npy")
+    loader = NeighborLoader(graph, [1, 299], (1,), 2, labels=mapped)
+    (tmp_path / "x.npy").write_bytes(DAMAGED["inserted"][0])
+    message = r"in a .npy file of 7328 bytes, .* got 7352 bytes in .*x.npy"
+    for read in (lambda: store.gather(IDS), lambda: loader.batch(0, 0)):
+        with pytest.raises(ValueError, match=message):
+            read()
+    shifted = np.load(tmp_path / "x.npy", mmap_mode="r")
+    with pytest.raises(ValueError, match=message):
+        NeighborLoader(graph, [1], (1,), 1, labels=shifted)
+    assert features.as_store("test", part).gather(IDS[:2]).shape == (2, 6)
+
+
+WRONG_ROWS = {
+    "a row too few": lambda ids: X[ids][:-1],
+    "a row too many": lambda ids: np.concatenate([X[ids], X[:1]]),
+    "narrower rows": lambda ids: X[ids][:, :2],
+    "integers": lambda ids: X[ids].astype(int),
+    "lists": lambda ids: X[ids].tolist(),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ROWS)
+def test_a_store_that_returns_other_rows_is_named(name):
+    class Store(features.HostFeatures):
+        def gather(self, ids, out=None):
+            return WRONG_ROWS[name](ids)
+
+    store, graph = Store(X), CSRGraph.from_edges([0], [1], ROWS)
+    reads = [
+        lambda: NeighborLoader(graph, [1], (1,), 1, features=store).batch(0, 0),
+        lambda: infer_layerwise([lambda block, x: x[0]], graph, store, progress=False),
+        lambda: features.CachedFeatures(store, [0, 1]),
+    ]
+    for read in reads:
+        with pytest.raises(ValueError, match=r"whose gather returns float32\[.* of Store"):
+            read()
 
 
 def test_bfloat16_is_kept_also_by_files(tmp_path):
@@ -195,12 +300,12 @@ def test_buffers_are_reused_where_the_device_does_not_read_them_in_place(monkeyp
     # A stand-in for a GPU, which copies: a CPU would read the buffer after it was refilled.
     put = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda rows, device=None: put(rows.copy(), device))
-    staged = StagedRows(Store(X), None)
+    staged = StagedRows("test", Store(X), None)
     staged._reuses = True
     first, second = staged.gather(IDS), staged.gather(IDS[::-1])
     assert outs[0] is outs[1]
     assert staged.gather(IDS[:3]).shape == (3, 6) and outs[2] is not outs[0]
     np.testing.assert_array_equal(first, EXPECTED)
     np.testing.assert_array_equal(second, EXPECTED[::-1])
-    on_device = StagedRows(features.DeviceFeatures(jnp.asarray(X)), None)
+    on_device = StagedRows("test", features.DeviceFeatures(jnp.asarray(X)), None)
     np.testing.assert_array_equal(on_device.gather(IDS), EXPECTED)

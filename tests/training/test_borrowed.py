@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 from jaxgnn.training import LoopConfig, fit, jit_apply
@@ -27,6 +28,22 @@ def aligned(values) -> np.ndarray:
 def test_the_helper_makes_arrays_that_are_read_in_place():
     array = aligned(np.ones(SIZE))
     assert jax.device_put(array).unsafe_buffer_pointer() == array.ctypes.data
+
+
+def test_batches_are_not_cut_and_are_read_in_either_byte_order():
+    model, ids = Weight(jnp.ones(())), np.array([2**32, 1])
+    one_step = LoopConfig(steps=1, log_every=1)
+    expected = r"must be in the range of int32, or used under jax_enable_x64, got 4294967296"
+
+    def loss(model, batch, rngs):
+        return batch["x"].sum() * model.weight[...], {}
+
+    run = lambda batch: fit(model, optax.sgd(0.1), loss, lambda _: batch, config=one_step)  # noqa: E731
+    with pytest.raises(ValueError, match=rf"fit: batch\['x'\] {expected}"):
+        run({"x": ids})
+    with pytest.raises(ValueError, match=rf"jit_apply: \[0\] {expected}"):
+        jit_apply(lambda model, x: x)(model, ids)
+    assert jit_apply(lambda model, x: x)(model, ids.astype(">i4")).tolist() == [0, 1]
 
 
 def slow_zero(x: jax.Array) -> jax.Array:
@@ -95,6 +112,6 @@ def test_jit_apply_answers_for_what_it_was_called_with():
 
 def test_arrays_on_the_device_are_handed_on_as_they_are():
     batch = {"x": jnp.ones(3), "none": None, "number": 1.0}
-    assert owned(batch) is batch
-    mixed = owned({**batch, "y": np.ones(3)})
+    assert owned("fit", batch) is batch
+    mixed = owned("fit", {**batch, "y": np.ones(3)})
     assert mixed["x"] is batch["x"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.npy import array_of, plain_dtype
+from jaxgnn._arrays.npy_format import array_of, plain_dtype
 
 _ORDER = re.compile(r"[<>=|]")
 _STATE_OF_DTYPE = 8

@@ -17,14 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxgnn._arrays.npy_format import array_of, array_size, plain_dtype, read_exactly
 from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file, require_room
-from jaxgnn.datasets.formats.npy import (
-    array_of,
-    array_size,
-    opened_archive,
-    plain_dtype,
-    read_exactly,
-)
+from jaxgnn.datasets.formats.npy import opened_archive
 from jaxgnn.datasets.formats.pickle_parts import PARTS, Budget, Part, StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_number_bytes, run_pickle
 

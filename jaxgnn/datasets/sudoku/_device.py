@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxgnn._arrays.arrays import as_jax
+
 # All orders of three things.
 _ORDERS = np.array(list(itertools.permutations(range(3))), np.int32)
 
@@ -51,7 +53,7 @@ def random_symmetry(key: Array) -> Symmetry:
 
 def apply_symmetry(symmetry: Symmetry, boards: Int[Array, "*batch 81"]) -> Int[Array, "*batch 81"]:
     """Applies a symmetry to boards: puzzles, or solutions."""
-    boards = jnp.asarray(boards)
+    boards = as_jax("apply_symmetry", "boards", boards)
     return symmetry.digits.astype(boards.dtype)[boards[..., symmetry.cells]]
 
 

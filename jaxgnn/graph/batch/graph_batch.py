@@ -114,8 +114,9 @@ class GraphBatch(KeepsArrays):
 
         Raises:
           ValueError: if there are no graphs, they do not fit into ``pad_to``, one of them is
-            traced, not square or has ids out of range, or they differ in weights, normalisation, or
-            the structure, shape or dtype of features. The message names the graph by its place.
+            traced, not square, has ids out of range or integers that JAX would cut, or they differ
+            in weights, normalisation, or the structure, shape or dtype of features. The message
+            names the graph by its place.
         """
         where = "GraphBatch.from_graphs"
         if not isinstance(graphs, Sequence) or is_graphs_tuple(graphs):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgnn._arrays.arrays import offset_dtype, own, require_floats
+from jaxgnn._arrays.arrays import offset_dtype, own, require_floats, require_kept_integers
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.samples import Part, host_array
 from jaxgnn.graph.batch.shape import BatchShape
@@ -198,12 +198,25 @@ def _joined_array(where, parts, name, column, slots, order):
             expected = f"{dtype}, which it is in graphs[{parts[0].place}]"
             raise bad_input(where, argument, expected, array.dtype)
     values = np.stack(arrays) if is_global else np.concatenate(arrays)
+    if values.dtype.kind in "iu" and values.dtype.itemsize > 4:
+        _check_integers(where, parts, name, arrays, values)
     values = values if order is None else values[order]
     if len(values) == slots:
         return own(values)
     padded = np.zeros((slots, *values.shape[1:]), values.dtype)
     padded[: len(values)] = values
     return own(padded)
+
+
+def _check_integers(where, parts, name, arrays, values):
+    """Raises ValueError, which names the graph, if ``jit`` would cut integers of the batch."""
+    field, path = name
+    try:
+        require_kept_integers(where, f"{field}{path} of the graphs", values)
+    except ValueError:
+        for part, array in zip(parts, arrays, strict=True):
+            require_kept_integers(where, f"graphs[{part.place}].{field}{path}", array)
+        raise
 
 
 _LENGTHS = {

@@ -10,7 +10,7 @@ import jraph
 import numpy as np
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxgnn._arrays.arrays import is_concrete, put_own
+from jaxgnn._arrays.arrays import in_native_order, is_concrete, put_own, require_kept_integers
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.edge_list import require_leading
 from jaxgnn.graph.plan.sorting import row_ids_on_host
@@ -74,6 +74,7 @@ def graphs_tuple(
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             path_name = name + jax.tree_util.keystr(path)
             require_leading(where, path_name, leaf, length, of_what)
+            require_kept_integers(where, path_name, leaf)
     if padded:
         return _padded_tuple(graph, nodes, edges, globals)
     if not is_concrete(graph.indptr, graph.indices):
@@ -98,7 +99,7 @@ def _padded_tuple(graph, nodes, edges, globals):
     count = graph.indptr[-1]
 
     def with_zeros(leaf):
-        leaf = jnp.asarray(leaf)
+        leaf = jnp.asarray(in_native_order(leaf))
         return jnp.concatenate([leaf, jnp.zeros_like(leaf, shape=(1, *leaf.shape[1:]))])
 
     return jraph.GraphsTuple(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn._arrays.arrays import is_concrete, require_no_heads
+from jaxgnn._arrays.arrays import as_jax, is_concrete, require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.normalization import Normalization
@@ -122,7 +122,7 @@ def masked(graph: CSRGraph, presence: Float[Array, " edges"]) -> MaskedGraph:
     if type(graph) is not CSRGraph:
         expected = "a CSRGraph that is not masked and not spread over devices"
         raise bad_input("masked", "graph", expected, type(graph).__name__)
-    presence = jnp.asarray(presence)
+    presence = as_jax("masked", "presence", presence)
     if presence.shape != (graph.num_edges,) or not jnp.issubdtype(presence.dtype, jnp.floating):
         expected = f"floating of shape ({graph.num_edges},), one entry for each edge slot"
         raise bad_input("masked", "presence", expected, f"{presence.dtype}{list(presence.shape)}")

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from jaxgnn._arrays.arrays import MAX_INT32
+from jaxgnn._arrays.arrays import MAX_INT32, to_device
 from jaxgnn._arrays.eager import run_now
 from jaxgnn.graph.plan.sorting import row_ids
 
@@ -57,7 +57,7 @@ def sort_on_device(
       int32 on the default device.
     """
     num_edges = receivers.shape[0]
-    given = run_now(jax.device_put, (receivers, senders, mask))
+    given = run_now(to_device, "CSRGraph", (receivers, senders, mask))
     padded = run_now(_resized, given, sizes=(bucket(num_edges),) * 3)
     made = run_now(_sort, *padded, np.int32(num_edges), num_rows=bucket(num_rows))
     # The caller may change its arrays from now on.
@@ -71,7 +71,7 @@ def transpose_on_device(
 ) -> tuple[Array, Array, Array]:
     """Sorts the edges of a graph by sender; see ``transpose_on_host`` for the results."""
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
-    given = run_now(jax.device_put, (indptr, indices))
+    given = run_now(to_device, "CSRGraph", (indptr, indices))
     padded = run_now(_resized, given, sizes=(bucket(num_rows) + 1, bucket(num_edges)))
     made = run_now(_transpose, *padded, np.int32(num_rows), num_cols=bucket(num_cols))
     return run_now(_resized, made, sizes=(num_cols + 1, num_edges, num_edges))

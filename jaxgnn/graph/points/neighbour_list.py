@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Array, Bool, Float
 
-from jaxgnn._arrays.arrays import KeepsArrays, is_concrete
+from jaxgnn._arrays.arrays import KeepsArrays, as_jax, is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.points.cell_grid import CellGrid
 from jaxgnn.graph.points.lattice import Lattice, product
@@ -100,7 +100,7 @@ class NeighbourList(KeepsArrays):
             now = radius_graph(points, r + skin, box=box, periodic=axes, half=half)
             max_edges = max(1, int(np.ceil(len(now.senders) * headroom)))
         edges = _search(points, r + skin, box, grid, max_edges, half).checked()
-        placed = jnp.asarray(points)
+        placed = as_jax(where, "points", points)
         radius, more = (jnp.asarray(length, placed.dtype) for length in (r, skin))
         return cls(edges, placed, radius, more, grid, half)
 
@@ -122,7 +122,7 @@ class NeighbourList(KeepsArrays):
           ValueError: if there are not as many points, or on a box of another shape.
         """
         where = "NeighbourList.needs_rebuild"
-        points = jnp.asarray(points)
+        points = as_jax(where, "points", points)
         if points.shape != self.points.shape:
             raise bad_input(
                 where, "points", f"of shape {self.points.shape}", f"shape {points.shape}"
@@ -155,8 +155,9 @@ class NeighbourList(KeepsArrays):
           points: where the points are now, [points, dimensions].
           box: cell vectors now; None if they are those of the last search.
         """
-        box = self.edges.box if box is None else jnp.asarray(box)
-        points = jnp.asarray(points).astype(self.points.dtype)
+        where = "NeighbourList.rebuilt"
+        box = self.edges.box if box is None else as_jax(where, "box", box)
+        points = as_jax(where, "points", points).astype(self.points.dtype)
         slots = len(self.edges.senders)
         edges = _search(points, self.r + self.skin, box, self.grid, slots, self.half)
         return NeighbourList(edges, points, self.r, self.skin, self.grid, self.half)
@@ -175,9 +176,10 @@ class NeighbourList(KeepsArrays):
         Raises:
           ValueError: as ``needs_rebuild``.
         """
-        points = jnp.asarray(points).astype(self.points.dtype)
+        where = "NeighbourList.updated"
+        points = as_jax(where, "points", points).astype(self.points.dtype)
         if box is not None:
-            box = jnp.asarray(box).astype(self.points.dtype)
+            box = as_jax(where, "box", box).astype(self.points.dtype)
         return jax.lax.cond(
             self.needs_rebuild(points, box),
             lambda: self.rebuilt(points, box),
@@ -188,6 +190,7 @@ class NeighbourList(KeepsArrays):
 def _search(
     points: Any, reach: Any, box: Any, grid: CellGrid, max_edges: int, half: bool
 ) -> NeighbourEdges:
-    points = jnp.asarray(points)
-    box = None if box is None else jnp.asarray(box).astype(points.dtype)
+    where = "NeighbourList"
+    points = as_jax(where, "points", points)
+    box = None if box is None else as_jax(where, "box", box).astype(points.dtype)
     return radius_graph_on_device(points, reach, grid=grid, box=box, max_edges=max_edges, half=half)

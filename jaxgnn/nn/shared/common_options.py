@@ -8,16 +8,19 @@ imports of an example. A docstring that has a line of its own keeps it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
 from jaxgnn import ops
+from jaxgnn._arrays.arrays import checked_numbers
 
 
 class CommonOptions(TypedDict, total=False):
@@ -153,6 +156,40 @@ class DocumentedModule(nnx.Module):
             if edges is not None and "sort_edges" not in edges[0]:
                 text = text[: edges.end()] + _EDGE_ORDER + text[edges.end() :]
             call.__doc__ = text
+        if is_own and call is not None:
+            cls.__call__ = _with_numbers_of_jax(call)
+
+
+def _with_numbers_of_jax(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a ``__call__`` so that it reads NumPy arrays in both byte orders, and never cuts them.
+
+    Graphs and other objects are passed on unchanged; they check their arrays themselves.
+    """
+    names = list(inspect.signature(call).parameters)[1:]
+
+    @functools.wraps(call)
+    def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        where = type(self).__name__
+        places = [names[min(at, len(names) - 1)] for at in range(len(args))] if names else []
+        read = [_read(where, name, value) for name, value in zip(places, args, strict=False)]
+        by_name = {name: _read(where, name, value) for name, value in kwargs.items()}
+        return call(self, *read, *args[len(read) :], **by_name)
+
+    return checked
+
+
+def _read(where: str, argument: str, value: Any) -> Any:
+    """An argument of a layer, with all NumPy arrays in it, also in plain containers, checked."""
+    if isinstance(value, np.ndarray | np.generic):
+        return checked_numbers(where, argument, value)
+    if isinstance(value, tuple | list):
+        parts = [_read(where, f"{argument}[{i}]", part) for i, part in enumerate(value)]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if type(value) is dict:
+        return {key: _read(where, f"{argument}[{key!r}]", part) for key, part in value.items()}
+    return value
 
 
 class _ClassSignature:

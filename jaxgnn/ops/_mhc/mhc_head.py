@@ -10,7 +10,7 @@ from jaxgnn.ops._mhc.checks import check_coefficients, check_count, check_number
 from jaxgnn.ops._mhc.kernels import plain, with_backward
 from jaxgnn.ops._mhc.reference import mhc_head as reference
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_float
+from jaxgnn.ops.core.checks import check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCParams
 
@@ -49,6 +49,7 @@ def mhc_expand(
       >>> ops.mhc_expand(jnp.array([1.0, 2.0]), 3).tolist()
       [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]
     """
+    (x,) = from_numpy(x)
     check_float("mhc_expand", "x", x, 1)
     num_streams = check_count("mhc_expand", "num_streams", num_streams)
     request = dispatch.resolve("mhc_expand", implementation)
@@ -99,6 +100,7 @@ def mhc_head(
       >>> ops.mhc_head(x, jnp.zeros((2, 2)), jnp.ones(()), jnp.zeros(2), pre_eps=0.0).tolist()
       [[3.0]]
     """
+    x, phi, alpha, bias, gamma = from_numpy(x, phi, alpha, bias, gamma)
     n, dim = check_streams("mhc_head", x)
     check_coefficients("mhc_head", "phi", phi, (n, n * dim))
     check_coefficients("mhc_head", "alpha", alpha, ())

@@ -20,7 +20,7 @@ from jaxgnn.ops._mhc.reference.sinkhorn import Last
 from jaxgnn.ops._mhc.sinkhorn import BACKWARD as SINKHORN_BACKWARD
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN, sinkhorn, sinkhorn_options
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_choice
+from jaxgnn.ops.core.checks import check_choice, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
@@ -102,6 +102,7 @@ def mhc_layer(
       >>> y.round().tolist()  # the mean of the streams, [3, 5], and 10 times that
       [[[33.0, 55.0], [33.0, 55.0]]]
     """
+    x, phi, alpha, bias, gamma = from_numpy(x, phi, alpha, bias, gamma)
     _check(x, phi, alpha, bias, gamma)
     check_choice("mhc_layer", "transposed", transposed, True, False)
     check_choice("mhc_layer", "gradient", gradient, "exact", "implicit")

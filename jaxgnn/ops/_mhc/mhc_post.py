@@ -59,7 +59,7 @@ def mhc_post(
       >>> ops.mhc_post(x, jnp.array([[10.0]]), jnp.array([[1.0, 2.0]]), swap).tolist()
       [[[15.0], [21.0]]]
     """
-    x, f = from_numpy(x, f)
+    x, f, h_post, h_res = from_numpy(x, f, h_post, h_res)
     check_post("mhc_post", x, f, h_post, h_res)
     check_choice("mhc_post", "transposed", transposed, True, False)
     request = dispatch.resolve("mhc_post", implementation)

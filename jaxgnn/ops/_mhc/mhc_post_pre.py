@@ -97,7 +97,8 @@ def mhc_post_pre(
       >>> y.tolist(), h_in.tolist()
       ([[[11.0], [15.0]]], [[13.0]])
     """
-    x, f = from_numpy(x, f)
+    x, f, h_post, h_res = from_numpy(x, f, h_post, h_res)
+    phi, alpha, bias, gamma = from_numpy(phi, alpha, bias, gamma)
     check_post("mhc_post_pre", x, f, h_post, h_res)
     check_pre("mhc_post_pre", x, phi, alpha, bias, gamma)
     check_choice("mhc_post_pre", "transposed", transposed, True, False)

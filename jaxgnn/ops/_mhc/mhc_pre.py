@@ -12,7 +12,7 @@ from jaxgnn.ops._mhc.checks import check_number, check_pre
 from jaxgnn.ops._mhc.kernels import of_streams, plain
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_choice
+from jaxgnn.ops.core.checks import check_choice, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from pallas_kernels.arguments.mhc import MHCConstants, MHCParams
 
@@ -120,6 +120,7 @@ def mhc_pre(
       >>> ops.mhc_post(x, h_in, h_post, ops.sinkhorn(h_res)).shape
       (1, 2, 2)
     """
+    x, phi, alpha, bias, gamma = from_numpy(x, phi, alpha, bias, gamma)
     check_pre("mhc_pre", x, phi, alpha, bias, gamma)
     check_choice("mhc_pre", "return_streams", return_streams, True, False)
     constants = pre_constants("mhc_pre", norm_eps, pre_eps, post_scale)

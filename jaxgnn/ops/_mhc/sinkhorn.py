@@ -14,7 +14,7 @@ from jaxgnn.ops._mhc.checks import check_count, check_number
 from jaxgnn.ops._mhc.kernels import of_matrices, plain, with_backward
 from jaxgnn.ops._mhc.reference import sinkhorn as reference
 from jaxgnn.ops.core import dispatch
-from jaxgnn.ops.core.checks import check_choice, check_float
+from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 SINKHORN = of_matrices("sinkhorn", reference.sinkhorn, pallas.sinkhorn)
@@ -77,6 +77,7 @@ def sinkhorn(
       [[0.333 0.667]
        [0.667 0.333]]
     """
+    (logits,) = from_numpy(logits)
     check_float("sinkhorn", "logits", logits, 2)
     if logits.shape[-1] != logits.shape[-2]:
         raise bad_input("sinkhorn", "logits", "square, [..., n, n]", f"shape {logits.shape}")
@@ -129,6 +130,7 @@ def permutation_mixture(
       >>> np.asarray(ops.permutation_mixture(jnp.log(jnp.array([1.0, 3.0])))).round(3).tolist()
       [[0.25, 0.75], [0.75, 0.25]]
     """
+    (logits,) = from_numpy(logits)
     check_float("permutation_mixture", "logits", logits, 1)
     if logits.shape[-1] not in reference.STREAMS:
         expected = "of 1, 2, 6, 24, 120 or 720 entries, one for each permutation"

@@ -6,13 +6,13 @@ import threading
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from jaxgnn._arrays.arrays import host_array, to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling.features._device import rows_or_zeros
-from jaxgnn.sampling.features._store import RowsLike, as_store
+from jaxgnn.sampling.features._store import RowsLike, as_store, read_rows
 
 _LEAST_MISSES = 128
 
@@ -51,7 +51,7 @@ class CachedFeatures(RowsLike):
             raise bad_input("CachedFeatures", "rows", expected, f"{rows.min()} to {rows.max()}")
         self._place = np.full(self._store.num_rows, -1, np.int32)
         self._place[rows.astype(np.int64)] = np.arange(rows.size)
-        self._cached = jax.device_put(jnp.asarray(self._store.gather(rows.astype(np.int64))))
+        self._cached = self._read(rows.astype(np.int64))
         self.hits = self.misses = 0
         self._counting = threading.Lock()
 
@@ -86,7 +86,7 @@ class CachedFeatures(RowsLike):
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> jax.Array:
         """Returns rows on the device, zeros for -1; ``out`` is ignored."""
         del out
-        ids = np.asarray(ids)
+        ids = host_array("CachedFeatures", "ids", ids)
         places = np.where(ids >= 0, np.take(self._place, ids, mode="clip"), -1)
         missing = np.flatnonzero((ids >= 0) & (places < 0))
         with self._counting:
@@ -100,7 +100,12 @@ class CachedFeatures(RowsLike):
         # Numbers of padding slots are past the last row, and are dropped.
         into = np.full(slots, ids.size, np.int32)
         into[: missing.size] = missing
-        return _with_rows(self._cached, places, self._store.gather(wanted), into)
+        return _with_rows(self._cached, places, self._read(wanted), into)
+
+    def _read(self, ids: np.ndarray) -> jax.Array:
+        """Rows of the store behind the cache, on the device."""
+        rows = read_rows("CachedFeatures", self._store, ids)
+        return to_device("CachedFeatures", rows, name="features")
 
 
 def _slots(count: int, most: int) -> int:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling.features._store import RowsLike
 
@@ -31,7 +32,7 @@ class DeviceFeatures(RowsLike):
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> jax.Array:
         """Returns rows on the device, zeros for -1; ``out`` is ignored."""
         del out
-        return self._gather(self._array, ids)
+        return self._gather(self._array, as_jax("DeviceFeatures", "ids", ids))
 
 
 @jax.jit

@@ -15,7 +15,7 @@ class HostFeatures(RowsLike):
     """Rows of a NumPy array, or of an array that is mapped from a file, such as ``np.memmap``.
 
     Args:
-      array: [rows, ...]. It is not copied, so it must not change.
+      array: [rows, ...], in either byte order. It is not copied, so it must not change.
 
     Example:
       >>> store = HostFeatures(np.eye(3, dtype=np.float32))
@@ -36,16 +36,20 @@ class HostFeatures(RowsLike):
         """Returns rows as a NumPy array, zeros for -1.
 
         Raises:
-          ValueError: if the features are mapped from a file that has become shorter.
+          ValueError: if the features are mapped from a file that has another size now.
         """
         check_files("HostFeatures", array=self._array)
         ids = np.asarray(ids)
         if out is None:
             out = aligned_empty((len(ids), *self.shape[1:]), self.dtype)
+        # Bytes are copied in their order, and then swapped in place.
+        stored = out if self._array.dtype.isnative else out.view(self._array.dtype)
         if self._is_mapped:
-            take_at_once(self._array, ids, out)
+            take_at_once(self._array, ids, stored)
         else:
             # Any other mode goes through a copy of the result.
-            np.take(self._array, ids, axis=0, out=out, mode="clip")
+            np.take(self._array, ids, axis=0, out=stored, mode="clip")
+        if stored is not out:
+            stored.byteswap(inplace=True)
         out[ids < 0] = 0
         return out

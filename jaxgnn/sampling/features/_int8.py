@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxgnn._errors import bad_input
-from jaxgnn.sampling.features._store import RowsLike, as_store
+from jaxgnn.sampling.features._store import RowsLike, as_store, read_rows
 
 
 class Int8Features(RowsLike):
@@ -64,8 +64,9 @@ class Int8Features(RowsLike):
     def gather(self, ids: np.ndarray, out: np.ndarray | None = None) -> jax.Array:
         """Returns rows on the device, zeros for -1; what is copied there has 8 bits."""
         del out
+        ids = np.asarray(ids)
         scales = np.take(self._scales, ids, mode="clip")
-        return _scaled(self._values.gather(ids), scales, dtype=self._dtype)
+        return _scaled(read_rows("Int8Features", self._values, ids), scales, dtype=self._dtype)
 
 
 def _scaled_rows(values: jax.Array, scales: jax.Array, *, dtype: Any) -> jax.Array:

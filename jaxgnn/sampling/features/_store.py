@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from jaxgnn._arrays.arrays import is_concrete
+from jaxgnn._arrays.arrays import dtype_of_jax, in_native_order, is_concrete, shown
 from jaxgnn._errors import bad_input
 
 
@@ -46,6 +46,29 @@ class FeatureStore(Protocol):
         ...
 
 
+def read_rows(
+    where: str, store: FeatureStore, ids: np.ndarray, out: np.ndarray | None = None
+) -> Any:
+    """Returns rows of any store, of its dtype in native byte order, zeros for -1.
+
+    Args:
+      where: the reading class or function, for errors.
+      store: the store.
+      ids: row numbers, integers [ids].
+      out: array [ids, ...] to read to, for stores that read to the host; None for new memory.
+
+    Raises:
+      ValueError: if the store returns rows of another number, shape or dtype.
+    """
+    rows = store.gather(ids) if out is None else store.gather(ids, out)
+    shape, dtype = (len(ids), *store.shape[1:]), dtype_of_jax(store.dtype)
+    if not hasattr(rows, "dtype") or (rows.shape, dtype_of_jax(rows.dtype)) != (shape, dtype):
+        expected = f"a store whose gather returns {dtype}{list(shape)} for {len(ids)} ids"
+        got = shown(rows) if hasattr(rows, "dtype") else type(rows).__name__
+        raise bad_input(where, "features", expected, f"{got} of {type(store).__name__}")
+    return in_native_order(rows)
+
+
 class RowsLike:
     """Base class of stores whose rows are those of something with a shape and a dtype."""
 
@@ -63,8 +86,8 @@ class RowsLike:
 
     @property
     def dtype(self) -> Any:
-        """Dtype of gathered rows."""
-        return self._like.dtype
+        """Dtype of gathered rows, in native byte order."""
+        return np.dtype(self._like.dtype).newbyteorder("=")
 
 
 def as_store(where: str, features: Any) -> FeatureStore:
