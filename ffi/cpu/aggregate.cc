@@ -192,7 +192,7 @@ struct ForwardKernel {
   const Batch& batch;
   const GraphArgs& graph;
   const Buffer& x;
-  Result y, mean, variance, highest, lowest, log_total, soft;
+  Result y, mean, mean_rest, variance, highest, lowest, peak, total, soft;
 
   JAXGNN_INLINE inline void Start(float* state) const { state[0] = 0.0f; }
 
@@ -338,12 +338,14 @@ struct ForwardKernel {
       float* item = batch.Item<float>(*array, member);
       return item ? item + row * dim : nullptr;
     };
-    float* const arrays[] = {kept(mean),   kept(variance),  kept(highest),
-                             kept(lowest), kept(log_total), kept(soft)};
+    float *const highest_kept = kept(highest), *const lowest_kept = kept(lowest);
+    float* const arrays[] = {kept(mean),  kept(mean_rest), kept(variance), highest_kept,
+                             lowest_kept, kept(peak),      kept(total),    kept(soft)};
     if (edges == 0.0f) {
       for (int64_t i = 0; i < places.count * dim; ++i) out[i] = FromFloat<T>(0.0f);
       for (float* array : arrays) {
-        const bool is_holder = ties == Ties::kHolder && (array == arrays[2] || array == arrays[3]);
+        const bool is_holder =
+            ties == Ties::kHolder && (array == highest_kept || array == lowest_kept);
         for (int64_t i = 0; array && i < dim; ++i) array[i] = is_holder ? nobody : 0.0f;
       }
       return;
@@ -373,9 +375,11 @@ struct ForwardKernel {
       };
       write(places.sum, nullptr,
             [=](int64_t i) JAXGNN_INLINE { return shift[i] * edges + first[i]; });
-      write(places.mean, arrays[0],
-            [=](int64_t i) JAXGNN_INLINE { return shift[i] + first[i] / edges; });
-      write(places.var, arrays[1], spread);
+      const auto average = [=](int64_t i) JAXGNN_INLINE { return shift[i] + first[i] / edges; };
+      write(places.mean, kept(mean), average);
+      write(-1, kept(mean_rest),
+            [=](int64_t i) JAXGNN_INLINE { return (shift[i] - average(i)) + first[i] / edges; });
+      write(places.var, kept(variance), spread);
       write(places.std, nullptr, [=](int64_t i) JAXGNN_INLINE { return std::sqrt(spread(i)); });
     }
     if (layout.highest >= 0) write(places.max, nullptr, part(layout.highest));
@@ -387,23 +391,26 @@ struct ForwardKernel {
         return is_holder && is_nan ? nobody : state[ties_at + i];
       };
     };
-    if (arrays[2]) write(-1, arrays[2], held(layout.highest, layout.highest_ties));
-    if (arrays[3]) write(-1, arrays[3], held(layout.lowest, layout.lowest_ties));
+    if (highest_kept) write(-1, highest_kept, held(layout.highest, layout.highest_ties));
+    if (lowest_kept) write(-1, lowest_kept, held(layout.lowest, layout.lowest_ties));
     if (layout.peak >= 0) {
-      const float *peak = state + layout.peak, *total = state + layout.total,
+      const float *highest = state + layout.peak, *exponentials = state + layout.total,
                   *weighted = state + layout.weighted;
-      write(places.logsumexp, arrays[4],
-            [=](int64_t i) JAXGNN_INLINE { return ShiftOf(peak[i]) + std::log(total[i]); });
-      write(places.softmax, arrays[5],
-            [=](int64_t i) JAXGNN_INLINE { return weighted[i] / total[i]; });
+      write(places.logsumexp, nullptr, [=](int64_t i) JAXGNN_INLINE {
+        return ShiftOf(highest[i]) + std::log(exponentials[i]);
+      });
+      write(-1, kept(peak), [=](int64_t i) JAXGNN_INLINE { return ShiftOf(highest[i]); });
+      write(-1, kept(total), part(layout.total));
+      write(places.softmax, kept(soft),
+            [=](int64_t i) JAXGNN_INLINE { return weighted[i] / exponentials[i]; });
     }
   }
 };
 
 ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets, Buffer indices,
-                     Buffer x, Result y, Result mean, Result variance, Result highest,
-                     Result lowest, Result log_total, Result soft, std::string_view reductions,
-                     std::string_view ties_kept) {
+                     Buffer x, Result y, Result mean, Result mean_rest, Result variance,
+                     Result highest, Result lowest, Result peak, Result total, Result soft,
+                     std::string_view reductions, std::string_view ties_kept) {
   const Batch batch(y->dimensions(), 2);
   const int64_t num_rows = y->dimensions()[batch.rank()], dim = x.dimensions().back();
   Places places;
@@ -421,9 +428,9 @@ ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets
   const GraphArgs graph(batch, num_rows, unit_rows, unit_offsets, indices);
   return SwitchFloat(x.element_type(), [&](auto type) {
     using T = typename decltype(type)::type;
-    const ForwardKernel<T> kernel{layout.width, dim,     layout, places,    ties,
-                                  batch,        graph,   x,      y,         mean,
-                                  variance,     highest, lowest, log_total, soft};
+    const ForwardKernel<T> kernel{layout.width, dim,    layout, places, ties,      batch,
+                                  graph,        x,      y,      mean,   mean_rest, variance,
+                                  highest,      lowest, peak,   total,  soft};
     AccumulateRows(
         pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
     return ffi::Error::Success();
@@ -432,25 +439,27 @@ ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets
 
 // The terms of a gradient; see pallas_kernels/arguments/aggregate.py. Null where there is none.
 struct TermBuffers {
-  const Buffer *constant, *linear, *top, *top_gradient, *bottom, *bottom_gradient, *log_total,
-      *exp_constant, *exp_linear;
+  const Buffer *constant, *linear, *centre, *top, *top_gradient, *bottom, *bottom_gradient, *peak,
+      *soft, *exp_constant, *exp_linear;
 };
 
 template <typename T>
 struct Terms {
-  const float *constant, *linear;
+  const float *constant, *linear, *centre;
   const void *top, *bottom;  // of T, or slots
-  const float *top_gradient, *bottom_gradient, *log_total, *exp_constant, *exp_linear;
+  const float *top_gradient, *bottom_gradient, *peak, *soft, *exp_constant, *exp_linear;
   bool by_slot;
 
   Terms(const Batch& batch, const TermBuffers& from, int64_t member)
       : constant(Item<float>(batch, from.constant, member)),
         linear(Item<float>(batch, from.linear, member)),
+        centre(Item<float>(batch, from.centre, member)),
         top(Extreme(batch, from.top, member)),
         bottom(Extreme(batch, from.bottom, member)),
         top_gradient(Item<float>(batch, from.top_gradient, member)),
         bottom_gradient(Item<float>(batch, from.bottom_gradient, member)),
-        log_total(Item<float>(batch, from.log_total, member)),
+        peak(Item<float>(batch, from.peak, member)),
+        soft(Item<float>(batch, from.soft, member)),
         exp_constant(Item<float>(batch, from.exp_constant, member)),
         exp_linear(Item<float>(batch, from.exp_linear, member)),
         by_slot(IsSlots(from.top) || IsSlots(from.bottom)) {}
@@ -476,12 +485,14 @@ struct Terms {
                                 float* __restrict sums) const {
     const auto at = [&](const float* array, int r) JAXGNN_INLINE { return array + rows[r] * dim; };
     if (constant && linear) {
-      const float *a[kRows], *b[kRows];
-      for (int r = 0; r < kRows; ++r) a[r] = at(constant, r), b[r] = at(linear, r);
+      const float *a[kRows], *b[kRows], *c[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        a[r] = at(constant, r), b[r] = at(linear, r), c[r] = at(centre, r);
+      }
       for (int64_t i = 0; i < dim; ++i) {
         const float value = ToFloat(x[i]);
         float more = 0.0f;
-        for (int r = 0; r < kRows; ++r) more += a[r][i] + b[r][i] * value;
+        for (int r = 0; r < kRows; ++r) more += a[r][i] + b[r][i] * (value - c[r][i]);
         sums[i] += more;
       }
     } else if (constant) {
@@ -495,15 +506,15 @@ struct Terms {
     }
     AddExtreme<kRows>(rows, slots, x, dim, top, top_gradient, sums);
     AddExtreme<kRows>(rows, slots, x, dim, bottom, bottom_gradient, sums);
-    if (!log_total) return;
+    if (!peak) return;
     for (int r = 0; r < kRows; ++r) {
-      const float *log = at(log_total, r), *a = at(exp_constant, r);
-      const float* b = exp_linear ? at(exp_linear, r) : nullptr;
+      const float* highest = at(peak, r);
+      const float* a = exp_constant ? at(exp_constant, r) : nullptr;
+      const float *b = exp_linear ? at(exp_linear, r) : nullptr, *c = b ? at(soft, r) : nullptr;
       for (int64_t i = 0; i < dim; ++i) {
-        const float value = ToFloat(x[i]), factor = b ? a[i] + b[i] * value : a[i];
-        // Rounding may leave a little more than zero.
-        const float below = value - log[i];
-        sums[i] += ExpOfNegative(below > 0.0f ? 0.0f : below) * factor;
+        const float value = ToFloat(x[i]), constants = a ? a[i] : 0.0f;
+        const float factor = b ? constants + b[i] * (1.0f + (value - c[i])) : constants;
+        sums[i] += ExpOfNegative(value - highest[i]) * factor;
       }
     }
   }
@@ -540,8 +551,8 @@ struct Terms {
 
   // Asks for what lies at a row.
   JAXGNN_INLINE inline void Prefetch(int64_t row, int64_t dim) const {
-    for (const float* array :
-         {constant, linear, top_gradient, bottom_gradient, log_total, exp_constant, exp_linear}) {
+    for (const float* array : {constant, linear, centre, top_gradient, bottom_gradient, peak, soft,
+                               exp_constant, exp_linear}) {
       if (array) PrefetchBytes(array + row * dim, dim * sizeof(float));
     }
     const int64_t size = by_slot ? sizeof(int32_t) : sizeof(T);
@@ -710,10 +721,10 @@ struct ExtremesKernel {
 ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
                                 Buffer indices, Buffer transposed_rows, Buffer transposed_offsets,
                                 Buffer transposed_indices, Buffer x, Buffer constant, Buffer linear,
-                                Buffer top, Buffer top_gradient, Buffer top_holder, Buffer bottom,
-                                Buffer bottom_gradient, Buffer bottom_holder, Buffer log_total,
-                                Buffer exp_constant, Buffer exp_linear, int64_t num_rows,
-                                Result dx) {
+                                Buffer centre, Buffer top, Buffer top_gradient, Buffer top_holder,
+                                Buffer bottom, Buffer bottom_gradient, Buffer bottom_holder,
+                                Buffer peak, Buffer soft, Buffer exp_constant, Buffer exp_linear,
+                                int64_t num_rows, Result dx) {
   const Batch batch(dx->dimensions(), 2);
   const int64_t num_cols = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
   const ExtremeBuffers highest{top, top_gradient, top_holder};
@@ -729,8 +740,8 @@ ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer u
     const int64_t edges = graph.num_edges();
     const bool compare_top = extremes.AreMostShared(pool, highest, edges);
     const bool compare_bottom = extremes.AreMostShared(pool, lowest, edges);
-    TermBuffers terms{&constant, &linear,    nullptr,       nullptr,    nullptr,
-                      nullptr,   &log_total, &exp_constant, &exp_linear};
+    TermBuffers terms{&constant, &linear, &centre, nullptr,       nullptr,    nullptr,
+                      nullptr,   &peak,   &soft,   &exp_constant, &exp_linear};
     if (compare_top) terms.top = &top, terms.top_gradient = &top_gradient;
     if (compare_bottom) terms.bottom = &bottom, terms.bottom_gradient = &bottom_gradient;
     const ColumnsKernel<T> sums{{dim}, batch, transposed, x, terms, dx};
@@ -743,13 +754,15 @@ ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer u
 }
 
 ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets, Buffer x,
-                              Buffer constant, Buffer linear, Buffer top, Buffer top_gradient,
-                              Buffer bottom, Buffer bottom_gradient, Buffer log_total,
-                              Buffer exp_constant, Buffer exp_linear, Result dx) {
+                              Buffer constant, Buffer linear, Buffer centre, Buffer top,
+                              Buffer top_gradient, Buffer bottom, Buffer bottom_gradient,
+                              Buffer peak, Buffer soft, Buffer exp_constant, Buffer exp_linear,
+                              Result dx) {
   const Batch batch(dx->dimensions(), 2);
   const int64_t num_edges = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
-  const TermBuffers buffers{&constant,        &linear,    &top,          &top_gradient, &bottom,
-                            &bottom_gradient, &log_total, &exp_constant, &exp_linear};
+  const TermBuffers buffers{&constant,     &linear,       &centre,          &top,
+                            &top_gradient, &bottom,       &bottom_gradient, &peak,
+                            &soft,         &exp_constant, &exp_linear};
   if (!AreOffsets(unit_offsets.element_type()))
     return UnsupportedType("edge offsets", unit_offsets.element_type());
   return SwitchFloat(x.element_type(), [&](auto type) {
@@ -818,10 +831,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate, jaxgnn::Aggregate,
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Ret<xla::ffi::AnyBuffer>()  // y
                                   .Ret<xla::ffi::AnyBuffer>()  // mean, or empty, as all below
+                                  .Ret<xla::ffi::AnyBuffer>()  // the rest of the mean
                                   .Ret<xla::ffi::AnyBuffer>()  // variance
                                   .Ret<xla::ffi::AnyBuffer>()  // highest
                                   .Ret<xla::ffi::AnyBuffer>()  // lowest
-                                  .Ret<xla::ffi::AnyBuffer>()  // log total
+                                  .Ret<xla::ffi::AnyBuffer>()  // peak
+                                  .Ret<xla::ffi::AnyBuffer>()  // sum of exponentials
                                   .Ret<xla::ffi::AnyBuffer>()  // soft
                                   .Attr<std::string_view>("reductions")
                                   .Attr<std::string_view>("ties"));
@@ -838,15 +853,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_columns, jaxgnn::AggregateGr
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Arg<xla::ffi::AnyBuffer>()  // constant, or empty, as all below
                                   .Arg<xla::ffi::AnyBuffer>()  // linear
+                                  .Arg<xla::ffi::AnyBuffer>()  // its centre
                                   .Arg<xla::ffi::AnyBuffer>()  // top, empty also for slots
                                   .Arg<xla::ffi::AnyBuffer>()  // its gradient
                                   .Arg<xla::ffi::AnyBuffer>()  // its holder
                                   .Arg<xla::ffi::AnyBuffer>()  // bottom, empty also for slots
                                   .Arg<xla::ffi::AnyBuffer>()  // its gradient
                                   .Arg<xla::ffi::AnyBuffer>()  // its holder
-                                  .Arg<xla::ffi::AnyBuffer>()  // log total
+                                  .Arg<xla::ffi::AnyBuffer>()  // peak
+                                  .Arg<xla::ffi::AnyBuffer>()  // soft
                                   .Arg<xla::ffi::AnyBuffer>()  // factor of exponentials
-                                  .Arg<xla::ffi::AnyBuffer>()  // factor of x times exponentials
+                                  .Arg<xla::ffi::AnyBuffer>()  // that of distances from soft
                                   .Attr<int64_t>("num_rows")
                                   .Ret<xla::ffi::AnyBuffer>());
 
@@ -858,13 +875,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_edges, jaxgnn::AggregateGrad
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Arg<xla::ffi::AnyBuffer>()  // constant, or empty, as all below
                                   .Arg<xla::ffi::AnyBuffer>()  // linear
+                                  .Arg<xla::ffi::AnyBuffer>()  // its centre
                                   .Arg<xla::ffi::AnyBuffer>()  // top
                                   .Arg<xla::ffi::AnyBuffer>()  // its gradient
                                   .Arg<xla::ffi::AnyBuffer>()  // bottom
                                   .Arg<xla::ffi::AnyBuffer>()  // its gradient
-                                  .Arg<xla::ffi::AnyBuffer>()  // log total
+                                  .Arg<xla::ffi::AnyBuffer>()  // peak
+                                  .Arg<xla::ffi::AnyBuffer>()  // soft
                                   .Arg<xla::ffi::AnyBuffer>()  // factor of exponentials
-                                  .Arg<xla::ffi::AnyBuffer>()  // factor of x times exponentials
+                                  .Arg<xla::ffi::AnyBuffer>()  // that of distances from soft
                                   .Ret<xla::ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_segment_order, jaxgnn::SegmentOrder,

@@ -45,6 +45,21 @@ def take(array: Any, positions: Any) -> jax.Array:
     return jnp.asarray(kept(array))[positions]
 
 
+def rows_at(
+    array: jax.Array, ids: jax.Array, padding: float = 0, *, are_sorted: bool = False
+) -> jax.Array:
+    """Returns the entries of ids along the first axis, and ``padding`` where an id is out of range.
+
+    Without entries all ids are: JAX refuses to index an axis of length zero.
+    """
+    size = array.shape[0]
+    if isinstance(size, int) and size == 0:
+        shape = (*ids.shape, *array.shape[1:])
+        made, *_ = match_varying(jnp.full(shape, padding, array.dtype), array, ids)
+        return made
+    return array.at[ids].get(mode="fill", fill_value=padding, indices_are_sorted=are_sorted)
+
+
 def as_jax(where: str, argument: str, array: Any, dtype: Any = None) -> jax.Array:
     """Converts an array, number or list of a user to an array of JAX.
 

@@ -71,7 +71,7 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     _check_layer("from_pyg", layer)
     given = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
     names = _Names(layer, prefix)
-    _check_all_are_used(layer, names, given)
+    _check_all_are_used("from_pyg", "state_dict", layer, names, given)
     arrays = _arrays(names, given)
     _check_all_are_set("from_pyg", layer, names, set(arrays))
     _check_orders(names, given)
@@ -81,21 +81,29 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     return layer
 
 
-def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
+def to_pyg(layer: nnx.Module, *, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Creates the state dict of PyTorch Geometric from a layer or network.
 
     The names are those that ``from_pyg`` reads, with all biases of the layer. Torch loads it by
     ``module.load_state_dict({name: torch.from_numpy(array) for name, array in
     state_dict.items()})``.
 
+    Some layers here are several ones there: ``nn.FusedMLP`` is a ``Sequential`` and an ``MLP``, and
+    ``nn.SAGEConv`` is a ``SAGEConv`` and a ``GraphConv``. Without ``names`` the first of these is
+    written, for the newest release.
+
     Args:
       layer: a layer that ``from_pyg`` reads, or a network of such layers.
+      names: the names to write, such as ``module.state_dict()`` of the module that is to load them;
+        None for the usual ones. Names that ``from_pyg`` ignores, such as counters of batches, are
+        left out.
 
     Returns:
       Copies of the arrays by name, with the dtypes of the parameters.
 
     Raises:
-      ValueError: if the layer has a parameter that PyTorch Geometric lacks.
+      ValueError: if the layer has a parameter that PyTorch Geometric lacks, a name belongs to no
+        parameter, or a parameter has none of the names.
 
     Example:
       >>> from flax import nnx
@@ -103,11 +111,20 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
       >>> from jaxgnn.interop import to_pyg
       >>> {k: v.shape for k, v in to_pyg(nn.SAGEConv(8, 4, rngs=nnx.Rngs(0))).items()}
       {'lin_l.weight': (4, 8), 'lin_r.weight': (4, 8), 'lin_l.bias': (4,)}
+      >>> mlp = nn.FusedMLP([4, 2], activation="relu", rngs=nnx.Rngs(0))
+      >>> list(to_pyg(mlp)), list(to_pyg(mlp, names=["lins.0.weight", "lins.0.bias"]))
+      (['0.weight', '0.bias'], ['lins.0.weight', 'lins.0.bias'])
     """
     _check_layer("to_pyg", layer)
-    names = _Names(layer, "")
-    written = {name: place for name, place in names.places.items() if not place.older}
-    _check_all_are_set("to_pyg", layer, names, {place.view.key for place in written.values()})
+    places = _Names(layer, "")
+    if names is None:
+        written = {name: place for name, place in places.places.items() if not place.older}
+    else:
+        chosen = _checked_names(names)
+        _check_all_are_used("to_pyg", "names", layer, places, chosen)
+        written = {name: places.places[name] for name in chosen if name in places.places}
+    found = {place.view.key for place in written.values()}
+    _check_all_are_set("to_pyg", layer, places, found)
     return {
         name: np.array(place.form.there(place.view.read()), order="C")
         for name, place in written.items()
@@ -299,7 +316,18 @@ def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
     return array
 
 
-def _check_all_are_used(layer: nnx.Module, names: _Names, given: Mapping[str, Any]) -> None:
+def _checked_names(names: Any) -> list[str]:
+    """The names to write, each once."""
+    listed = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
+    if not listed or not all(isinstance(name, str) for name in listed):
+        got = f"a {type(names).__name__}" + ("" if listed else " without any")
+        raise bad_input("to_pyg", "names", "names, such as module.state_dict(), or None", got)
+    return list(dict.fromkeys(listed))
+
+
+def _check_all_are_used(
+    where: str, argument: str, layer: nnx.Module, names: _Names, given: Iterable[str]
+) -> None:
     """Raises ValueError if a given name belongs to no variable of the layer."""
     known = {*names.places, *names.ignored}
     unused = [name for name in given if _covered(name, known) is None]
@@ -311,7 +339,7 @@ def _check_all_are_used(layer: nnx.Module, names: _Names, given: Mapping[str, An
         for name, key in notes.items()
     )
     expected = f"of names that {type(layer).__name__} has parameters for"
-    raise bad_input("from_pyg", "state_dict", expected, listed)
+    raise bad_input(where, argument, expected, listed)
 
 
 def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[Hashable]) -> None:
@@ -338,6 +366,8 @@ def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[
             missing[theirs[0]] = f"{' or '.join(map(repr, theirs))}, for {ours}"
     if missing:
         expected = f"with {', and '.join(missing.values())} of {type(layer).__name__}"
+        if where == "to_pyg":
+            raise bad_input(where, "names", expected, "no such name")
         shapes = (f"{name!r}: np.zeros({names.places[name].shape_there()})" for name in missing)
         way = f"make the layer without it, or for zeros pass state_dict | {{{', '.join(shapes)}}}"
         raise bad_input(where, "state_dict", expected, f"no such name; {way}")

@@ -5,8 +5,8 @@ gets the gradient of a maximum if it equals the maximum. No scatter and no atomi
 needed, so results are the same to the last bit in every run. ``extremes.py`` adds the gradients of
 extremes in less time.
 
-Two float32 terms, those of mean and deviation for example, are gathered as one array in which they
-take turns, so that a lane reads both at once and a warp reads half as many lines.
+Two float32 terms, such as those of ``logsumexp``, are gathered as one array in which they take
+turns, so that a lane reads both at once and a warp reads half as many lines.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 # The number of neighbours that a lane reads ahead keeps this many numbers in registers.
 _READ_AHEAD = 32
-# Pairs of terms that are gathered together where there are no others.
-_PAIRS = (("constant", "linear"), ("log_total", "exp_constant"))
+# The two terms that are gathered together where there are no others.
+_PAIR = ("peak", "exp_constant")
 
 
 def tile_for(
@@ -101,10 +101,9 @@ def _gathered(terms: Terms) -> dict[tuple[str, ...], jax.Array]:
     there: dict[tuple[str, ...], jax.Array] = {
         (name,): array for name in fields if (array := getattr(terms, name)) is not None
     }
-    for pair in _PAIRS:
-        if set(there) == {(name,) for name in pair}:
-            both = jnp.stack([there[name,] for name in pair], axis=-1)
-            return {pair: both.reshape(both.shape[0], -1)}
+    if set(there) == {(name,) for name in _PAIR}:
+        both = jnp.stack([there[name,] for name in _PAIR], axis=-1)
+        return {_PAIR: both.reshape(both.shape[0], -1)}
     return there
 
 
@@ -191,16 +190,16 @@ def _gradient(warp: Warp, x: Value, slot: Value | None, terms: dict[str, Any]) -
     """The gradient of one edge to its number ``x``, by the formula of ``Terms``."""
     parts = []
     if "linear" in terms:
-        parts.append(warp.fma(terms["linear"], x, terms["constant"]))
+        parts.append(warp.fma(terms["linear"], x - terms["centre"], terms["constant"]))
     elif "constant" in terms:
         parts.append(terms["constant"])
     for name in ("top", "bottom"):
         if name in terms:
             have_it = terms[name] == (x if terms[name].kind == "f32" else slot)
             parts.append(warp.select(have_it, terms[f"{name}_gradient"], 0.0))
-    if "log_total" in terms:
-        factor = terms["exp_constant"]
+    if "peak" in terms:
+        factor = terms.get("exp_constant", warp.f32(0.0))
         if "exp_linear" in terms:
-            factor = warp.fma(terms["exp_linear"], x, factor)
-        parts.append(power(warp, x, terms["log_total"]) * factor)
+            factor = warp.fma(terms["exp_linear"], x - terms["soft"] + 1.0, factor)
+        parts.append(power(warp, x, terms["peak"]) * factor)
     return fold_in_pairs(parts, lambda a, b: a + b)

@@ -130,13 +130,15 @@ class Moments(Part):
     def results(self, warp, state, edges):
         shift, first, second = state
         each = warp.reciprocal(edges)
-        mean = first * each
-        variance = warp.fma(mean * -1.0, first, second) * each
+        offset = first * each
+        mean = shift + offset
+        variance = warp.fma(offset * -1.0, first, second) * each
         variance = warp.select(variance < 0.0, 0.0, variance)
         root = variance * warp.rsqrt(variance)
         return {
             "sum": warp.fma(shift, edges, first),
-            "mean": shift + mean,
+            "mean": mean,
+            "mean_rest": (shift - mean) + offset,
             "var": variance,
             "variance": variance,
             "std": warp.select(variance == 0.0, 0.0, root),
@@ -272,8 +274,12 @@ class Exponentials(Part):
         return [peak, *(warp.fma(a, ours, b * theirs) for a, b in pairs)]
 
     def results(self, warp, state, edges):
-        log_total = log_sum(warp, state[0], state[1])
-        made = {"logsumexp": log_total, "log_total": log_total}
+        peak, total = state[:2]
+        made = {
+            "logsumexp": log_sum(warp, peak, total),
+            "peak": shift_of(warp, peak),
+            "total": total,
+        }
         if self.weighted:
             made["softmax"] = made["soft"] = state[2] * warp.reciprocal(state[1])
         return made

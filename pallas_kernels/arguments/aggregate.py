@@ -48,10 +48,12 @@ class Form(NamedTuple):
         tie = "float" if self.keeps == "count" else "int"
         needs: dict[str, tuple[str, tuple[str, ...]]] = {
             "mean": ("float", ("var", "std")),
+            "mean_rest": ("float", ("var", "std")),
             "variance": ("float", ("std",)),
             "highest": (tie, ("max",)),
             "lowest": (tie, ("min",)),
-            "log_total": ("float", ("softmax", "logsumexp")),
+            "peak": ("float", ("softmax", "logsumexp")),
+            "total": ("float", ("softmax", "logsumexp")),
             "soft": ("float", ("softmax",)),
         }
         return {field: kind for field, (kind, names) in needs.items() if self.has(*names)}
@@ -65,21 +67,26 @@ class Statistics:
     Floats are of the accumulation dtype; those of rows without edges are undefined, but not NaN.
 
     Attributes:
-      mean: the mean.
+      mean: the mean, rounded.
+      mean_rest: the mean minus ``mean``. Numbers may differ from their mean by less than its
+        rounding error, and then gradients need this difference.
       variance: the variance.
       highest: how many edges have the maximum; or, int32, the slot of the first that has it, or its
         holder: the sender of the only edge that has it, and ``~n`` if n others than one have it,
         also where there are no edges.
       lowest: the same of the minimum.
-      log_total: logarithm of the sum of exponentials.
+      peak: the maximum, or zero if it is -inf: exponentials are those of ``x - peak``.
+      total: the sum of these exponentials.
       soft: the mean weighted by a softmax.
     """
 
     mean: Any = None
+    mean_rest: Any = None
     variance: Any = None
     highest: Any = None
     lowest: Any = None
-    log_total: Any = None
+    peak: Any = None
+    total: Any = None
     soft: Any = None
 
 
@@ -95,16 +102,20 @@ class Terms:
 
     The gradient is a sum of these terms, without those that are None::
 
-        constant + linear x
+        constant + linear (x - centre)
         + top_gradient     where x == top,       or where the edge's slot is top
         + bottom_gradient  where x == bottom,    or where the edge's slot is bottom
-        + exp(x - log_total) (exp_constant + exp_linear x)
+        + exp(x - peak) (exp_constant + exp_linear (1 + (x - soft)))
+
+    Numbers far from zero are close to ``centre``, ``peak`` and ``soft``. So differences come first:
+    products of the numbers themselves would lose the digits that differ.
 
     The holder of an extreme says the same as the extreme, faster, where it names a sender.
 
     Attributes:
       constant: of the accumulation dtype, as all that are not mentioned.
-      linear: factor of the number.
+      linear: factor of the distance from the centre; comes with ``constant``.
+      centre: the mean, rounded; its rest is part of ``constant``.
       top: the maximum, of the dtype of the numbers, or a slot, int32.
       top_gradient: the gradient to those that are the maximum.
       top_holder: the sender that gets the whole gradient of the maximum, int32; negative if there
@@ -112,24 +123,27 @@ class Terms:
       bottom: the minimum, or a slot.
       bottom_gradient: the gradient to those that are the minimum.
       bottom_holder: the same of the minimum.
-      log_total: logarithm of the sum of exponentials.
-      exp_constant: factor of the exponential.
-      exp_linear: factor of the number times the exponential.
+      peak: the shift of the exponentials.
+      soft: the mean weighted by a softmax.
+      exp_constant: factor of the exponential, divided by the sum of all.
+      exp_linear: factor of the exponential and of the distance, divided by the sum as well.
     """
 
     constant: Any = None
     linear: Any = None
+    centre: Any = None
     top: Any = None
     top_gradient: Any = None
     top_holder: Any = None
     bottom: Any = None
     bottom_gradient: Any = None
     bottom_holder: Any = None
-    log_total: Any = None
+    peak: Any = None
+    soft: Any = None
     exp_constant: Any = None
     exp_linear: Any = None
 
     def without_extremes(self) -> Terms:
         """The terms that are the same for all edges of a row."""
-        named = ("constant", "linear", "log_total", "exp_constant", "exp_linear")
+        named = ("constant", "linear", "centre", "peak", "soft", "exp_constant", "exp_linear")
         return Terms(**{name: getattr(self, name) for name in named})

@@ -206,6 +206,13 @@ def test_generated_kernels_compute_the_formula(name, kind, emulated):
     _compare(name, kind, _arrays(PRODUCTS[name]))
 
 
+def test_entries_that_no_path_reads_have_a_gradient_of_zero(emulated):
+    product = PRODUCTS["sums"]
+    assert {path.i_in for path in product.paths} == {0, 1, 2}  # of four entries
+    emulated("sums")
+    _compare("sums", "columns", _arrays(product))
+
+
 DERIVATIVES = {
     "rows_tangent": (
         calls.sum_tangent,
@@ -261,6 +268,14 @@ def test_kernels_that_make_weights_compute_the_formula(name, kind, emulated):
     emulated(name)
     arrays = _arrays(PRODUCTS[name]) | _layer(name, "highest")
     _compare(name, kind, arrays)
+
+
+def test_gradients_to_the_kernel_have_its_order_where_parts_have_another(emulated):
+    product = PRODUCTS["sums"]
+    order = [path for part in layer_products.parts(product) for path in part]
+    assert order != sorted(order)
+    emulated("sums")
+    _compare("sums", "kernel", _arrays(product) | _layer("sums", "highest"))
 
 
 @pytest.mark.parametrize("kind", ["rows", "columns", "harmonics"])

@@ -30,9 +30,9 @@ PRODUCTS = {
         (PADDED.data, X),
     ),
     "a matrix": (lambda x: MATRIX @ x, (X,)),
-    "a vector": (lambda x: MATRIX @ x, (X[:, 0],)),
     "a transpose": (lambda y: MATRIX.T @ y, (Y,)),
     "from the left": (lambda y: y.T @ MATRIX, (Y,)),
+    "a vector": (lambda x: MATRIX @ x, (X[:, 0],)),
     "repeated entries": (lambda x: REPEATED @ x, (X,)),
     "values that are arguments": (
         lambda data, x: sparse.BCOO((data, MATRIX.indices), shape=MATRIX.shape) @ x,

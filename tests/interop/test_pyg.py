@@ -632,6 +632,59 @@ def test_earlier_names_and_those_of_other_layers_are_read_too():
     assert model.convolutions[0].self_linear.bias[...].tolist() == [3.0] * 4
 
 
+class _Both(nnx.Module):
+    """A network of two layers that each are two ones there."""
+
+    def __init__(self):
+        self.conv = nn.SAGEConv(3, 2, reduce="sum", rngs=RNGS)
+        self.head = nn.FusedMLP([2, 4, 1], activation="relu", rngs=RNGS)
+        self.norm = nn.BatchNorm(2, rngs=RNGS)
+
+
+def test_names_are_written_of_whichever_layer_there_is_to_load_them():
+    network = _Both()
+    usual = to_pyg(network)
+    assert {"conv.lin_l.weight", "head.0.weight", "head.2.bias"} < set(usual)
+    renamed = {
+        "conv.lin_l.": "conv.lin_rel.",
+        "conv.lin_r.": "conv.lin_root.",
+        "head.0.": "head.lins.0.",
+        "head.2.": "head.lins.1.",
+    }
+    expected = {}
+    for name, array in usual.items():
+        old = next((old for old in renamed if name.startswith(old)), "")
+        expected[name.replace(old, renamed[old]) if old else name] = array
+    # A state dict has values, and counters that are not kept here.
+    names = dict.fromkeys([*expected, "norm.module.num_batches_tracked"], 0)
+    written = to_pyg(network, names=names)
+    assert list(written) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(written[name], array)
+    from_pyg(written, _Both())
+    assert list(to_pyg(network, names=iter(usual))) == list(usual)
+
+
+BAD_NAMES = {
+    "a name of no parameter": (["0.weight", "0.bias", "1.weight"], "got '1.weight'$"),
+    "another network's": ({"lin.weight": 1}, "got 'lin.weight'$"),
+    "a parameter without a name": (
+        ["0.weight"],
+        "with '0.bias' or 'lins.0.bias', for layers.0.bias",
+    ),
+    "one name": ("0.weight", "names, such as module.state_dict.*got a str"),
+    "none": ([], "got a list without any"),
+    "numbers": ([0, 1], "got a list$"),
+    "a module": (nn, "got a module"),
+}
+
+
+@pytest.mark.parametrize("names, message", BAD_NAMES.values(), ids=BAD_NAMES)
+def test_names_that_do_not_fit_are_refused(names, message):
+    with pytest.raises(ValueError, match=f"^to_pyg: names must be .*{message}"):
+        to_pyg(nn.FusedMLP([3, 4], activation="relu", rngs=RNGS), names=names)
+
+
 def test_widths_of_both_ends_and_shared_weights_have_names_of_their_own():
     gat = nn.GATConv((5, 3), 2, rngs=RNGS)  # receivers first here, senders first there
     assert to_pyg(gat)["lin_dst.weight"].shape == (2, 5)
@@ -821,6 +874,17 @@ def _networks(torch: Any, name: str) -> list[Any]:
     return [linear(IN, OUT)] if name == "GINEConv" else []
 
 
+def _ours(name: str) -> tuple[nnx.Module, Any]:
+    """A layer here, and how it is run on a matrix."""
+    if name == "GraphConv":
+        layer = nn.SAGEConv(IN, OUT, reduce="sum", rngs=RNGS)
+        return layer, lambda layer, x: layer(CSRGraph.from_edge_index(EDGES, NODES), x)
+    if name == "MLP":
+        mlp = nn.FusedMLP([IN, 5, OUT], activation="relu", rngs=RNGS)
+        return mlp, lambda mlp, x: mlp(x)
+    return CASES[name].make(), CASES[name].run
+
+
 def _inputs(torch: Any, name: str, options: dict[str, Any]) -> list[Any]:
     """What the layer there is called with."""
     x = torch.tensor(X).float()
@@ -831,6 +895,8 @@ def _inputs(torch: Any, name: str, options: dict[str, Any]) -> list[Any]:
         return [x, torch.tensor(HYPEREDGES), None, torch.tensor(OF_HYPEREDGES).float()]
     if name == "RGCNConv":
         return [x, torch.tensor(EDGES), torch.tensor(RELATIONS)]
+    if name == "MLP":
+        return [x]
     of_edges = [torch.tensor(OF_EDGES).float()] if "edge_dim" in options else []
     return [x, torch.tensor(EDGES), *of_edges]
 
@@ -855,6 +921,8 @@ THEIRS: dict[str, tuple[tuple, dict[str, Any]]] = {
     ),
     "HGTConv": (({"author": IN, "paper": WIDE}, WIDE, _METADATA), {"heads": HEADS}),
     "HypergraphConv": ((IN, OUT), {"heads": HEADS, "use_attention": True}),
+    "GraphConv": ((IN, OUT), {}),
+    "MLP": (([IN, 5, OUT],), {"norm": None}),
 }
 
 
@@ -872,10 +940,12 @@ def test_torch_geometric_has_the_same_layer_under_the_same_names(name):
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
-    ours = from_pyg(theirs.state_dict(), CASES[name].make())
-    again.load_state_dict({key: torch.from_numpy(a) for key, a in to_pyg(ours).items()})
+    made, run = _ours(name)
+    ours = from_pyg(theirs.state_dict(), made)
+    state = to_pyg(ours, names=again.state_dict())
+    again.load_state_dict({key: torch.from_numpy(a) for key, a in state.items()})
     inputs = _inputs(torch, name, options)
-    y = jax.jit(CASES[name].run)(ours, jnp.float32(X))
+    y = jax.jit(run)(ours, jnp.float32(X))
 
     def result(layer: Any) -> np.ndarray:
         with torch.no_grad():

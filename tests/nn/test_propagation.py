@@ -260,6 +260,19 @@ def test_filters_take_a_bound_of_the_eigenvalues_unless_a_call_has_one(normaliza
     assert np.isfinite(layer(nothing, X)).all()
 
 
+@pytest.mark.parametrize("normalization", ["sym", "rw", None])
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_filter_of_float32_is_of_float32_where_float64_is_enabled(normalization, is_traced):
+    layer = nn.ChebConv(6, 4, normalization=normalization, implementation="ffi", rngs=nnx.Rngs(0))
+    with jax.enable_x64(True):
+        graph = _graph()
+        if is_traced:
+            kind = jax.eval_shape(lambda graph, x: layer(graph, x), graph, X)
+        else:
+            kind = jax.eval_shape(lambda x: layer(graph, x), X)
+    assert kind.dtype == jnp.float32
+
+
 def test_a_filter_reads_a_graph_that_a_jitted_function_closes_over():
     layer, graph = nn.ChebConv(6, 4, rngs=nnx.Rngs(0)), _graph()
     y = jax.jit(lambda x: layer(graph, x))(X)

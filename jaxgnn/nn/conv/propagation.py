@@ -21,6 +21,7 @@ from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import at_least, checked_options, fraction, one_of
+from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 LaplacianKind = Literal["sym", "rw"]
 """Normalisations of a Laplacian, besides none."""
@@ -226,9 +227,9 @@ class ChebConv(GraphLayer):
         first = self.linears[0]
         self._check(graph, x, first.in_features)
         self._check_square(graph, "since the sum is taken several times")
-        options = {"lambda_max": lambda_max, "implementation": self.implementation}
-        laplacian = scaled_laplacian(self._name, graph, self.normalization, **options)
         (x,) = self._as_floats(x)
+        options = {"lambda_max": lambda_max, "implementation": self.implementation}
+        laplacian = scaled_laplacian(self._name, graph, self.normalization, x.dtype, **options)
         run = self._backward if first.out_features < first.in_features else self._forward
         return self._biased(run(laplacian, x))
 
@@ -255,18 +256,21 @@ def scaled_laplacian(
     where: str,
     graph: CSRGraph,
     normalization: LaplacianKind | None,
+    dtype: DTypeLike,
     *,
     lambda_max: Any,
     implementation: ops.Name | None,
 ) -> Callable[[Array], Array]:
     """The product of ``2 L / λ - 1`` with features [*batch, nodes, width]; see ``ChebConv``.
 
+    Degrees are summed in float32, and in float64 for features of that ``dtype``.
     ``lambda_max`` of None stands for an upper bound of the eigenvalues: 2, or for ``D - A`` twice
     the largest degree.
     """
     _check(where, graph, normalization, lambda_max)
     options = {"implementation": implementation}
-    wide, own, of_senders = jnp.result_type(float), jnp.ones(()), None
+    wide = accumulation_dtype(dtype)
+    own, of_senders = jnp.ones((), wide), None
     p = graph if graph.is_normalized else _without_loops(graph)
     if normalization == "sym":
         p = p if p.is_normalized else p.normalized("gcn")
@@ -310,7 +314,8 @@ def _without_loops(graph: CSRGraph) -> CSRGraph:
     if is_concrete(*arrays):
         made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
         return graph if made is None else made
-    weights = jnp.ones(graph.num_edges) if graph.weights is None else jnp.asarray(graph.weights)
+    weights = graph.weights
+    weights = jnp.ones(graph.num_edges, jnp.float32) if weights is None else jnp.asarray(weights)
     is_loop = jnp.asarray(graph.receivers()) == graph.senders_as_rows()
     return graph.with_weights(jnp.where(is_loop, 0, weights))
 

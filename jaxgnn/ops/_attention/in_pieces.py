@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn._arrays.arrays import match_varying
+from jaxgnn._arrays.arrays import match_varying, rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops._attention.reference import softmax_sum
@@ -152,7 +152,7 @@ class _Piece:
 
     def at_receivers(self, array: Array) -> Array:
         """The entry of the receiver of each edge; zero in padding slots."""
-        return array.at[self.ids].get(mode="fill", fill_value=0, indices_are_sorted=True)
+        return rows_at(array, self.ids, are_sorted=True)
 
     def of_edges(self, array: Array) -> Array:
         """The entry of each edge, from an array with an axis of edges."""
@@ -168,7 +168,7 @@ class _Piece:
             if array is not None and name in _OF_EDGES:
                 found[name] = self.of_edges(array)
             elif array is not None:
-                found[name] = array.at[self.senders].get(mode="fill", fill_value=0)
+                found[name] = rows_at(array, self.senders)
         wide = operands.replace(**found, seed=None)
         return jax.tree.map(lambda a: a.astype(accumulation_dtype(a.dtype)), wide)
 

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.plan import GraphPlan
 from jaxgnn.ops._graph import pieces
@@ -143,7 +144,7 @@ def add_heads(
 
     def add(sums, head):
         weights, of_rows = head
-        found = of_rows.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
+        found = rows_at(of_rows, rows, are_sorted=True)
         return sums + weights[:, None] * found, None
 
     heads = weights.T, of_rows.swapaxes(0, 1)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxgnn._arrays.arrays import match_varying
+from jaxgnn._arrays.arrays import match_varying, rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
@@ -207,7 +207,7 @@ def sums(
 
     def add(i, total):
         some = partial(cut.part, i)
-        made = some(weights)[:, :, None] * _at(values, some(ids[0]))
+        made = some(weights)[:, :, None] * rows_at(values, some(ids[0]))
         if result.heads == 1:
             made = jnp.sum(made, axis=1, keepdims=True)
         return total.at[some(ids[1])].add(made, mode="drop")
@@ -233,17 +233,12 @@ def products(
 
     def write(i, whole):
         some = partial(cut.part, i)
-        made = jnp.sum(_at(a, some(left)) * _at(b, some(right)), axis=-1)
+        made = jnp.sum(rows_at(a, some(left)) * rows_at(b, some(right)), axis=-1)
         return lax.dynamic_update_slice_in_dim(whole, made, i * size, 0)
 
     zeros = jnp.zeros((cut.edges + cut.room, heads), a.dtype)
     zeros, *_ = match_varying(zeros, a, left, right)
     return lax.fori_loop(0, cut.number, write, zeros)[: cut.edges]
-
-
-def _at(array: Array, ids: Array) -> Array:
-    """The rows that edges read, zeros for ids past the last one."""
-    return array.at[ids].get(mode="fill", fill_value=0)
 
 
 def _edges_of_piece(weights: tuple[Any, ...], values: tuple[Any, ...]) -> int:

@@ -165,11 +165,55 @@ def test_a_variance_far_from_zero_keeps_its_digits(implementation):
     exact = np.asarray(x, np.float64)
     expected = np.concatenate([exact.var(axis=0), exact.std(axis=0)])
     np.testing.assert_allclose(y[0], expected, rtol=1e-5)
-    equal = jnp.full((64, 3), 0.1)
-    gradient = jax.grad(
-        lambda x: jnp.sum(ops.neighbour_reduce(graph, x, "std", implementation=implementation))
-    )
-    assert not np.asarray(gradient(equal)).any()
+
+
+def _far_from_zero():
+    """Numbers of mean 100 and deviation 0.01, float32, over rows of one to many edges."""
+    rng = np.random.default_rng(0)
+    senders, receivers = rng.integers(0, 30, (2, 300))
+    graph = CSRGraph.from_edges([*senders, 0], [*receivers, 30], 31)  # one row of a single edge
+    return graph, np.float32(100 + 0.01 * rng.normal(size=(301, 2)))
+
+
+def _slopes(op, graph, x, names, implementation):
+    """Gradients of a weighted sum of the results of each reduction."""
+    wanted = random_array((graph.num_rows, 2), "float32", seed=6).astype(x.dtype)
+
+    def total(x, name):
+        return jnp.vdot(op(graph, x, name, implementation=implementation), wanted)
+
+    made = jax.jit(lambda x: [jax.grad(total)(x, name) for name in names])(x)
+    return dict(zip(names, (np.asarray(slope, np.float64) for slope in made), strict=True))
+
+
+@pytest.mark.costly
+@pytest.mark.usefixtures("compiled_quickly")
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("op", [ops.aggregate, ops.neighbour_reduce])
+def test_gradients_far_from_zero_keep_their_digits(op, implementation):
+    graph, messages = _far_from_zero()
+    x = jnp.asarray(messages if op is ops.aggregate else messages[: graph.num_cols])
+    # The result of a softmax is rounded where it is, so distances from it have that error.
+    errors = {"std": 1e-6, "var": 1e-6, "logsumexp": 1e-6, "softmax": 5e-5}
+    made = _slopes(op, graph, x, tuple(errors), implementation)
+    with jax.enable_x64(True):
+        exact = _slopes(op, graph, x.astype(jnp.float64), tuple(errors), "xla")
+    for name, error in errors.items():
+        assert np.abs(made[name] - exact[name]).max() < error * np.abs(exact[name]).max(), name
+
+
+@pytest.mark.usefixtures("compiled_quickly")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", [ops.aggregate, ops.neighbour_reduce])
+def test_equal_numbers_have_no_spread_and_no_gradient_of_it(op, dtype):
+    graph, messages = _far_from_zero()
+    count = len(messages) if op is ops.aggregate else graph.num_cols
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.full((count, 2), 100.1, dtype)  # whose sums are rounded
+        for implementation in (None, "xla"):
+            assert not np.asarray(op(graph, x, "var", implementation=implementation)).any()
+            (slope,) = _slopes(op, graph, x, ("std",), implementation).values()
+            assert not slope.any()
 
 
 def test_weights_and_scales_count_in_sums_and_means_alone():

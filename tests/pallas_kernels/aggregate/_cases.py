@@ -28,7 +28,8 @@ def numbers_of(graph: CSRGraph, form: Form, dim: int, dtype) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _exact(graph, x, dy, form):
+def exact_gradient(graph, x, dy, form):
+    """Values and the gradient to the numbers by the plain formula, in the dtype of ``x``."""
     y, pull_back = jax.vjp(lambda x: reference.forward(graph, x, form=form, keep=False)[0], x)
     return y, pull_back(dy)[0]
 
@@ -54,7 +55,7 @@ def check(graph: CSRGraph, form: Form, dim: int, dtype="float32", tile=None) -> 
     dy = random_array((graph.num_rows, len(form.reductions) * dim), dtype, seed=2)
     with jax.enable_x64(True), jax.disable_jit(False):
         wide = x.astype(jnp.float64), dy.astype(jnp.float64)
-        exact, slope = jax.tree.map(np.asarray, _exact(graph, *wide, form))
+        exact, slope = jax.tree.map(np.asarray, exact_gradient(graph, *wide, form))
     degrees = [np.diff(np.asarray(g.indptr)).max() for g in (graph, graph.transpose())]
     length = 64 * int(max(degrees))
     y, statistics = forward(graph_calls.pieces(graph), x, form, True, tile)

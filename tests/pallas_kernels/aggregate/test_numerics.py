@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,7 +17,14 @@ from pallas_kernels.arguments.aggregate import Form
 from pallas_kernels.graph.spmm import SpmmTile
 from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
-from tests.pallas_kernels.aggregate._cases import ALL, PNA, check, gradient, numbers_of
+from tests.pallas_kernels.aggregate._cases import (
+    ALL,
+    PNA,
+    check,
+    exact_gradient,
+    gradient,
+    numbers_of,
+)
 
 pytestmark = pytest.mark.emulated
 
@@ -62,6 +70,17 @@ CASES = {
 def test_values_and_gradients_agree_with_float64(case):
     name, *rest = CASES[case]
     check(_graph(name), *rest)
+
+
+def test_gradients_far_from_zero_keep_their_digits():
+    graph, form = _graph("short rows"), Form(("std", "logsumexp", "var"), False)
+    x = 100 + 0.01 * random_array((COLS, 4), "float32", seed=3)
+    dy = random_array((graph.num_rows, 12), "float32", seed=4)
+    made = gradient(graph, form, x, dy)
+    with jax.enable_x64(True), jax.disable_jit(False):
+        _, exact = exact_gradient(graph, x.astype(jnp.float64), dy.astype(jnp.float64), form)
+    exact = np.asarray(exact)
+    assert np.abs(np.asarray(made, np.float64) - exact).max() < 1e-5 * np.abs(exact).max()
 
 
 def test_padding_slots_may_hold_anything():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -23,11 +24,13 @@ def forward(
     if not keep:
         return y, Statistics()
     find = {
-        "mean": edges.mean,
+        "mean": lambda: edges.centre()[0],
+        "mean_rest": lambda: edges.centre()[1],
         "variance": edges.variance,
         "highest": lambda: edges.have(edges.extreme(edges.values)),
         "lowest": lambda: edges.have(-edges.extreme(-edges.values)),
-        "log_total": edges.log_total,
+        "peak": lambda: edges.exponentials()[1],
+        "total": edges.total,
         "soft": edges.soft,
     }
     return y, Statistics(**{field: find[field]() for field in form.kept()})
@@ -71,14 +74,32 @@ class _Edges:
 
     def of_edges(self, per_row: Array, padding: float = 0) -> Array:
         """The value of each edge's row."""
-        return per_row.at[self.rows].get(mode="fill", fill_value=padding, indices_are_sorted=True)
+        return rows_at(per_row, self.rows, padding, are_sorted=True)
 
     def mean(self) -> Float[Array, "rows dim"]:
         return self.sum(self.values) / jnp.maximum(self.count, 1)
 
+    def _moved(self) -> tuple[Array, Array, Array]:
+        """A number of each row, the distances of all from it, and the mean of these.
+
+        Equal numbers have distances of zero, which their distances from a rounded mean may not be.
+        """
+        first = jnp.asarray(self.graph.indptr)[:-1]
+        start = rows_at(lax.stop_gradient(self.values), first, are_sorted=True)
+        start = jnp.where(self.count > 0, start, 0)
+        distances = self.values - self.of_edges(start)
+        return start, distances, self.sum(distances) / jnp.maximum(self.count, 1)
+
+    def centre(self) -> tuple[Float[Array, "rows dim"], Float[Array, "rows dim"]]:
+        """The mean, rounded, and the rest of it."""
+        start, _, offset = self._moved()
+        mean = start + offset
+        return mean, (start - mean) + offset
+
     def variance(self) -> Float[Array, "rows dim"]:
-        distance = self.values - self.of_edges(self.mean())
-        return self.sum(distance**2) / jnp.maximum(self.count, 1)
+        _, distances, offset = self._moved()
+        squares = (distances - self.of_edges(offset)) ** 2
+        return self.sum(squares) / jnp.maximum(self.count, 1)
 
     def extreme(self, values: Float[Array, "edges dim"]) -> Float[Array, "rows dim"]:
         """The maximum of each row; its gradient goes as the form says."""
@@ -112,7 +133,7 @@ class _Edges:
         first = jax.ops.segment_min(numbers, self.rows, self.num_rows, indices_are_sorted=True)
         return jnp.where(self.count > 0, jnp.minimum(first, size), 0)
 
-    def _exponentials(self) -> tuple[Array, Array]:
+    def exponentials(self) -> tuple[Array, Array]:
         """Exponentials of the numbers of edges, zero in padding, and the shift of each row."""
         real = (self.rows < self.num_rows)[:, None]
         # The shift does not change the result, so it need not be differentiated.
@@ -123,15 +144,15 @@ class _Edges:
         shifted = jnp.where(real, self.values - self.of_edges(shift), 0)
         return jnp.where(real, jnp.exp(shifted), 0), shift
 
+    def total(self) -> Float[Array, "rows dim"]:
+        """The sum of the exponentials, one for rows without edges."""
+        return jnp.where(self.count > 0, self.sum(self.exponentials()[0]), 1)
+
     def log_total(self) -> Float[Array, "rows dim"]:
-        exponentials, shift = self._exponentials()
-        total = jnp.where(self.count > 0, self.sum(exponentials), 1)
-        return jnp.log(total) + shift
+        return jnp.log(self.total()) + self.exponentials()[1]
 
     def soft(self) -> Float[Array, "rows dim"]:
-        exponentials, _ = self._exponentials()
-        total = jnp.where(self.count > 0, self.sum(exponentials), 1)
-        return self.sum(exponentials * self.values) / total
+        return self.sum(self.exponentials()[0] * self.values) / self.total()
 
 
 def grad_edges(
@@ -159,13 +180,13 @@ def _contributions(graph, values, slots, terms):
     rows = graph.receivers()
 
     def at(array):
-        return array.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
+        return rows_at(array, rows, are_sorted=True)
 
     total = jnp.zeros_like(values)
     if terms.constant is not None:
         total = total + at(terms.constant)
     if terms.linear is not None:
-        total = total + at(terms.linear) * values
+        total = total + at(terms.linear) * (values - at(terms.centre))
     for extreme, gradient in (
         (terms.top, terms.top_gradient),
         (terms.bottom, terms.bottom_gradient),
@@ -175,11 +196,13 @@ def _contributions(graph, values, slots, terms):
             numbers = slots[:, None] if is_slot else values
             have_it = at(extreme).astype(numbers.dtype) == numbers
             total = total + jnp.where(have_it, at(gradient), 0)
-    if terms.log_total is not None:
-        factor = at(terms.exp_constant)
+    if terms.peak is not None:
+        factor = jnp.zeros_like(values)
+        if terms.exp_constant is not None:
+            factor = factor + at(terms.exp_constant)
         if terms.exp_linear is not None:
-            factor = factor + at(terms.exp_linear) * values
-        total = total + jnp.exp(values - at(terms.log_total)) * factor
+            factor = factor + at(terms.exp_linear) * (1 + (values - at(terms.soft)))
+        total = total + jnp.exp(values - at(terms.peak)) * factor
     return jnp.where((rows < graph.num_rows)[:, None], total, 0)
 
 
@@ -222,7 +245,7 @@ def spread(
 ) -> Float[Array, "entries dim"]:
     """The value of the segment of each entry; zero for those out of range."""
     places = jnp.where(ids < 0, per_segment.shape[0], ids)  # a negative id is no id from the end
-    return per_segment.at[places].get(mode="fill", fill_value=0)
+    return rows_at(per_segment, places)
 
 
 def terms_of(
@@ -250,12 +273,13 @@ def terms_of(
         root = jnp.sqrt(jnp.where(is_some, statistics.variance, 1))
         linear.append(jnp.where(is_some, of["std"][1] / (count * root), 0))
     if linear:
-        constant.append(-statistics.mean * sum(linear))
+        constant.append(-statistics.mean_rest * sum(linear))
     return Terms(
         constant=sum(constant) if constant else None,
         linear=sum(linear) if linear else None,
+        centre=statistics.mean,
         **_extremes(form, graph, of, statistics),
-        **_exponentials(of, statistics, wide),
+        **_exponentials(of, statistics),
     )
 
 
@@ -284,19 +308,19 @@ def _holder(form, graph, found):
     """The sender that has the extreme alone, negative where there is none."""
     if form.keeps == "holder":
         return found
-    senders = jnp.asarray(graph.indices).at[found].get(mode="fill", fill_value=-1)
+    senders = rows_at(jnp.asarray(graph.indices), found, -1)
     return jnp.where(jnp.diff(graph.indptr)[:, None] > 0, senders, -1)
 
 
-def _exponentials(of, statistics, wide):
+def _exponentials(of, statistics):
     if "softmax" not in of and "logsumexp" not in of:
         return {}
-    made = {"log_total": statistics.log_total}
-    zero = jnp.zeros((), wide)
-    constant = of["logsumexp"][1] if "logsumexp" in of else zero
+    # The peak alone adds one to the total, unless all numbers of the row are -inf.
+    each = 1 / jnp.maximum(statistics.total, 1)
+    terms = {"peak": statistics.peak}
+    if "logsumexp" in of:
+        terms["exp_constant"] = of["logsumexp"][1] * each
     if "softmax" in of:
         # With y = Σ p x, dy/dx = p (1 + x - y).
-        dy = of["softmax"][1]
-        constant = constant + dy * (1 - statistics.soft)
-        made["exp_linear"] = dy
-    return made | {"exp_constant": constant}
+        terms |= {"exp_linear": of["softmax"][1] * each, "soft": statistics.soft}
+    return terms

@@ -7,6 +7,7 @@ from typing import Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
@@ -33,8 +34,8 @@ def at_rows(
 ) -> Float[Array, "edges *rest"]:
     """The values of each edge's receiver; ``padding`` in padding slots."""
     # Rows ascend, so that the gradient is a sorted sum.
-    taken = values.astype(accumulation_dtype(values.dtype)).at[graph.receivers()]
-    return taken.get(mode="fill", fill_value=padding, indices_are_sorted=True)
+    wide = values.astype(accumulation_dtype(values.dtype))
+    return rows_at(wide, graph.receivers(), padding, are_sorted=True)
 
 
 def at_columns(

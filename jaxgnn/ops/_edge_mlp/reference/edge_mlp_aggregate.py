@@ -12,6 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.masked_graph import row_presence
 from jaxgnn.graph.plan.row_sums import sum_rows
@@ -98,7 +99,7 @@ def _of_masked(
 
 def _rows_of(x: Float[Array, "n d"], nodes: Array) -> Float[Array, "edges d"]:
     """The row of each edge's node, zeros where the node is out of range."""
-    return jnp.asarray(x).at[nodes].get(mode="fill", fill_value=0)
+    return rows_at(jnp.asarray(x), nodes)
 
 
 @dataclass(frozen=True)
@@ -366,7 +367,7 @@ def edge_weights(
     for scale, nodes in ends:
         if scale is not None:
             constants = lax.stop_gradient(scale).astype(accumulator)
-            factors.append(constants.at[nodes()].get(mode="fill", fill_value=0))
+            factors.append(rows_at(constants, nodes()))
     product = None
     for factor in factors:
         product = factor if product is None else product * factor

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.ops.core.activations import ACTIVATIONS, Name
@@ -145,7 +146,7 @@ def interaction(
 
 def taken(x: Float[Array, "nodes d"], nodes: Int[Array, " edges"]) -> Float[Array, "edges d"]:
     """The row of each edge's node; zeros where the node is out of range."""
-    return jnp.asarray(x).at[nodes].get(mode="fill", fill_value=0)
+    return rows_at(jnp.asarray(x), nodes)
 
 
 def new_edges(

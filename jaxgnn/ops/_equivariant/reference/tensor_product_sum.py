@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import Coupling, couplings
 from jaxgnn.equivariant.radial_layer import PRECISIONS, Products, RadialLayer
@@ -230,8 +231,7 @@ def _wide(*arrays: Array) -> list[Array]:
 
 def _at_receivers(graph: CSRGraph, dy: Float[Array, "rows out"]) -> Float[Array, "edges out"]:
     """The row of each edge's receiver; zeros in padding slots."""
-    at = dy.at[graph.receivers()]
-    return at.get(mode="fill", fill_value=0, indices_are_sorted=True)
+    return rows_at(dy, graph.receivers(), are_sorted=True)
 
 
 def _products(

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -134,8 +135,7 @@ def _real(graph: CSRGraph, of_edges: Float[Array, "edges width"]) -> Float[Array
 
 def _at_receivers(graph: CSRGraph, dy: Float[Array, "rows columns"]) -> Array:
     """The row of each edge's receiver; zeros in padding slots."""
-    at = _wide(dy).at[graph.receivers()]
-    return at.get(mode="fill", fill_value=0, indices_are_sorted=True)
+    return rows_at(_wide(dy), graph.receivers(), are_sorted=True)
 
 
 def _products(graph: CSRGraph, x: Array, dy: Array) -> Float[Array, "edges columns"]:

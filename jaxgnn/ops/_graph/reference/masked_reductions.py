@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.masked_graph import row_presence
 from jaxgnn.graph.plan.row_sums import sum_rows
@@ -48,7 +49,7 @@ class _MaskedEdges:
         self.presence = row_presence(self.indptr, self.shares[:, 0], None)[:, None]
 
     def _of_edges(self, per_row: Array) -> Array:
-        return per_row.at[self.rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
+        return rows_at(per_row, self.rows, are_sorted=True)
 
     def _highest(self, values: Array) -> Array:
         return jax.ops.segment_max(values, self.rows, self.num_rows, indices_are_sorted=True)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.csr.masked_graph import log_presence
 from jaxgnn.graph.plan.row_sums import sum_rows
@@ -63,4 +64,4 @@ def grad_logits(
 
 def _spread(per_row: Float[Array, "rows heads"], rows: Int[Array, " edges"], padding: float):
     """The value of each edge's row. Rows ascend, so that the gradient is a sorted sum."""
-    return per_row.at[rows].get(mode="fill", fill_value=padding, indices_are_sorted=True)
+    return rows_at(per_row, rows, padding, are_sorted=True)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -35,7 +36,7 @@ def sddmm(
     row_scale, col_scale = _scales(graph, accumulator)
     rows = graph.receivers()
     scaled = _times(row_scale, a.astype(accumulator))
-    left = scaled.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
+    left = rows_at(scaled, rows, are_sorted=True)
     right = _times(col_scale, b.astype(accumulator))[graph.indices]
     products = jnp.sum(left * right, axis=-1)
     return jnp.where(_of_real_edges(graph, products), products, 0)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxgnn._arrays.arrays import rows_at
 from jaxgnn.graph import Incidence
 from jaxgnn.graph.plan.row_sums import sum_segments
 from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier, product
@@ -351,7 +352,7 @@ def _same_batch(one: Float[Array, "*any"], other: Float[Array, "*any"]):
 
 def _rows_at(values: Float[Array, "n *rest"], ids: Int[Array, " m"]) -> Float[Array, "m *rest"]:
     """The entry of each id, zero where it is out of range."""
-    return jnp.asarray(values).at[ids].get(mode="fill", fill_value=0)
+    return rows_at(jnp.asarray(values), ids)
 
 
 def _scaled(values: Float[Array, "n *rest"], scale: Float[Array, " n"] | None):
