@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxgnn.sampling._memory import aligned_empty
+from jaxgnn.sampling._memory import Spare, aligned_empty
 from jaxgnn.sampling.features import FeatureStore
 
 
@@ -32,7 +31,7 @@ class StagedRows:
 
     def __init__(self, store: FeatureStore, device: Any):
         self._store, self._device = store, device
-        self._free: deque[np.ndarray] = deque()
+        self._free: Spare[np.ndarray] = Spare()
         self._reuses = (jax.default_backend() if device is None else device.platform) != "cpu"
 
     def gather(self, ids: np.ndarray) -> jax.Array:
@@ -44,18 +43,14 @@ class StagedRows:
         placed = jax.device_put(rows, self._device)
         if rows is buffer:
             placed.block_until_ready()
-            self._free.append(buffer)
+            self._free.give_back(buffer)
         else:  # the rows of this store are on a device
             self._reuses = False
         return placed
 
     def _buffer(self, count: int) -> np.ndarray:
         """A free buffer of this length, or a new one."""
-        while self._free:
-            try:
-                buffer = self._free.pop()
-            except IndexError:  # another thread was faster
-                break
+        while (buffer := self._free.borrow()) is not None:
             if buffer.shape[0] == count:
                 return buffer
         return aligned_empty((count, *self._store.shape[1:]), self._store.dtype)
