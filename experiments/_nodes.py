@@ -27,8 +27,9 @@ def node_loss(
 ) -> jax.Array:
     """Mean cross entropy of the counted nodes with a label, binary where labels are tasks.
 
-    Labels have the meaning of the scores in ``jaxgnn.training``: a label below zero, or NaN, is
-    missing and its node or task is ignored. A label beyond the classes makes the loss NaN.
+    It is zero without such nodes. Labels have the meaning of the scores in ``jaxgnn.training``: a
+    label below zero, or NaN, is missing and its node or task is ignored. A label beyond the classes
+    makes the loss NaN.
 
     Args:
       logits: [nodes, classes] or [nodes, tasks].
@@ -51,7 +52,8 @@ def node_loss(
     # The sum of the flags is a sum of integers, and exact.
     sums = jnp.sum(jnp.where(counted, losses, 0)), jnp.sum(counted)
     total, count = sums if graph is None else distributed.sum_over_devices(graph, sums)
-    return total / count.astype(losses.dtype)
+    # A process of several may have no such nodes in the last step of an epoch.
+    return total / jnp.maximum(count, 1).astype(losses.dtype)
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,40 @@ def test_a_graph_that_has_been_used_takes_what_is_known_of_it_along():
     assert made.uniform_degrees() == GRAPH.uniform_degrees()
 
 
+LOADERS = {
+    "NeighborLoader": lambda: sampling.NeighborLoader(GRAPH, [1], (2,), 1),
+    "LinkNeighborLoader": lambda: sampling.LinkNeighborLoader(GRAPH, ([0], [1]), (2,), 1),
+    "HeteroNeighborLoader": lambda: sampling.HeteroNeighborLoader(
+        graph.HeteroGraph({("node", "to", "node"): GRAPH}), ("node", [1]), (2,), 1
+    ),
+    "ClusterLoader": lambda: sampling.ClusterLoader(GRAPH, 2),
+    "SaintLoader": lambda: sampling.SaintLoader(GRAPH, size=2),
+    "ShadowLoader": lambda: sampling.ShadowLoader(GRAPH, [1], (2,)),
+}
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_and_its_batches_ahead_say_that_they_are_made_in_each_process(name, copied):
+    loader = LOADERS[name]()
+    message = f"sampling.{name}: a loader can not be copied or pickled; make one of the same arg"
+    with pytest.raises(TypeError, match=message):
+        copied(loader)
+    with pytest.raises(TypeError, match="batches that threads make ahead can not be copied"):
+        copied(iter(loader))
+    steps = loader.steps()
+    with pytest.raises(TypeError, match="can not be copied or pickled"):
+        copied(steps)
+    steps.close()
+
+
+def test_a_cache_of_features_is_pickled():
+    store = sampling.features.CachedFeatures(np.eye(3), [0])
+    made = pickle.loads(pickle.dumps(store))
+    np.testing.assert_array_equal(made.gather(np.array([0, 1, -1])), np.eye(4, 3)[[0, 1, 3]])
+    assert made.hits == made.misses == 1
+
+
 def test_a_solver_is_pickled():
     model = MODELS["CandidateNetwork"].make(nnx.Rngs(0))
     solver = pickle.loads(pickle.dumps(pretrained.SudokuSolver(model)))

@@ -29,7 +29,7 @@ from experiments.benchmarks._report import Column, Output, Row, append_rows, hea
 from experiments.benchmarks.sample_on_device import Workload
 from jaxgnn import nn
 from jaxgnn._errors import bad_input
-from jaxgnn.sampling import DeviceSample, Relabelling, sample_on_device
+from jaxgnn.sampling import DeviceSample, Relabelling, masked_mean, sample_on_device
 from jaxgnn.testing.timing import Candidate, device_description, kernel_time
 
 Step = Callable[..., Any]
@@ -176,7 +176,7 @@ def seed_loss(layers: Any, blocks: Any, x: Any, y: Any, seed_ids: Any, seed_mask
     for layer, block in zip(layers, blocks, strict=True):
         x = layer(block, (x[: block.num_rows], x))
     losses = optax.softmax_cross_entropy_with_integer_labels(x[seed_ids].astype(jnp.float32), y)
-    return jnp.mean(losses, where=seed_mask)
+    return masked_mean(losses, seed_mask)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -263,7 +263,7 @@ def _neighbour(options: SampledTrainingOptions, data: Data, method: Any = "neigh
 
     def loss(model: Any, batch: Any, rngs: nnx.Rngs) -> jax.Array:
         scores = model(batch.blocks, batch.x, rngs=rngs)[batch.seed_ids]
-        return _losses(scores, batch.y).mean(where=batch.seed_mask)
+        return sampling.masked_mean(_losses(scores, batch.y), batch.seed_mask)
 
     return Batches(loader.epoch, len(loader), loss)
 
@@ -286,7 +286,7 @@ def _shadow(options: SampledTrainingOptions, data: Data) -> Batches:
 
     def loss(model: Any, batch: Any, rngs: nnx.Rngs) -> jax.Array:
         scores = model(batch.graph, batch.x, rngs=rngs)[batch.root]
-        return _losses(scores, batch.y).mean(where=batch.seed_mask)
+        return sampling.masked_mean(_losses(scores, batch.y), batch.seed_mask)
 
     return Batches(loader.epoch, len(loader), loss)
 

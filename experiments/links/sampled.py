@@ -13,11 +13,11 @@ from flax import nnx
 from experiments._seeds import streams
 from experiments.links.config import TrainConfig
 from experiments.links.data import Links
-from experiments.links.setup import LinkPredictor, mean_of
+from experiments.links.setup import LinkPredictor
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.nn.shared.dropout import dropout
-from jaxgnn.sampling import LinkBatch, LinkNeighborLoader
+from jaxgnn.sampling import LinkBatch, LinkNeighborLoader, masked_mean
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class SampledLoss:
         h = model.encoder(batch.blocks, x, rngs=rngs)
         logits = model.decoder(h, batch.pairs).astype(jnp.float32)
         is_edge = batch.pair_labels > 0
-        missed = mean_of(jax.nn.softplus(-logits), batch.pair_mask & is_edge)
-        invented = mean_of(jax.nn.softplus(logits), batch.pair_mask & ~is_edge)
+        missed = masked_mean(jax.nn.softplus(-logits), batch.pair_mask & is_edge)
+        invented = masked_mean(jax.nn.softplus(logits), batch.pair_mask & ~is_edge)
         return missed + invented, {}
 
 

@@ -19,6 +19,7 @@ from jaxgnn.distributed import ShardedGraph
 from jaxgnn.models import MaxKGNN
 from jaxgnn.nn import DotDecoder, MLPDecoder
 from jaxgnn.nn.shared.dropout import dropout
+from jaxgnn.sampling import masked_mean
 from jaxgnn.training import LoopConfig, jit_apply
 
 
@@ -104,13 +105,7 @@ class Loss:
         edges, others = model(batch.nodes, *sets, input_dropout=rate, rngs=rngs)
         # A node that is joined to all others has no negative pair.
         there = negatives[1] >= 0
-        return jnp.mean(jax.nn.softplus(-edges)) + mean_of(jax.nn.softplus(others), there), {}
-
-
-def mean_of(losses: jax.Array, there: jax.Array) -> jax.Array:
-    """Mean of the losses of the pairs that exist; zero if there are none."""
-    count = jnp.maximum(jnp.sum(there), 1).astype(jnp.float32)
-    return jnp.sum(jnp.where(there, losses, 0)) / count
+        return jnp.mean(jax.nn.softplus(-edges)) + masked_mean(jax.nn.softplus(others), there), {}
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgnn._errors import bad_input
 
@@ -43,9 +44,15 @@ def initialize(
         the process waited for, and JAX ends it with an error.
 
     Raises:
-      ValueError: if ``process_id`` is not in ``0..num_processes - 1``, or the address has no port.
+      ValueError: if a number is no integer, ``process_id`` is not in ``0..num_processes - 1``, or
+        the address has no port.
     """
     where = "distributed.initialize"
+    numbers = {"num_processes": num_processes, "process_id": process_id, "timeout_s": timeout_s}
+    for name, number in numbers.items():
+        is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if number is not None and not is_integer:
+            raise bad_input(where, name, "an integer", repr(number))
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise bad_input(where, "coordinator", "an address host:port", repr(coordinator))
     if num_processes is not None and not 0 <= (process_id or 0) < num_processes:
@@ -79,20 +86,70 @@ def check_same(what: str, value: Any) -> None:
     """
     if jax.process_count() == 1:
         return
-    array = np.ascontiguousarray(value) if hasattr(value, "dtype") else None
-    data = repr(value).encode() if array is None else array.tobytes()
-    shape = "" if array is None else f"{array.dtype}{array.shape}"
-    digest = hashlib.sha256(shape.encode() + data).digest()
-    waited = (
-        f"distributed.check_same: process {jax.process_index()} has waited {_READING_S} s for the "
-        f"other {jax.process_count() - 1} processes to compare {what}"
-    )
-    with _after(_READING_S, _end, waited):
-        hashes = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    own = np.frombuffer(_digest([value]), np.uint8)
+    with _ending_late("distributed.check_same", what, jax.process_count()):
+        hashes = multihost_utils.process_allgather(own)
     others = [at for at, row in enumerate(hashes) if (row != hashes[0]).any()]
     if others:
         expected = "the same on all processes, as on process 0"
         raise bad_input("distributed.check_same", what, expected, f"others on processes {others}")
+
+
+def check_same_on(mesh: Mesh, where: str, values: Mapping[str, Iterable[Any]]) -> None:
+    """Checks that all processes of a mesh have the same values; all of them call it.
+
+    Args:
+      mesh: the mesh; processes without a device of it do not take part.
+      where: the function that compares.
+      values: for each argument of it what is compared, as for ``check_same``.
+
+    Raises:
+      ValueError: on all processes of the mesh, naming an argument and the processes where it is
+        not that of the first.
+    """
+    devices = mesh.devices.ravel()
+    processes = {device.process_index for device in devices}
+    if len(processes) == 1:
+        return
+    digests = b"".join(map(_digest, values.values()))
+    own = np.frombuffer(digests, np.uint8).reshape(1, len(values), -1)
+    flat = Mesh(devices, ("devices",))
+    each, everywhere = (NamedSharding(flat, PartitionSpec(*axis)) for axis in (["devices"], []))
+    shape = (len(devices), *own.shape[1:])
+    with _ending_late(where, " and ".join(values), len(processes)):
+        spread = jax.make_array_from_callback(shape, each, lambda _: own)
+        copied = jax.jit(lambda digests: digests, out_shardings=everywhere)(spread)
+        hashes = np.asarray(copied.addressable_data(0))
+    differs = (hashes != hashes[0]).any(axis=2)
+    for name, of_devices in zip(values, differs.T, strict=True):
+        others = sorted({device.process_index for device in devices[of_devices]})
+        if others:
+            expected = f"the same on all processes, as on process {devices[0].process_index}"
+            raise bad_input(where, name, expected, f"others on processes {others}")
+
+
+def _digest(values: Iterable[Any]) -> bytes:
+    """The hash of arrays, and of the texts of other values."""
+    digest = hashlib.sha256()
+    for value in values:
+        if hasattr(value, "dtype"):
+            array = np.ascontiguousarray(value)
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.reshape(-1).view(np.uint8))
+        else:
+            digest.update(repr(value).encode())
+    return digest.digest()
+
+
+def _ending_late(
+    where: str, what: str, num_processes: int
+) -> contextlib.AbstractContextManager[None]:
+    """Ends this process if the others do not come to compare something."""
+    waited = (
+        f"{where}: process {jax.process_index()} has waited {_READING_S} s for the other "
+        f"{num_processes - 1} processes to compare {what}"
+    )
+    return _after(_READING_S, _end, waited)
 
 
 @contextlib.contextmanager

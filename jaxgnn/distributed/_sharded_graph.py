@@ -16,6 +16,7 @@ from jaxgnn._arrays.arrays import checked_numbers, dtype_of_jax, host_array
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._blocks import Cutter, Layout, axis_of, edge_numbers, stacked
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
+from jaxgnn.distributed._processes import check_same_on
 from jaxgnn.distributed._sharded_matrix import ShardedMatrix, shard_matrix
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph, is_concrete
 from jaxgnn.graph.local.local_graph import EdgesByOwner
@@ -296,7 +297,8 @@ def shard(
     """Spreads the rows of a graph, and its columns, over the devices along an axis of a mesh.
 
     The graph keeps its weights and a normalisation by scales. In a program of several processes all
-    call it with the same graph, and each builds the blocks of its own devices. Senders may be
+    call it with the same arguments, which are compared once, by hashes, but for arrays that are
+    mapped from files; and each builds the blocks of its own devices. Senders may be
     mapped from a file: ``CSRGraph(np.load("indptr.npy", mmap_mode="r"), np.load("indices.npy",
     mmap_mode="r"))``. With ``exchange="all_gather"`` and a partition other than ``"metis"``, only
     those of the own blocks are read; lists, and the choice of them, read all senders.
@@ -323,7 +325,8 @@ def shard(
     Raises:
       ValueError: if the graph is traced, or not square without ``columns``; it has fewer rows or
         columns than there are devices; the mesh does not have the axis; a partition has another
-        number of parts or leaves one empty; or an option is not as above.
+        number of parts or leaves one empty; an option is not as above; or an argument differs
+        between the processes of the mesh, on all of them.
 
     Example:
       >>> import jax
@@ -343,6 +346,10 @@ def shard(
         expected = "'bfloat16', 'float16', 'float32' or None"
         raise bad_input("shard", "wire_dtype", expected, repr(wire_dtype))
     layout, of_columns = _layouts_for(graph, mesh.shape[axis], partition, columns)
+    options = exchange, wire_dtype, records, overlap, tuple(ops), axis
+    places = layout.partition.part_of, of_columns.partition.part_of
+    compared = {"graph": _compared(graph), "partition": places, "options": options}
+    check_same_on(mesh, "shard", compared)
     cutter = _cutter_for(graph, layout, of_columns, exchange)
 
     def make(place: int) -> LocalGraph:
@@ -381,6 +388,23 @@ def shard(
         )
 
     return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout, of_columns)
+
+
+def _compared(graph: CSRGraph) -> list[Any]:
+    """Parts of a graph that are the same in all processes.
+
+    An array that is mapped from a file may differ in the rows of other processes, and is large.
+    """
+    arrays = graph.indices, graph.weights, graph.row_scale, graph.col_scale
+    inside = [None if array is None or _is_mapped(array) else array for array in arrays]
+    return [graph.indptr, graph.shape, graph.num_edges, graph.normalization, *inside]
+
+
+def _is_mapped(array: Any) -> bool:
+    """Whether an array, or what it is a view of, is mapped from a file."""
+    while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
+        array = array.base
+    return isinstance(array, np.memmap)
 
 
 def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:

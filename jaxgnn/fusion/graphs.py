@@ -33,7 +33,8 @@ class StaticGraph:
     num_live: int  # number of edges that arrive at a row; the slots after them are padding.
     has_edges: np.ndarray  # mask of rows with edges, bool [rows]
     is_read: np.ndarray  # mask of columns that edges which arrive at a row read, bool [columns]
-    _weights: dict[bytes, Array] = field(default_factory=dict)
+    # The last numbers of edges in the order of the slots, with their key, or nothing.
+    _weights: list[tuple[bytes, Array]] = field(default_factory=list)
     plans: tuple[()] = ()  # none: nothing of it is computed when the function runs
 
     @property
@@ -84,12 +85,14 @@ class StaticGraph:
     def weights(self, of_edges: np.ndarray) -> Array:
         """Known numbers of edges in the order of the slots, an array that is built once."""
         key = digest(of_edges)
-        if key not in self._weights:
-            with jax.ensure_compile_time_eval():
-                made = self.to_slots(jnp.asarray(of_edges))
-            self._weights.clear()  # most programs have one normalisation of a graph
-            self._weights[key] = made
-        return self._weights[key]
+        for known, weights in self._weights:
+            if known == key:
+                return weights
+        with jax.ensure_compile_time_eval():
+            weights = self.to_slots(jnp.asarray(of_edges))
+        # At once, for other threads. Most programs have one normalisation of a graph.
+        self._weights[:] = [(key, weights)]
+        return weights
 
 
 class _Cache:

@@ -14,6 +14,7 @@ from jaxgnn.sampling._host import sample_hops as sample_hops
 from jaxgnn.sampling._infer_layerwise import infer_layerwise as infer_layerwise
 from jaxgnn.sampling._link_loader import LinkBatch as LinkBatch
 from jaxgnn.sampling._link_loader import LinkNeighborLoader as LinkNeighborLoader
+from jaxgnn.sampling._masked_mean import masked_mean as masked_mean
 from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
 from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
 from jaxgnn.sampling._negative_edges import negative_edges as negative_edges

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn._errors import bad_input
 from jaxgnn.sampling._capacity import measured
 from jaxgnn.sampling._epochs import Epochs
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
+from jaxgnn.sampling._shared_capacity import SharedCapacity
 
 # Batches whose sizes are measured for a capacity.
 _MEASURED_BATCHES = 8
@@ -34,6 +34,7 @@ class BatchLoader[Batch](Epochs[Batch]):
     _order: SeedOrder
     _batch_size: int  # seeds of a batch
     _process: int  # index of this process
+    _shared: SharedCapacity  # capacity of the steps of several processes
     _source: Any  # draws samples, and knows their sizes
     _bound: Any  # the sizes that no batch exceeds
     _measure: Callable[[Iterable[Any], Any], Any] = staticmethod(measured)
@@ -58,13 +59,28 @@ class BatchLoader[Batch](Epochs[Batch]):
         return self._seeds[self._order.of_step(epoch, step, process)]
 
     def _draw(self, seeds: np.ndarray, epoch: int, step: int) -> Any:
-        """A sample; the capacity grows until it fits."""
+        """A sample; the capacity grows until it fits, or is that of the step in all processes."""
         while True:
             capacity = self.capacity
             made = self._source.draw(seeds, epoch, step, capacity)
-            if not isinstance(made, type(capacity)):
+            own = made if isinstance(made, type(capacity)) else None
+            if self._shared.num_processes > 1:
+                return self._draw_in_step(made, own, seeds, (epoch, step))
+            if own is None:
                 return made
-            self._grow(made, epoch, step)
+            self._grow(own, epoch, step)
+
+    def _draw_in_step(self, made: Any, own: Any, seeds: np.ndarray, place: tuple[int, int]) -> Any:
+        """A sample of the capacity of its step; ``made`` is one of the loader's, if it fits."""
+        capacity = self.capacity
+        wide = self._shared.of_step(
+            capacity, self._bound, own, lambda process: self._sizes_of(*place, process), place
+        )
+        return made if wide == capacity else self._source.draw(seeds, *place, wide)
+
+    def _sizes_of(self, epoch: int, step: int, process: int) -> Any:
+        """Sizes of the batch of a process."""
+        return self._source.sizes(self._seeds_of(epoch, step, process), epoch, step)
 
     def _grow(self, sizes: Any, epoch: int, step: int) -> None:
         """Makes the capacity large enough, unless another thread has done so."""
@@ -80,15 +96,13 @@ class BatchLoader[Batch](Epochs[Batch]):
         )
 
     def _measured(self) -> Any:
-        """The capacity for some batches, those of the first process, so that all have the same."""
-        if not len(self):
-            expected = f"at most the number of {self._things}, {self._count}, with drop_last"
-            raise bad_input(self._where, "batch_size", expected, self._batch_size)
+        """The capacity for some batches, which are the same in each process."""
         # Spread over the epoch, whose seeds may be in an order that matters, or over several.
         stride = max(len(self) // _MEASURED_BATCHES, 1)
-        places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
+        count = self._shared.num_processes
+        places = ((*divmod(i * stride, len(self)), i % count) for i in range(_MEASURED_BATCHES))
         sizes = Prefetched(
-            lambda place: self._source.sizes(self._seeds_of(*place, 0), *place),
+            lambda place: self._sizes_of(*place),
             places,
             threads=self._workers,
             depth=_MEASURED_BATCHES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy as np
 # Numbers of slots are multiples of this, except where they are as large as they can be.
 _MULTIPLE = 128
 _MARGIN = 1.1
+# Ratio of the capacities of steps with more nodes than the others.
+_STEP = 1.25
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,18 @@ class Capacity:
     def grown(self, sizes: Capacity, bound: Capacity) -> Capacity:
         """Returns the capacity for this one and for ``sizes`` with a margin, up to ``bound``."""
         return self._with(map(max, self._numbers(), measured([sizes], bound)._numbers()))
+
+    def widened(self, sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
+        """Returns a larger capacity that holds all of the sizes, up to ``bound``.
+
+        It is one of few: all numbers are multiplied by a power of 1.25.
+        """
+        numbers = self._numbers()
+        pairs = [zip(each._numbers(), numbers, strict=True) for each in sizes]
+        ratio = max(size / max(slots, 1) for pair in pairs for size, slots in pair)
+        factor = _STEP ** math.ceil(math.log(max(ratio, 1)) / math.log(_STEP))
+        wide = [-(-math.ceil(max(n, 1) * factor) // _MULTIPLE) * _MULTIPLE for n in numbers]
+        return self._with(map(max, numbers, map(min, wide, bound._numbers())))
 
     def _numbers(self) -> tuple[int, ...]:
         return self.nodes + self.edges + self.candidates

@@ -48,7 +48,7 @@ def options(
     """Checks what is drawn; along relations, fan-outs may be zero."""
     for fanout in fanouts:
         is_zero = fanout == 0 and not may_be_zero
-        if not _is_integer(fanout) or is_zero or fanout < -1 or fanout >= 2**20:
+        if not is_integer(fanout) or is_zero or fanout < -1 or fanout >= 2**20:
             expected = f"positive and below {2**20}, or -1 for all neighbours"
             expected += ", or 0 for none" if may_be_zero else ""
             raise bad_input(where, "fanouts", expected, fanout)
@@ -57,7 +57,7 @@ def options(
         raise bad_input(where, "method", expected, repr(method))
     if method == "labor" and replace:
         raise bad_input(where, "replace", "False for method='labor'", replace)
-    if not _is_integer(batch_dependency) or batch_dependency < 1:
+    if not is_integer(batch_dependency) or batch_dependency < 1:
         raise bad_input(where, "batch_dependency", "a positive integer", batch_dependency)
     if batch_dependency > 1 and method != "labor":
         expected = f"1 for method={method!r}; method='labor' has dependent batches"
@@ -67,7 +67,7 @@ def options(
 def counters(where: str, seed: int, epoch: int, step: int) -> None:
     """Checks that the counters of random numbers fit their words."""
     for name, value, bits in (("seed", seed, 64), ("epoch", epoch, 32), ("step", step, 32)):
-        if not _is_integer(value) or not 0 <= value < 2**bits:
+        if not is_integer(value) or not 0 <= value < 2**bits:
             raise bad_input(where, name, f"an integer from 0 to 2^{bits} - 1", value)
 
 
@@ -130,7 +130,8 @@ def zero_weights(where: str, node: int) -> ValueError:
     return bad_input(where, "weights", _WEIGHTS, f"zeros alone for node {node}")
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer of Python or NumPy, and no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

@@ -48,6 +48,7 @@ class ClusterLoader(SubgraphLoader):
       shuffle: whether to shuffle the clusters in each epoch.
       seed: of the shuffling, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
+      capacity: numbers of node slots and of edge slots of a batch; None measures eight batches.
       processes: ``(index, count)`` of this process, whose batches are its part of each step; by
         default those of JAX.
 
@@ -83,12 +84,13 @@ class ClusterLoader(SubgraphLoader):
         shuffle: bool = True,
         seed: int = 0,
         num_threads: int | None = None,
+        capacity: tuple[int, int] | None = None,
         processes: tuple[int, int] | None = None,
     ):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels, train)
-        super().__init__(whole, data, seed, num_threads, processes)
+        super().__init__(whole, data, seed, num_threads, processes, capacity)
         if method not in get_args(ClusterMethod):
             expected = f"one of {', '.join(map(repr, get_args(ClusterMethod)))}"
             raise bad_input(where, "method", expected, repr(method))

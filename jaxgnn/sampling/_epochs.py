@@ -6,6 +6,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from jaxgnn._errors import bad_input
 from jaxgnn.sampling import _checks
@@ -20,6 +21,12 @@ class Epochs[Batch](ABC):
     def __init__(self):
         self._growing = threading.Lock()
         self._epochs = itertools.count()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self._where}: a loader can not be copied or pickled; make one of the same arguments "
+            "in each process, whose batches are the same"
+        )
 
     @abstractmethod
     def __len__(self) -> int:
@@ -75,14 +82,17 @@ class StepBatches[Batch]:
 
     def __init__(self, loader: Epochs[Batch], start: int):
         self._loader = loader
+        self._next: int | None = None
         self._begin(start)
 
     def __call__(self, step: int) -> Batch:
         """Returns the batch of a step; another than the next one is made without preparation."""
         if step != self._next:
             self._begin(step)
-        self._next += 1
-        return next(self._batches)
+        self._next = None  # after an interrupt it is unknown, and the next call begins anew
+        batch = next(self._batches)
+        self._next = step + 1
+        return batch
 
     def close(self) -> None:
         """Ends the threads that make batches."""
@@ -91,5 +101,7 @@ class StepBatches[Batch]:
     def _begin(self, step: int) -> None:
         if step < 1:
             raise bad_input(self._loader._where, "step", "at least 1", step)
-        steps, self._next = len(self._loader), step
+        self._next = None
+        steps = len(self._loader)
         self._batches = self._loader._ahead(divmod(s - 1, steps) for s in itertools.count(step))
+        self._next = step

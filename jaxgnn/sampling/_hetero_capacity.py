@@ -43,6 +43,10 @@ class HeteroCapacity:
         """Returns the capacity for this one and for ``sizes`` with a margin, up to ``bound``."""
         return self._typed(self._flat().grown(sizes._flat(), bound._flat()))
 
+    def widened(self, sizes: Iterable[HeteroCapacity], bound: HeteroCapacity) -> HeteroCapacity:
+        """Returns a larger capacity that holds all of the sizes, as for ``Capacity``."""
+        return self._typed(self._flat().widened([s._flat() for s in sizes], bound._flat()))
+
     @classmethod
     def measured(cls, sizes: Iterable[HeteroCapacity], bound: HeteroCapacity) -> HeteroCapacity:
         """Returns the largest of the sizes with a margin, as for ``Capacity``."""

@@ -29,6 +29,7 @@ from jaxgnn.sampling._hetero_source import HeteroSource
 from jaxgnn.sampling._mapped import check_files
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._seed_order import SeedOrder
+from jaxgnn.sampling._shared_capacity import SharedCapacity
 from jaxgnn.sampling._source import Drawing, on_host
 from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._temporal import check_present, checked_times
@@ -173,6 +174,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         self._count = len(nodes)
         self._seeds = np.arange(len(nodes))  # by number, as their nodes and times are
         self._process, num_processes = checks.checked_processes(where, processes)
+        self._shared = SharedCapacity(where, self._process, num_processes, capacity is not None)
         self._batch_size = min(batch_size, -(-len(nodes) // num_processes))
         self._order = SeedOrder(
             len(nodes),
@@ -182,6 +184,7 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
             drop_last=drop_last,
             num_processes=num_processes,
         )
+        self._order.require_a_step(where, self._things)
         most_edges = max(relation.graph.num_edges for relation in relations.values())
         self._with_edge_ids = checks.checked_edge_ids(where, edge_ids, most_edges)
         self.features = features_of(where, features, graph)

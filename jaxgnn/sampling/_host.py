@@ -181,9 +181,9 @@ def _threads(where: str, num_threads: int | None) -> int:
     if num_threads is None:
         affinity = getattr(os, "sched_getaffinity", None)  # not on every system
         return len(affinity(0)) if affinity else os.cpu_count() or 1
-    if not isinstance(num_threads, int) or not 1 <= num_threads <= 1024:
+    if not _checks.is_integer(num_threads) or not 1 <= num_threads <= 1024:
         raise bad_input(where, "num_threads", "an integer from 1 to 1024, or None", num_threads)
-    return num_threads
+    return int(num_threads)
 
 
 def _error(where: str, problem: _ffi.Problem, num_nodes: int) -> ValueError:

@@ -117,10 +117,12 @@ def checked_processes(where: str, processes: tuple[int, int] | None) -> tuple[in
     """Index and number of processes, by default those of JAX."""
     if processes is None:
         return jax.process_index(), jax.process_count()
-    index, count = processes
-    if not 0 <= index < count:
-        raise bad_input(where, "processes", "(index, count) with 0 <= index < count", processes)
-    return index, count
+    pair = tuple(processes) if isinstance(processes, tuple | list) else ()
+    integers = all(_checks.is_integer(number) for number in pair)
+    if len(pair) != 2 or not integers or not 0 <= pair[0] < pair[1]:
+        expected = "two integers (index, count) with 0 <= index < count, or None"
+        raise bad_input(where, "processes", expected, repr(processes))
+    return int(pair[0]), int(pair[1])
 
 
 def checked_edge_ids(where: str, edge_ids: bool, num_edges: int) -> bool:

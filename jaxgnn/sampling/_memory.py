@@ -1,8 +1,9 @@
-"""Memory of arrays that are handed to JAX."""
+"""Memory of arrays that are handed to JAX, or used again and again."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,28 @@ import numpy as np
 # JAX on a CPU reads NumPy arrays in place if they begin at a multiple of this many bytes. It copies
 # others.
 _ALIGNMENT = 64
+
+
+class Spare[Buffer]:
+    """Buffers that threads borrow and give back.
+
+    A borrowed buffer is not kept here. So one whose borrower is interrupted or runs out of memory,
+    at any place, is dropped, and never used again in the state that it was left in.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: deque[Buffer] = deque()  # its methods are atomic
+
+    def borrow(self) -> Buffer | None:
+        """Takes a buffer out; None if all are in use."""
+        try:
+            return self._buffers.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Keeps a buffer for others."""
+        self._buffers.append(buffer)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

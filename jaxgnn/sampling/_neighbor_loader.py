@@ -25,6 +25,7 @@ from jaxgnn.sampling._device_source import DeviceSource
 from jaxgnn.sampling._edge_values import EdgeValues, parts_of, parts_on_device
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._seed_order import SeedOrder
+from jaxgnn.sampling._shared_capacity import SharedCapacity
 from jaxgnn.sampling._source import (
     Drawing,
     HostGraph,
@@ -158,6 +159,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         host = HostGraph.of(where, graph, direction)
         self._count = self._take_seeds(seeds, graph)
         self._process, num_processes = checks.checked_processes(where, processes)
+        self._shared = SharedCapacity(where, self._process, num_processes, capacity is not None)
         self._batch_size = min(batch_size, -(-self._count // num_processes))
         self._order = SeedOrder(
             self._count,
@@ -167,6 +169,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
             drop_last=drop_last,
             num_processes=num_processes,
         )
+        self._order.require_a_step(where, self._things)
         self._with_edge_ids = checks.checked_edge_ids(where, edge_ids, host.num_edges)
         self.features = checks.checked_features(where, features, host.num_nodes)
         labelled = (host.num_nodes, "node") if seed_times is None else (self._count, "seed")

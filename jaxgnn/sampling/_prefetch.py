@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +47,12 @@ class Prefetched[Result](Iterator[Result]):
         for worker in workers:
             worker.start()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "sampling: batches that threads make ahead can not be copied or pickled; iterate over "
+            "a loader where they are used"
+        )
+
     def __next__(self) -> Result:
         try:
             return self._shared.next()
@@ -69,7 +76,10 @@ class _End:
 
 @dataclass
 class _Shared:
-    """State that the iterator and its threads share; ``changed`` guards all of it."""
+    """State that the iterator and its threads share; ``changed`` guards all of it.
+
+    A fork of the process has none of the threads, and ``changed`` may be locked in it for ever.
+    """
 
     function: Callable[[Any], Any]
     items: Iterator[Any]
@@ -79,26 +89,38 @@ class _Shared:
     taken: int = 0
     returned: int = 0
     stopped: bool = False
+    broken: _Failure | None = None  # of a thread itself, which then makes no results
+    process: int = field(default_factory=os.getpid)
 
     def work(self) -> None:
         """Computes results until there are no more items."""
-        while (job := self._take()) is not None:
-            place, item = job
-            try:
-                result = self.function(item)
-            except BaseException as error:
-                result = _Failure(error)
-            self._put(place, result)
-            del item, job, result
+        try:
+            while (job := self._take()) is not None:
+                place, item = job
+                try:
+                    result = self.function(item)
+                except BaseException as error:
+                    result = _Failure(error)
+                self._put(place, result)
+                del item, job, result
+        except BaseException as error:  # out of memory between two items, say
+            self._put(None, _Failure(error))
 
     def next(self) -> Any:
         """Waits for the next result in order."""
+        if os.getpid() != self.process:
+            raise RuntimeError(
+                f"sampling: threads of process {self.process} make these batches ahead, and its "
+                f"fork {os.getpid()} has none; iterate over the loader anew in the fork"
+            )
         with self.changed:
-            self.changed.wait_for(lambda: self.returned in self.results or self.stopped)
+            self.changed.notify_all()  # an interrupt may have kept the call before from it
+            self.changed.wait_for(self._is_answered)
             if self.stopped:
                 raise StopIteration
-            result = self.results.pop(self.returned)
-            self.returned += 1
+            result = self.results.get(self.returned, self.broken)
+            self.returned += 1  # until here an interrupt leaves the result to the next call
+            self.results.pop(self.returned - 1, None)
             self.changed.notify_all()
         if isinstance(result, _Failure):
             raise result.error
@@ -108,10 +130,15 @@ class _Shared:
 
     def stop(self) -> None:
         """Lets threads and waiting consumers end."""
+        if os.getpid() != self.process:
+            return
         with self.changed:
             self.stopped = True
             self.results.clear()
             self.changed.notify_all()
+
+    def _is_answered(self) -> bool:
+        return self.stopped or self.returned in self.results or self.broken is not None
 
     def _take(self) -> tuple[int, Any] | None:
         with self.changed:
@@ -132,11 +159,14 @@ class _Shared:
             self.taken += 1
             return place, item
 
-    def _put(self, place: int, result: Any) -> None:
+    def _put(self, place: int | None, result: Any) -> None:
+        """Keeps a result; None as the place of the failure of a thread."""
         with self.changed:
-            if not self.stopped:
+            if place is None:
+                self.broken = result
+            elif not self.stopped:
                 self.results[place] = result
-                self.changed.notify_all()
+            self.changed.notify_all()
 
 
 def _stop(shared: _Shared, workers: list[threading.Thread]) -> None:

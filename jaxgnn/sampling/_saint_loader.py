@@ -77,6 +77,7 @@ class SaintLoader(SubgraphLoader):
       train: nodes to train on: a mask, bool [nodes], or distinct ids; None for all.
       seed: of all random numbers, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
+      capacity: numbers of node slots and of edge slots of a batch; None measures eight batches.
       processes: ``(index, count)`` of this process, whose batches are its part of each step; by
         default those of JAX.
 
@@ -109,6 +110,7 @@ class SaintLoader(SubgraphLoader):
         train: npt.ArrayLike | None = None,
         seed: int = 0,
         num_threads: int | None = None,
+        capacity: tuple[int, int] | None = None,
         processes: tuple[int, int] | None = None,
     ):
         where = self._where
@@ -120,7 +122,7 @@ class SaintLoader(SubgraphLoader):
         if not graph.is_normalized:
             graph = graph.normalized(normalization)
             whole = WholeGraph.read(where, graph, allow_normalized=True)
-        super().__init__(whole, data, seed, num_threads, processes)
+        super().__init__(whole, data, seed, num_threads, processes, capacity)
         self.normalization = graph.normalization
         self._entries = _entries(graph, self._graph)
         size = checked_size(where, "size", size)

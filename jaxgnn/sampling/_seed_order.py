@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from jaxgnn._errors import bad_input
 from jaxgnn.sampling import _random
 
 
@@ -41,6 +42,12 @@ class SeedOrder:
         # The steps of one epoch ask for one order; threads may already work on the next epoch.
         make = functools.partial(shuffled, num_seeds, seed) if shuffle else lambda epoch: None
         self._order = functools.lru_cache(maxsize=2)(make)
+
+    def require_a_step(self, where: str, things: str) -> None:
+        """Raises ValueError if ``drop_last`` leaves no step."""
+        if not self.num_steps:
+            expected = f"at most the number of {things}, {self._num_seeds}, with drop_last"
+            raise bad_input(where, "batch_size", expected, self._batch_size)
 
     def of_step(self, epoch: int, step: int, process: int) -> np.ndarray:
         """Places of the seeds of a step, for one process; at most ``batch_size`` of them."""

@@ -44,8 +44,10 @@ class ShadowLoader(SubgraphLoader):
         ``gather(ids)``; None for batches without ``x``.
       labels: of the nodes, [nodes, ...], or None. A batch has those of its seeds.
       shuffle: whether to shuffle the seeds in each epoch.
+      drop_last: whether to leave out the last batch of an epoch if it has fewer seeds.
       seed: of all random numbers, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
+      capacity: numbers of node slots and of edge slots of a batch; None measures eight batches.
       processes: ``(index, count)`` of this process, whose batches are its part of each step; by
         default those of JAX.
 
@@ -72,14 +74,16 @@ class ShadowLoader(SubgraphLoader):
         features: Any = None,
         labels: npt.ArrayLike | None = None,
         shuffle: bool = True,
+        drop_last: bool = False,
         seed: int = 0,
         num_threads: int | None = None,
+        capacity: tuple[int, int] | None = None,
         processes: tuple[int, int] | None = None,
     ):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels)
-        super().__init__(whole, data, seed, num_threads, processes)
+        super().__init__(whole, data, seed, num_threads, processes, capacity)
         self._seeds = checks.checked_seeds(where, seeds, whole.num_nodes)
         self._fanouts = checks.checked_fanouts(where, fanouts)
         _checks.options(where, self._fanouts, False, "neighbour", 1)
@@ -90,9 +94,10 @@ class ShadowLoader(SubgraphLoader):
             self._batch_size,
             seed=seed,
             shuffle=shuffle,
-            drop_last=False,
+            drop_last=drop_last,
             num_processes=self._num_processes,
         )
+        self._order.require_a_step(where, "seeds")
 
     def __len__(self) -> int:
         """Number of steps of an epoch."""

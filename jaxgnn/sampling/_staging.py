@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxgnn._arrays.arrays import to_device
-from jaxgnn.sampling._memory import aligned_empty
+from jaxgnn.sampling._memory import Spare, aligned_empty
 from jaxgnn.sampling.features import FeatureStore
 from jaxgnn.sampling.features._store import read_rows
 
@@ -35,7 +34,7 @@ class StagedRows:
 
     def __init__(self, where: str, store: FeatureStore, device: Any):
         self._where, self._store, self._device = where, store, device
-        self._free: deque[np.ndarray] = deque()
+        self._free: Spare[np.ndarray] = Spare()
         self._reuses = (jax.default_backend() if device is None else device.platform) != "cpu"
 
     def gather(self, ids: np.ndarray) -> jax.Array:
@@ -52,7 +51,7 @@ class StagedRows:
         placed = self._place(rows)
         if rows is buffer:
             placed.block_until_ready()
-            self._free.append(buffer)
+            self._free.give_back(buffer)
         else:  # the rows of this store are on a device
             self._reuses = False
         return placed
@@ -62,11 +61,7 @@ class StagedRows:
 
     def _buffer(self, count: int) -> np.ndarray:
         """A free buffer of this length, or a new one."""
-        while self._free:
-            try:
-                buffer = self._free.pop()
-            except IndexError:  # another thread was faster
-                break
+        while (buffer := self._free.borrow()) is not None:
             if buffer.shape[0] == count:
                 return buffer
         return aligned_empty((count, *self._store.shape[1:]), self._store.dtype)

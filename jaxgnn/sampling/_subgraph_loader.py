@@ -22,6 +22,7 @@ from jaxgnn.sampling._capacity import Capacity, measured
 from jaxgnn.sampling._epochs import Epochs
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._random import Key
+from jaxgnn.sampling._shared_capacity import SharedCapacity
 from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._subgraphs import (
     Induced,
@@ -83,14 +84,18 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         seed: int,
         num_threads: int | None,
         processes: tuple[int, int] | None,
+        capacity: tuple[int, int] | None,
     ):
         super().__init__()
         _checks.counters(self._where, seed, 0, 0)
         self._graph, self._data, self._seed = graph, data, int(seed)
         threads = checks.checked_threads(self._where, num_threads)
         self._process, self._num_processes = checks.checked_processes(self._where, processes)
+        self._shared = SharedCapacity(
+            self._where, self._process, self._num_processes, capacity is not None, _shown
+        )
         self._workers = min(threads, _CONCURRENT_BATCHES)
-        self._known_capacity: Capacity | None = None
+        self._known_capacity = None if capacity is None else _checked(self._where, capacity)
         self._with_plan = jax.default_backend() == "cpu"
         self._device = default_device()
         stored = data.features
@@ -106,7 +111,7 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
     def capacity(self) -> tuple[int, int]:
         """Number of node slots and of edge slots of a batch.
 
-        They are measured. If a batch does not fit, they grow, with a warning.
+        They are measured unless given. If a batch does not fit, they grow, with a warning.
         """
         capacity = self._capacity()
         return capacity.nodes[-1], capacity.edges[-1]
@@ -163,14 +168,20 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
             if self._known_capacity is None:
                 stride = max(1, len(self) // _MEASURED_BATCHES)
                 places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
-                # Those of the first process, for all: shapes of a mesh are equal.
-                sizes = (_sizes(self._part_of(*place, 0)) for place in places)
+                # The same batches in each process: shapes of a mesh are equal.
+                count = self._num_processes
+                sizes = (_sizes(self._part_of(*place, i % count)) for i, place in enumerate(places))
                 self._known_capacity = measured(sizes, self._bound())
             return self._known_capacity
 
     def _holding(self, sizes: Capacity, place: tuple[int, int]) -> Capacity:
         """The capacity, large enough for a batch of these sizes."""
         before = self._capacity()
+        if self._num_processes > 1:
+            own = None if before.holds(sizes) else sizes
+            return self._shared.of_step(
+                before, self._bound(), own, lambda p: _sizes(self._part_of(*place, p)), place
+            )
         if before.holds(sizes):
             return before
         with self._growing:  # unless another thread has done so
@@ -230,6 +241,15 @@ def checked_size(where: str, argument: str, value: Any) -> int:
 def sizes_of(nodes: int, edges: int) -> Capacity:
     """Sizes of a subgraph; the first number is that of seeds, of which none are counted."""
     return Capacity((1, nodes), (edges,))
+
+
+def _checked(where: str, capacity: Any) -> Capacity:
+    """A user's capacity, after a check."""
+    pair = tuple(capacity) if isinstance(capacity, tuple | list) else ()
+    if len(pair) != 2 or not all(_checks.is_integer(n) and n >= 1 for n in pair):
+        expected = "two integers of at least 1, of nodes and of edges, or None"
+        raise bad_input(where, "capacity", expected, repr(capacity))
+    return sizes_of(*map(int, pair))
 
 
 def _sizes(part: Induced) -> Capacity:

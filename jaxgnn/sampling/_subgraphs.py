@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from jaxgnn.graph.csr.validation import check_finite
 from jaxgnn.graph.plan.plan import make_plan
 from jaxgnn.graph.plan.sorting import row_ids_on_host
 from jaxgnn.sampling._mapped import check_files
+from jaxgnn.sampling._memory import Spare
 from jaxgnn.sampling._source import HostGraph, on_host
 
 
@@ -96,7 +96,7 @@ class WholeGraph(HostGraph):
     """
 
     weights: np.ndarray | None = None
-    _local: threading.local = field(default_factory=threading.local)
+    _tables: Spare[np.ndarray] = field(default_factory=Spare)
 
     @classmethod
     def read(cls, where: str, graph: Any, *, allow_normalized: bool = False) -> WholeGraph:
@@ -141,10 +141,11 @@ class WholeGraph(HostGraph):
     def induced(self, nodes: np.ndarray) -> Induced:
         """The edges between distinct nodes; local ids follow the order of ``nodes``."""
         ends, positions = self.edges_into(nodes)
-        places = self._places()
+        places = self._table()
         places[nodes] = np.arange(len(nodes), dtype=np.int32)
         senders = places[self.indices[positions]]
         places[nodes] = -1
+        self._tables.give_back(places)
         inside = np.flatnonzero(senders >= 0)
         # Offsets count the inside edges before each boundary.
         indptr = np.searchsorted(inside, ends)
@@ -152,17 +153,17 @@ class WholeGraph(HostGraph):
 
     def distinct(self, nodes: np.ndarray) -> np.ndarray:
         """The distinct ones of some nodes, ascending; a table is faster than ``np.unique``."""
-        places, order = self._places(), np.arange(len(nodes), dtype=np.int32)
+        places, order = self._table(), np.arange(len(nodes), dtype=np.int32)
         places[nodes] = order
         found = np.sort(nodes[places[nodes] == order])  # one place of each node is left
         places[found] = -1
+        self._tables.give_back(places)
         return found
 
-    def _places(self) -> np.ndarray:
-        """A table of -1 for all nodes, one for each thread, which its user leaves as it was."""
-        if not hasattr(self._local, "places"):
-            self._local.places = np.full(self.num_nodes, -1, np.int32)
-        return self._local.places
+    def _table(self) -> np.ndarray:
+        """A borrowed table of -1 for all nodes, to be given back as it was."""
+        table = self._tables.borrow()
+        return np.full(self.num_nodes, -1, np.int32) if table is None else table
 
 
 def union(parts: Iterable[Induced]) -> Induced:

@@ -29,7 +29,7 @@ from ._step import (
     start_state,
 )
 from .files import Row, RowLog
-from .processes import Watch, as_first, writes_files
+from .processes import Watch, as_first, warn_if_separate, writes_files
 from .progress import Progress, say
 from .run import RunFolder
 
@@ -229,6 +229,10 @@ def fit[M: nnx.Module](
     Returns:
       The trained model, the best model, and the history.
 
+    Warns:
+      UserWarning: if there are several processes, and neither ``mesh`` nor an array of the first
+        batch or of the model is spread over them: each then trains a model of its own.
+
     Raises:
       ValueError: The run's checkpoint does not fit the model, the optimizer or ``config.steps``;
         there is a run to resume but ``resume`` is False; ``config.select`` is not among the
@@ -376,6 +380,8 @@ class _Session:
         batch = owned("fit", batch_of(step), "batch")
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
+        if not self.compiled:
+            warn_if_separate((self.state, batch))
         name = f"step {step}"
         self.watch.at(name, takes_long=compiling)
         with launching(self.state, name), self.launches.launch(name):

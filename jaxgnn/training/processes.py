@@ -6,9 +6,10 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -36,6 +37,19 @@ def as_first(flag: bool) -> bool:
     if jax.process_count() == 1:
         return flag
     return bool(multihost_utils.broadcast_one_to_all(np.array(flag)))
+
+
+def warn_if_separate(arrays: Any) -> None:
+    """Warns if several processes train, but share none of the arrays of a step."""
+    count = jax.process_count()
+    leaves = [leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
+    if count == 1 or not all(leaf.is_fully_addressable for leaf in leaves):
+        return
+    warnings.warn(
+        f"fit: each of {count} processes trains a model of its own, as they share no array; to "
+        "train one, pass a mesh of the devices of all processes",
+        stacklevel=4,
+    )
 
 
 class Place(NamedTuple):

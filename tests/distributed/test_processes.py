@@ -67,6 +67,27 @@ def test_processes_with_other_options_all_end_and_name_the_process(four_devices)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("argument", ["graph", "partition"])
+def test_another_graph_or_partition_in_one_process_is_named_in_both(argument, four_devices):
+    texts, codes = _run([argument, argument])
+    assert 0 not in codes
+    expected = f"shard: {argument} must be the same on all processes, as on process 0, got others"
+    for _, error in texts:
+        assert f"{expected} on processes [1]" in error
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["alone", "together"])
+def test_processes_that_fit_a_model_each_are_warned(option):
+    texts, codes = _run([option, option])
+    assert codes == [0, 0], texts
+    for output, _ in texts:
+        messages = json.loads(output.splitlines()[-1])
+        expected = "fit: each of 2 processes trains a model of its own"
+        assert [expected in message for message in messages] == [True] * (option == "alone")
+
+
+@pytest.mark.long
 def test_a_process_whose_others_do_not_come_ends_and_says_for_what_it_waited():
     code = (
         "from jaxgnn import distributed; distributed.initialize('localhost:{}', 2, 0, timeout_s=1)"
@@ -103,6 +124,9 @@ def test_one_process_has_nothing_to_compare():
 BAD = {
     "process_id must be in 0..1, got 2": ("localhost:1234", 2, 2),
     "coordinator must be an address host:port, got 'localhost'": ("localhost", 2, 0),
+    "num_processes must be an integer, got 0.5": ("localhost:1234", 0.5, 0),
+    "num_processes must be an integer, got True": ("localhost:1234", True, 0),
+    "process_id must be an integer, got '0'": ("localhost:1234", 2, "0"),
 }
 
 

@@ -2,21 +2,24 @@
 
 Each has two CPU devices. They train a network for two steps on one graph over all four, and process
 0 prints the losses. With the OPTION mapped each reads the edges of its own rows from a file in
-which the others are wrong. Another OPTION of one process is found out.
+which the others are wrong. With graph or partition, process 1 has another one. With alone each fits
+a model, and with together all fit one. Another OPTION of one process is found out.
 """
 
 import json
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxgnn import CSRGraph, distributed
+from jaxgnn import CSRGraph, distributed, training
 from jaxgnn.models import MaxKGNN
 
 
@@ -29,6 +32,32 @@ def mapped_graph(graph, parts, own_parts, folder):
     np.save(folder / "indices.npy", senders)
     files = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("indptr", "indices"))
     return CSRGraph(*files)
+
+
+def shard_others(process, option):
+    """Spreads a ring that has another edge, or other parts, in process 1."""
+    mesh = Mesh(np.array(jax.devices()), ("nodes",))
+    receivers = np.roll(np.arange(8), 1)
+    if option == "graph":
+        receivers[3] -= process
+    parts = np.roll(np.arange(8) % 4, process if option == "partition" else 0)
+    distributed.shard(CSRGraph.from_edges(np.arange(8), receivers, 8), mesh, partition=parts)
+
+
+def fit(mesh):
+    """Fits a model; returns the messages of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        training.fit(
+            nnx.Linear(2, 1, rngs=nnx.Rngs(0)),
+            optax.sgd(0.1),
+            lambda model, x, rngs: (jnp.sum(model(x) ** 2), {}),
+            lambda step: np.ones((4, 2), np.float32),
+            config=training.LoopConfig(steps=2),
+            progress=False,
+            mesh=mesh,
+        )
+    return [str(warning.message) for warning in caught]
 
 
 def train(devices, own_parts=None):
@@ -74,6 +103,12 @@ if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 2)
     distributed.initialize(address, 2, int(process))
     distributed.check_same("the options", option)
+    if option in ("graph", "partition"):
+        shard_others(int(process), option)
+    if option in ("alone", "together"):
+        everywhere = Mesh(np.array(jax.devices()), ("batch",))
+        print(json.dumps(fit(everywhere if option == "together" else None)))
+        sys.exit()
     own = [2 * int(process), 2 * int(process) + 1] if option == "mapped" else None
     losses = train(jax.devices(), own)
     if process == "0":

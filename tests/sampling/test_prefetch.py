@@ -1,7 +1,9 @@
 """Threads that work ahead keep order, report errors, and end."""
 
+import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import textwrap
 import threading
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,27 @@ def test_threads_end_when_the_iterator_is_closed_or_dropped():
     next(made)
     del made
     _wait_for_no_threads()
+
+
+def test_a_fork_that_asks_for_the_batches_of_its_parent_gets_an_error():
+    made = Prefetched(lambda item: item, iter(int, 1), threads=1, depth=3)
+    next(made)
+    with made._shared.changed:  # as a thread may have it when the process forks
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX warns of any fork
+            child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends a fork that hangs
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    next(made)
+                except RuntimeError as error:
+                    right = re.search(r"its fork \d+ has none; iterate over the loader", str(error))
+                    status = 0 if right else 2
+                del made
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 SCRIPT = """

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import nnx
 
 from jaxgnn import CSRGraph, nn
-from jaxgnn.sampling import NeighborLoader
+from jaxgnn.sampling import NeighborLoader, masked_mean
 from jaxgnn.training import LoopConfig, RunFolder, fit
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +73,7 @@ class _Network(nnx.Module):
 
 def _loss(model, batch, rngs):
     losses = optax.softmax_cross_entropy_with_integer_labels(model(batch), batch.y)
-    return jnp.mean(losses, where=batch.seed_mask), {}
+    return masked_mean(losses, batch.seed_mask), {}
 
 
 def test_fit_takes_a_loader_and_resumes_within_an_epoch(tmp_path):

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxgnn.training import LoopConfig, RunFolder, fit, jit_apply
+from jaxgnn.training.processes import warn_if_separate
 
 LOOP = LoopConfig(steps=6, eval_every=2, checkpoint_every=2, select="distance", select_mode="min")
 
@@ -151,3 +152,12 @@ def test_state_that_has_no_mean_over_the_devices_is_an_error(four_devices):
     mesh = Mesh(four_devices, ("batch",))
     with pytest.raises(ValueError, match="state of int32 from the examples of a part of the batch"):
         fit(Counting(), optax.sgd(0.1), loss, _batch, config=LoopConfig(steps=1), mesh=mesh)
+
+
+def test_processes_that_share_no_array_are_warned(monkeypatch, recwarn):
+    arrays = {"x": jnp.ones(3), "y": np.ones(3)}
+    warn_if_separate(arrays)
+    assert not recwarn
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.warns(UserWarning, match="fit: each of 2 processes trains a model of its own"):
+        warn_if_separate(arrays)

@@ -32,14 +32,15 @@ from jaxgnn.ops.core import verify as verification
 from jaxgnn.ops.core.eager import runs_now
 from jaxgnn.ops.core.kernel_programs import identity_of
 from jaxgnn.ops.core.one_platform import on_a_gpu
+from jaxgnn.ops.core.settings import ThreadSetting
 from pallas_kernels.chip import Chip
 
 Name = Literal["xla", "pallas", "ffi"]
 """Implementations: plain JAX, Pallas kernels, kernels that were compiled at install time."""
 Platform = Literal["cpu", "cuda"]
 
-_default_implementation = jax.make_user_context(default_value=None)
-_deterministic = jax.make_user_context(default_value=False)
+_default_implementation = ThreadSetting[Name | None](None)
+_deterministic = ThreadSetting(False)
 
 
 def default_implementation(name: Name | None):
@@ -48,6 +49,9 @@ def default_implementation(name: Name | None):
     An implementation given by name never falls back to another one. The setting is part of
     ``jax.jit``'s cache key: a function traced under another setting is traced again.
 
+    It holds for the thread: for all that it runs before the block ends, so also for other tasks of
+    asyncio while the block awaits, and not for other threads.
+
     Args:
       name: ``"xla"``, ``"pallas"``, ``"ffi"``, or None for the fastest one that was measured.
 
@@ -55,7 +59,7 @@ def default_implementation(name: Name | None):
       ValueError: if there is no such implementation.
     """
     _require_name("default_implementation", name)
-    return _default_implementation(name)
+    return _default_implementation.block(name)
 
 
 def deterministic(enabled: bool = True):
@@ -63,8 +67,11 @@ def deterministic(enabled: bool = True):
 
     Without a name, an implementation that does not guarantee this on the current platform is
     skipped; with its name it raises. On a CPU every implementation is deterministic.
+
+    It holds for the thread: for all that it runs before the block ends, so also for other tasks of
+    asyncio while the block awaits, and not for other threads.
     """
-    return _deterministic(bool(enabled))
+    return _deterministic.block(bool(enabled))
 
 
 class Request(NamedTuple):
@@ -83,7 +90,7 @@ class Request(NamedTuple):
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """Sets the modes, for choosing and running a kernel."""
-        with _deterministic(self.deterministic), verification.using(self.verify):
+        with _deterministic.nested(self.deterministic), verification.using(self.verify):
             yield
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.ops.core.custom_gradient import custom_vjp
+from jaxgnn.ops.core.settings import ThreadSetting
 
 Mode = Literal["off", "warn", "strict"]
 
@@ -39,7 +40,7 @@ class Setting(NamedTuple):
     tolerance: float | None = None
 
 
-_setting = jax.make_user_context(default_value=Setting())
+_setting = ThreadSetting(Setting())
 
 
 class VerificationError(ArithmeticError):
@@ -69,6 +70,9 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
     traced again, and ``"off"`` adds no operations. Arrays are compared on their device; a host
     callback reports the result.
 
+    It holds for the thread: for all that it runs before the block ends, so also for other tasks of
+    asyncio while the block awaits, and not for other threads.
+
     Args:
       mode: ``"off"``; ``"warn"`` for a ``RuntimeWarning``; ``"strict"`` for an error. Under
         ``jax.jit`` this is a ``jax.errors.JaxRuntimeError`` that quotes it, raised when the results
@@ -95,7 +99,7 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
         raise bad_input("verify", "mode", "one of " + ", ".join(get_args(Mode)), repr(mode))
     if tolerance is not None and not 0 <= tolerance < np.inf:
         raise bad_input("verify", "tolerance", "None or at least zero, and finite", tolerance)
-    with using(Setting(mode, None if tolerance is None else float(tolerance))):
+    with _setting.block(Setting(mode, None if tolerance is None else float(tolerance))):
         yield
 
 
@@ -106,7 +110,7 @@ def setting() -> Setting:
 
 def using(setting: Setting):
     """Context manager: sets the checks of ops, from the forward pass to the backward pass."""
-    return _setting(setting)
+    return _setting.nested(setting)
 
 
 def checked(

@@ -77,6 +77,12 @@ class CachedFeatures(RowsLike):
         order = np.argsort(-counts, kind="stable")[: int(share * counts.size)]
         return cls(store, order[counts[order] > 0])
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_counting"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _counting=threading.Lock())
+
     @property
     def hit_rate(self) -> float:
         """Share of the rows that were found on the device; NaN before the first."""
@@ -89,9 +95,9 @@ class CachedFeatures(RowsLike):
         ids = host_array("CachedFeatures", "ids", ids)
         places = np.where(ids >= 0, np.take(self._place, ids, mode="clip"), -1)
         missing = np.flatnonzero((ids >= 0) & (places < 0))
+        hits = int((places >= 0).sum())
         with self._counting:
-            self.hits += int((places >= 0).sum())
-            self.misses += missing.size
+            self.hits, self.misses = self.hits + hits, self.misses + missing.size
         if not missing.size:
             return rows_or_zeros(self._cached, places)
         slots = _slots(missing.size, ids.size)

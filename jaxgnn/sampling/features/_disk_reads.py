@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import mmap
-from concurrent.futures import ThreadPoolExecutor
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -25,8 +27,15 @@ def take_at_once(array: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
     def take(begin: int, end: int) -> None:
         np.take(array, ids[begin:end], axis=0, out=out[begin:end], mode="clip")
 
-    # Raises what a thread raised.
-    list(_readers().map(take, cuts[:-1], cuts[1:]))
+    readers = _readers(os.getpid())
+    reads = [readers.submit(take, *cut) for cut in itertools.pairwise(cuts)]
+    try:
+        for read in reads:
+            read.result()  # raises what the thread raised
+    finally:
+        for read in reads:
+            read.cancel()
+        wait(reads)  # after an interrupt too, nothing may write to a buffer of the caller
 
 
 def advise_random(array: np.ndarray) -> None:
@@ -39,6 +48,10 @@ def advise_random(array: np.ndarray) -> None:
 
 
 @functools.cache
-def _readers() -> ThreadPoolExecutor:
-    """The threads, which all stores share: those that one batch needs suffice for the disk."""
+def _readers(process: int) -> ThreadPoolExecutor:
+    """Threads of a process, which all stores share; those of one batch suffice for the disk.
+
+    A fork of the process has none of its threads, and needs others.
+    """
+    del process
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="jaxgnn-reads")
