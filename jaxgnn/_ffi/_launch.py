@@ -25,6 +25,8 @@ WARP = 32
 _BLOCKS_OF_MULTIPROCESSOR = 32
 FOLDER = Path(__file__).parent / "cuda"
 _FAMILY = "cuda"
+# A file, definitions and parameters. Names come from exported files too, and can hold no code.
+_DESCRIPTION = re.compile(r"(\w+)\|([\w =;-]*)\|([\w *,]*)")
 _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 # Names of types in sources. Offsets of edges may be int64, other integers are never wider.
 _TYPES = {
@@ -154,8 +156,15 @@ def _type(dtype: Any) -> str:
 
 
 def _write(description: str) -> str:
-    """The source of a program of ``run``."""
-    file, definitions, parameters = description.split("|")
+    """The source of a program of ``run``.
+
+    Raises:
+      ValueError: if the description is not that of a program.
+    """
+    parts = _DESCRIPTION.fullmatch(description)
+    if parts is None:
+        raise ValueError(f"the description of a CUDA program is damaged: {description[:200]!r}")
+    file, definitions, parameters = parts.groups()
     head = f"{definitions}\n#define PARAMETERS {parameters}\n"
     included: set[str] = set()
     return f"{_text('number.h', included)}{head}{_text(f'{file}.cu', included)}"

@@ -61,8 +61,8 @@ def _add(name: str, capability: int) -> None:
         binary, problem = b"", ""
         try:
             binary = _nvrtc.compiled(source(name), capability)
-        except _nvrtc.CompilationError as error:
-            problem = str(error)
+        except (_nvrtc.CompilationError, ValueError, OSError) as error:
+            problem = str(error) or repr(error)
         _functions().jaxgnn_cuda_add(
             name.encode(), capability, binary, len(binary), problem.encode()
         )

@@ -239,6 +239,14 @@ def test_an_error_has_the_file_and_the_line(monkeypatch, tmp_path):
     assert re.search(r'for sm_90: wrong\.cu\(4\): error: identifier "y"', str(error.value))
 
 
+@pytest.mark.parametrize(
+    "name", ["spmm|int f() { return 1; }|", "../spmm||", "spmm||int x)", "spmm|", "spmm||\nint x;"]
+)
+def test_the_name_of_a_program_holds_no_code(name):
+    with pytest.raises(ValueError, match="is damaged"):
+        _programs.source(f"cuda:{name}")
+
+
 def test_without_nvrtc_nothing_is_compiled_and_the_reason_says_what_to_install(monkeypatch):
     monkeypatch.setattr(_nvrtc, "nvrtc_path", lambda: None)
     with pytest.raises(_nvrtc.CompilationError, match="pip install nvidia-cuda-nvrtc"):
