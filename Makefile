@@ -11,8 +11,7 @@
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
 #   make scaling       on a box with several GPUs: training steps on 1, 2, 4 and 8 of them
 #   make bench-report  draws a picture and prints a table of what these two have measured
-#   make cuda-check    compile the CUDA kernels for all architectures; needs nvcc, and no GPU
-#   make release       the wheels and the sdist of this commit, checked, in dist/; uploads nothing
+#   make release       the wheel and the sdist of this commit, checked, in dist/; uploads nothing
 #
 # What is measured lies in runs/, which git ignores; with COMMIT_RESULTS=1 it is added to the results
 # that are kept with the code, and the picture is that of the README.
@@ -48,11 +47,11 @@ PYTHON ?= $(shell tools/find_python.sh)
 BIN := $(VENV)/bin
 JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX) jaxlib==$(JAX))
 # What an installation is made of; a new package changes which files it finds.
-SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
+SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/include/*/*.h \
   pallas_kernels/*/__init__.py jaxgnn/ops/*/__init__.py)
 
 .PHONY: demo test test-all lint docs bench bench-report scaling gpu-installed gpu-test gpu-check \
-  cuda-check wheel-check release release-ready clean
+  wheel-check release release-ready clean
 .DELETE_ON_ERROR:
 
 # Most of the time of the tests is compilation, and loops fused in XLA's older way take a third less
@@ -139,7 +138,7 @@ test-all:
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/clang-format --dry-run --Werror $(filter %.cc %.cu %.h,$(SOURCES))
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cc %.h,$(SOURCES)) jaxgnn/_ffi/cuda/*
 	$(BIN)/pyrefly check
 	$(BIN)/python tools/check_language.py
 	$(BIN)/python tools/check_numbers.py
@@ -156,7 +155,7 @@ bench-report: $(VENV)/installed
 
 gpu-installed:
 	@$(GPU_PYTHON) -c '$(HAS_GPU)'
-	$(SAY) "$(COMPILES), and where nvcc is those of this GPU, another minute"
+	$(SAY) "$(COMPILES)"
 	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
 
@@ -179,12 +178,6 @@ scaling: gpu-installed
 	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus $(MEASURED)
 	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus --weak --only proteins $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.scaling_model $(MEASURED)
-
-# Compiles the CUDA library for every architecture; needs nvcc, and no GPU.
-cuda-check: $(VENV)/installed
-	$(SAY) "compiling the CUDA kernels for every architecture, about six minutes of one core"
-	$(PIP_INSTALL) --no-deps --config-settings=cmake.define.JAXGNN_CUDA_REQUIRED=ON --editable .
-	JAXGNN_CUDA=1 $(BIN)/python -m pytest -q tests/ffi -k cuda
 
 # The wheel and the sdist install and work away from the checkout.
 wheel-check: $(VENV)/installed

@@ -99,8 +99,8 @@ def _to_install(here: dispatch.Platform) -> str:
         wanted.append("a C++ compiler, then jaxgnn again without JAXGNN_PURE_PYTHON")
     if here == "cpu" and _DRIVER.is_dir() and any(_DRIVER.iterdir()):
         wanted.append("'jaxgnn[cuda13]', because JAX does not use the GPU of this machine")
-    if here == "cuda" and _ffi.library_path("cuda") is None:
-        wanted.append("nvcc, then jaxgnn again with JAXGNN_CUDA=1: CUDA kernels beside Pallas's")
+    if here == "cuda" and _ffi.library_path("cuda") and _ffi.nvrtc_path() is None:
+        wanted.append("nvidia-cuda-nvrtc, which compiles CUDA kernels when they are first used")
     return "; ".join(wanted) or "nothing"
 
 
@@ -119,6 +119,8 @@ def report() -> str:
     for name in ("cpu", "cuda"):
         path = _ffi.library_path(name)
         lines.append(f"compiled kernels for {name}: {'none' if path is None else path}")
+    lines.append(f"compiler of CUDA kernels: {_ffi.nvrtc_path() or 'none'}")
+    lines.append(f"compiled CUDA kernels on disk: {_ffi.cache_summary()}")
     here = dispatch.current_platform()
     lines.append(f"implementations on {here}:")
     for _, kernel in sorted(tables().items()):

@@ -110,6 +110,7 @@ def _current() -> Chip:
 
 
 _ALL = (
+    Chip("T4", "7.5", 40, 64 * _KIB, 4 * _MIB),
     Chip("A100", "8.0", 108, 163 * _KIB, 40 * _MIB),
     Chip("H100", "9.0", 132, 227 * _KIB, 50 * _MIB),
     Chip("H200", "9.0", 132, 227 * _KIB, 50 * _MIB),

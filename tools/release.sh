@@ -1,7 +1,7 @@
 #!/bin/sh
 # `ready` says what is in the way of a release of the commit that is checked out, if anything is.
-# `build PYTHON` makes and checks one, an sdist, a wheel and the wheel of the CUDA library, and lays it in
-# dist/, of which nothing else is left; PYTHON has the extras dev and release. Nothing is uploaded.
+# `build PYTHON` makes and checks one, an sdist and a wheel, and lays it in dist/, of which nothing else is
+# left; PYTHON has the extras dev and release. Nothing is uploaded.
 set -eu
 # The oldest glibc that the wheel may ask for, which came out in February 2022.
 glibc=2_35
@@ -21,16 +21,9 @@ ready() {
   changes=$(git status --porcelain --untracked-files=normal) || refuse "this is no git checkout"
   test -z "$changes" || refuse "a release is made of a commit, but these files differ:
 $changes"
-  for named in 'version = "%s"' 'dependencies = .*"jaxgnn==%s"'; do
-    # shellcheck disable=SC2059 # the formats stand above
-    grep -q "^$(printf "$named" "$version")" ffi/cuda13/pyproject.toml ||
-      refuse "ffi/cuda13/pyproject.toml names another version than $version"
-  done
   test -n "$(section "$version")" || refuse "CHANGELOG.md has no section [$version], or an empty one"
   test -z "$(section Unreleased)" || refuse "CHANGELOG.md has entries under [Unreleased]: $version has them too"
   command -v "${CXX:-c++}" >/dev/null || refuse "needs a C++ compiler"
-  command -v "${CUDACXX:-nvcc}" >/dev/null ||
-    refuse "needs nvcc: without it the release would lack the CUDA kernels; no GPU is needed"
 }
 
 build() {
@@ -46,24 +39,15 @@ build() {
   git archive HEAD | tar -x -C "$work/tree" # what git ignores is no part of it
 
   echo "release: jaxgnn $version, the sdist and from it the wheel, which takes a minute"
-  JAXGNN_CUDA=0 "$python" -m build --outdir "$work/built" "$work/tree" >"$work/build.log" 2>&1 || {
+  "$python" -m build --outdir "$work/built" "$work/tree" >"$work/build.log" 2>&1 || {
     cat "$work/build.log"
     refuse "the build has failed"
   }
-  echo "release: jaxgnn-cuda13 $version, about six minutes of one core"
-  cp LICENSE "$work/tree/ffi/cuda13"
-  "$python" -m pip wheel --no-deps --wheel-dir "$work/built" "$work/tree/ffi/cuda13" \
-    >"$work/build.log" 2>&1 || {
-    cat "$work/build.log"
-    refuse "the build of the CUDA library has failed"
-  }
   mv "$work"/built/*.tar.gz "$work/dist"
-  for wheel in "$work"/built/*.whl; do
-    "$python" -m auditwheel show "$wheel" # the versions of all symbols that it asks for
-    # Fails where one of them is newer; else it only names the wheel.
-    PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair \
-      --plat "manylinux_${glibc}_$(uname -m)" --wheel-dir "$work/dist" "$wheel"
-  done
+  "$python" -m auditwheel show "$work"/built/*.whl # the versions of all symbols that it asks for
+  # Fails where one of them is newer; else it only names the wheel.
+  PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair \
+    --plat "manylinux_${glibc}_$(uname -m)" --wheel-dir "$work/dist" "$work"/built/*.whl
   "$python" -m twine check --strict "$work"/dist/*
   sh tools/check_wheel.sh "$python" "$work/dist"
 

@@ -170,10 +170,8 @@ def _prepare(name: str, description: Description) -> None:
     if platform not in description.platforms:
         expected = f"{name} on {' or '.join(description.platforms)}, for which it was exported"
         raise ValueError(f"load_exported: must load {expected}, got {platform}")
-    owners_of_kernels = [_ffi.targets().get(kernel, ()) for kernel in description.kernels]
-    here = (platform, "nvrtc") if platform == "cuda" else (platform,)
-    libraries = [name for name in here if any(name in owners for owners in owners_of_kernels)]
-    reasons = [_ffi.why_missing(library) for library in libraries]
+    has_compiled = any(platform in _ffi.targets().get(name, ()) for name in description.kernels)
+    reasons = [_ffi.why_missing(platform)] if has_compiled else []
     if platform == "cuda" and any(kernel not in _ffi.targets() for kernel in description.kernels):
         reasons.append(no_mosaic_gpu(platform))
     # With several platforms the kernels may belong to another one.

@@ -12,12 +12,8 @@ import numpy as np
 from jax import Array
 
 from jaxgnn._arrays.arrays import empty_like
-from jaxgnn.graph import CSRGraph, edges_per_piece
 
 Shape = tuple[int, ...]
-
-# Longest row of floats that CUDA kernels hold in shared memory; a block has at least 99 KiB.
-MOST_COLUMNS_IN_SHARED = 16384
 
 
 def call(
@@ -39,27 +35,42 @@ def call(
 
 
 def call_many(
-    target: str, results: Sequence[tuple[Shape, Any]], *operands: Array | None, **attributes: Any
+    target: str,
+    results: Sequence[tuple[Shape, Any]],
+    *operands: Array | None,
+    vmap_method: str = "expand_dims",
+    **attributes: Any,
 ) -> Sequence[Array]:
     """Calls an FFI target of several results on arrays without batch dimensions.
 
     Operands and attributes may be the same as for ``call``.
+
+    Args:
+      target: name in the table of targets.
+      results: shape and dtype of each result.
+      *operands: arrays, all varying over the same mesh axes.
+      vmap_method: how ``vmap`` passes operands; ``"broadcast_all"`` copies those that are shared.
+      **attributes: static numpy scalars, strings, or tuples of integers.
     """
     like = next(o for o in operands if o is not None)
     structs = tuple(_result(shape, dtype, like) for shape, dtype in results)
-    return _compiled(target, structs, tuple(sorted(attributes.items())), *operands)
+    return _compiled(target, structs, vmap_method, tuple(sorted(attributes.items())), *operands)
 
 
 # Empty arrays are created here, inside the compiled program, by ``empty_like``. One function
 # serves all calls, so that an eager call finds the program of an earlier call with equal shapes.
-@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
-def _compiled(target, structs, attributes, *operands):
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
+def _compiled(target, structs, vmap_method, attributes, *operands):
     like = next(o for o in operands if o is not None)
     none = jax.ShapeDtypeStruct((0,), jnp.float32)
     kinds = [none if o is None else o for o in operands]
     arrays = [empty_like(k, like) if 0 in k.shape else k for k in kinds]
-    function = jax.ffi.ffi_call(target, structs, vmap_method="expand_dims")
-    return function(*arrays, **dict(attributes))
+    function = jax.ffi.ffi_call(target, structs, vmap_method=vmap_method)
+    return function(*arrays, **{name: _attribute(value) for name, value in attributes})
+
+
+def _attribute(value: Any) -> Any:
+    return np.array(value, np.int64) if isinstance(value, tuple) else value
 
 
 def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
@@ -76,15 +87,3 @@ def widened(array: Array) -> Array:
     XLA's cast takes less time than kernels that convert a number each time they gather it.
     """
     return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
-
-
-def piece_size(graph: CSRGraph) -> dict[str, np.int64]:
-    """The attribute for CUDA kernels with the number of edges of a piece of ``pieces``."""
-    return {"edges_per_piece": np.int64(edges_per_piece(graph.num_edges))}
-
-
-def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
-    """Shape and dtype of the workspace for sums of rows that are cut into several pieces."""
-    size = edges_per_piece(graph.num_edges)
-    slots = 0 if graph.num_edges <= size else 2 * (graph.num_edges // size + 1)
-    return (slots, dim), jnp.float32

@@ -1,8 +1,7 @@
 """Finds the compiled libraries and registers their targets with XLA, on first use.
 
-There are three libraries: ``cpu``; ``cuda``, which nvcc compiles; and ``nvrtc``, which compiles
-generated CUDA sources on first use and itself needs only a C++ compiler. In the functions below,
-``platform`` is the name of a library.
+There are two libraries, one for each platform, and both need only a C++ compiler: ``cpu`` has the
+kernels of a CPU; ``cuda`` launches CUDA kernels, which are compiled on first use.
 
 Registering a broken target would stop a whole JAX backend from starting, so nothing is registered
 at import, and a library that can not be loaded is reported as a reason, not as an exception.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import importlib.util
 import os
 import pkgutil
 import warnings
@@ -21,12 +19,8 @@ from pathlib import Path
 
 import jax
 
-_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA", "nvrtc": "CUDA"}
-_TO_INSTALL = {
-    "cpu": "reinstall jaxgnn with a C++ compiler and without JAXGNN_PURE_PYTHON",
-    "cuda": "install jaxgnn-cuda13, or reinstall jaxgnn with nvcc and JAXGNN_CUDA=1",
-    "nvrtc": "reinstall jaxgnn with a C++ compiler and without JAXGNN_PURE_PYTHON",
-}
+_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+_TO_INSTALL = "reinstall jaxgnn with a C++ compiler and without JAXGNN_PURE_PYTHON"
 
 
 def library_path(platform: str) -> Path | None:
@@ -34,11 +28,7 @@ def library_path(platform: str) -> Path | None:
     import jaxgnn._ffi
 
     # An editable install keeps compiled files apart from the sources: the package has two folders.
-    folders = list(jaxgnn._ffi.__path__)
-    if platform == "cuda":
-        apart = importlib.util.find_spec("jaxgnn_cuda13")
-        folders += (apart.submodule_search_locations or []) if apart is not None else []
-    for folder in folders:
+    for folder in jaxgnn._ffi.__path__:
         candidate = Path(folder) / f"libjaxgnn_{platform}.so"
         if candidate.exists():
             return candidate
@@ -95,28 +85,16 @@ def why_missing(platform: str) -> str | None:
     library = load(platform)
     if library is None:
         return why_not_open(platform)
-    if platform == "nvrtc":
-        from jaxgnn._ffi import _nvrtc
+    if platform == "cpu":
+        return None
+    from jaxgnn._ffi import _nvrtc, _programs
 
-        return _nvrtc.problem(library)
-    return _cuda_problem(library) if platform == "cuda" else None
+    _programs.connect(library)
+    return _nvrtc.problem()
 
 
 def why_not_open(platform: str) -> str:
     """The reason why ``open_library`` returns None for ``platform``."""
     reason = "can not be loaded" if library_path(platform) else "was not built"
     library = f"the compiled library libjaxgnn_{platform}.so"
-    return f"needs {library}, which {reason}; {_TO_INSTALL[platform]}"
-
-
-def _cuda_problem(library: ctypes.CDLL) -> str | None:
-    """The reason why the CUDA library does not run on this GPU; None if it runs or without GPU."""
-    if jax.default_backend() != "gpu":
-        return None
-    library.jaxgnn_cuda_problem.restype = ctypes.c_char_p
-    problem = library.jaxgnn_cuda_problem()
-    if problem is None:
-        return None
-    return (
-        f"needs a GPU and a driver that libjaxgnn_cuda.so was compiled for, got: {problem.decode()}"
-    )
+    return f"needs {library}, which {reason}; {_TO_INSTALL}"

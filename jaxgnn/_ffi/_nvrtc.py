@@ -1,8 +1,7 @@
-"""CUDA sources that Python generates and NVRTC compiles when they are first used.
+"""NVRTC, NVIDIA's compiler of CUDA sources at run time.
 
-NVRTC comes with a GPU install of JAX, as the package ``nvidia-cuda-nvrtc``, so users need no nvcc.
-A program is a source with its kernels. Its name says how to make it, so that an exported program of
-XLA, which has the name alone, runs in a process that has traced nothing.
+It comes with a GPU install of JAX, as the package ``nvidia-cuda-nvrtc``, so users need no nvcc. A
+compilation needs no GPU.
 """
 
 from __future__ import annotations
@@ -11,15 +10,9 @@ import ctypes
 import functools
 import importlib.util
 import os
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
-import jax
-
-from jaxgnn._ffi import _library
-from jaxgnn._ffi._tensor_product_frame import Source
-from pallas_kernels.chip import Chip
+from jaxgnn._ffi import _kernel_cache
 
 # Newest first; the packages for CUDA 13 share a folder.
 _FILES = (
@@ -28,16 +21,18 @@ _FILES = (
     "cuda_nvrtc/lib/libnvrtc.so.12",
 )
 _TO_INSTALL = "pip install nvidia-cuda-nvrtc, which jax[cuda13] has too"
-_LONGEST_KEPT = 256
+_OPTIONS = ("--std=c++17",)
+_LONGEST_LOG = 2000
 
-Maker = Callable[[str], Source]
-"""Makes the source of a program from its name, without the family."""
+
+class CompilationError(Exception):
+    """NVRTC refuses a source; the message has the first lines of its log."""
 
 
 def nvrtc_path() -> str | None:
     """The path of NVRTC's library, or its name where the system's loader knows it; None if none."""
-    found = importlib.util.find_spec("nvidia")
-    folders = [] if found is None else list(found.submodule_search_locations or [])
+    spec = importlib.util.find_spec("nvidia")
+    folders = [] if spec is None else list(spec.submodule_search_locations or [])
     for file in _FILES:
         for folder in folders:
             if (Path(folder) / file).exists():
@@ -52,79 +47,105 @@ def nvrtc_path() -> str | None:
     return None
 
 
-def problem(library: ctypes.CDLL) -> str | None:
-    """Lets the library open NVRTC; the reason why no kernel can be compiled here, None if they can.
-
-    Args:
-      library: the loaded library ``nvrtc``.
-    """
+def problem() -> str | None:
+    """The reason why nothing can be compiled here; None if NVRTC can be used."""
     path = nvrtc_path()
     if path is None:
         return f"needs NVIDIA's runtime compiler libnvrtc, which was not found; {_TO_INSTALL}"
-    _load_builtins(Path(path))
-    library.jaxgnn_nvrtc_setup.argtypes = ctypes.c_char_p, type(_PROVIDE)
-    library.jaxgnn_nvrtc_setup.restype = ctypes.c_char_p
-    found = library.jaxgnn_nvrtc_setup(path.encode(), _PROVIDE)
-    return None if found is None else f"needs {path}, but: {found.decode()}; {_TO_INSTALL}"
+    try:
+        _library(path)
+    except (OSError, AttributeError) as error:  # It does not load, or has not all functions.
+        return f"needs {path}, but: {error}; {_TO_INSTALL}"
+    return None
 
 
-def _load_builtins(path: Path) -> None:
-    """Loads the library that NVRTC opens by its name alone, which the loader knows afterwards."""
-    version = path.name.rpartition(".")[2]
-    for builtins in path.parent.glob(f"libnvrtc-builtins.so.{version}*"):
-        ctypes.CDLL(os.fspath(builtins))
+def compiled(text: str, capability: int) -> bytes:
+    """A CUDA source compiled for a compute capability, from the cache on disk if it is there.
+
+    Args:
+      text: the source.
+      capability: ten times the compute capability, such as 90.
+
+    Returns:
+      A cubin; for a GPU that is newer than NVRTC, PTX of the newest GPU that it knows, which the
+      driver compiles.
+
+    Raises:
+      CompilationError: if NVRTC is missing or refuses the source.
+    """
+    reason, path = problem(), nvrtc_path()
+    if reason is not None or path is None:
+        raise CompilationError(reason)
+    library = _library(path)
+    newest = max(_architectures(library))
+    is_known = capability <= newest
+    architecture = f"sm_{capability}" if is_known else f"compute_{newest}"
+    name = _kernel_cache.key(_version(path), architecture, *_OPTIONS, text)
+    binary = _kernel_cache.read(name)
+    if binary is None:
+        binary = _compile(library, text, architecture, "CUBIN" if is_known else "PTX")
+        _kernel_cache.write(name, binary)
+    return binary
 
 
 @functools.cache
-def _functions() -> ctypes.CDLL:
-    reason, library = _library.why_missing("nvrtc"), _library.load("nvrtc")
-    assert library is not None, reason  # ops ask before
-    integers = ctypes.POINTER(ctypes.c_int32)
-    library.jaxgnn_nvrtc_add.argtypes = ctypes.c_char_p, ctypes.c_char_p, integers, ctypes.c_int
-    library.jaxgnn_nvrtc_add.restype = None
-    library.jaxgnn_nvrtc_compile.argtypes = ctypes.c_char_p, ctypes.c_int
-    library.jaxgnn_nvrtc_compile.restype = ctypes.c_char_p
+def _library(path: str) -> ctypes.CDLL:
+    # NVRTC opens a second library by its name alone, which the loader knows after this.
+    version = Path(path).name.rpartition(".")[2]
+    for builtins in Path(path).parent.glob(f"libnvrtc-builtins.so.{version}*"):
+        ctypes.CDLL(os.fspath(builtins))
+    library = ctypes.CDLL(path)
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    library.nvrtcGetCUBIN, library.nvrtcGetSupportedArchs  # noqa: B018  # Older ones lack them.
     return library
 
 
-_makers: dict[str, Maker] = {}
+@functools.cache
+def _version(path: str) -> str:
+    """NVRTC's version, and the size of its file, which tells releases of a version apart."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _library(path).nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    size = Path(path).stat().st_size if Path(path).exists() else 0
+    return f"nvrtc {major.value}.{minor.value} of {size} bytes"
 
 
-def register(family: str, make: Maker) -> None:
-    """Sets what makes the sources of programs whose names begin with ``family`` and a colon."""
-    _makers[family] = make
+def _architectures(library: ctypes.CDLL) -> list[int]:
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    numbers = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(numbers)
+    return list(numbers)
 
 
-@functools.lru_cache(maxsize=_LONGEST_KEPT)
-def add(name: str) -> Source:
-    """Adds the program of this name, and begins to compile it where there is a GPU.
-
-    Meanwhile XLA compiles the program that is being traced. Its first run waits for the kernels.
-    """
-    made = _add(name)
-    if jax.default_backend() == "gpu":
-        capability = int(Chip.current().capability.replace(".", "") or 0)
-        # A problem is reported by the kernel's first run, which compiles again.
-        threading.Thread(target=compile_for, args=(name, capability)).start()
-    return made
-
-
-def _add(name: str) -> Source:
-    made = _makers[name.partition(":")[0]](name.partition(":")[2])
-    flat = [number for launch in made.launches for number in launch]
-    launches = (ctypes.c_int32 * len(flat))(*flat)
-    _functions().jaxgnn_nvrtc_add(name.encode(), made.text.encode(), launches, len(made.launches))
-    return made
+def _compile(library: ctypes.CDLL, text: str, architecture: str, kind: str) -> bytes:
+    program = ctypes.c_void_p()
+    source = text.encode()
+    _check(
+        library,
+        library.nvrtcCreateProgram(ctypes.byref(program), source, b"jaxgnn.cu", 0, None, None),
+    )
+    options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS)]
+    try:
+        arguments = (ctypes.c_char_p * len(options))(*options)
+        status = library.nvrtcCompileProgram(program, len(options), arguments)
+        if status != 0:
+            log = _output(library, program, "ProgramLog").decode(errors="replace").strip("\0\n ")
+            message = library.nvrtcGetErrorString(status).decode()
+            raise CompilationError(f"{message} for {architecture}: {log[:_LONGEST_LOG]}")
+        return _output(library, program, kind)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def compile_for(name: str, capability: int) -> str | None:
-    """Compiles an added program for a compute capability, such as 90; returns a problem or None."""
-    found = _functions().jaxgnn_nvrtc_compile(name.encode(), capability)
-    return None if found is None else found.decode()
+def _output(library: ctypes.CDLL, program: ctypes.c_void_p, kind: str) -> bytes:
+    """Returns one output of a program: ``"ProgramLog"``, ``"CUBIN"`` or ``"PTX"``."""
+    size = ctypes.c_size_t()
+    _check(library, getattr(library, f"nvrtcGet{kind}Size")(program, ctypes.byref(size)))
+    output = ctypes.create_string_buffer(size.value)
+    _check(library, getattr(library, f"nvrtcGet{kind}")(program, output))
+    return output.raw
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-def _PROVIDE(name: bytes) -> None:
-    """Adds a program that the library does not have; ignores a family that nobody registered."""
-    if name.decode().partition(":")[0] in _makers:
-        _add(name.decode())
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status != 0:
+        raise CompilationError(library.nvrtcGetErrorString(status).decode())

@@ -1,8 +1,7 @@
 """The frame of generated kernels, which gives the body of a kernel its rows, channels and edges.
 
 A block has 8 warps. It processes 8 rows and 32 channels; where it makes the weights of edges, many
-rows and several parts of the channels, one after the other. ``ffi/nvrtc/generated.cc`` launches the
-kernels.
+rows and several parts of the channels, one after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Kind = Literal[
 ]
 
 WARP = 32
-WARPS = 8  # of a block; ffi/nvrtc/generated.cc has the same number
+WARPS = 8  # Warps of a block.
 _TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
 _MOST_BYTES = 99 * 1024  # of a block on GPUs of compute capability 8.6, 8.9 and 12.0
 # Blocks of a multiprocessor, for kernels that use so many registers by the estimate. More blocks,
@@ -37,12 +36,12 @@ _BLOCKS_OF_KIND: dict[Kind, tuple[tuple[int, int], ...]] = {
 _MADE_BYTES = 113 * 1024  # likewise, with a part of the kernel that makes weights
 
 _PARAMETERS = (
-    "int rows, int edges, const int* __restrict__ indptr, const int* __restrict__ indices, "
+    "const int* __restrict__ indptr, const int* __restrict__ indices, "
     "const int* __restrict__ slots, const float* __restrict__ first, "
     "const float* __restrict__ second, const float* __restrict__ third, "
     "const float* __restrict__ kernel, const float* __restrict__ first_tangent, "
     "const float* __restrict__ second_tangent, const float* __restrict__ third_tangent, "
-    "float* tiles, float* __restrict__ out"
+    "float* __restrict__ out, float* tiles, int rows, int edges"
 )
 
 

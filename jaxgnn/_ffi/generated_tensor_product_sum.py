@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._ffi import _nvrtc
-from jaxgnn._ffi._call import Shape, call_many
+from jaxgnn._ffi import _programs
+from jaxgnn._ffi._call import Shape
+from jaxgnn._ffi._launch import Launch, launch
 from jaxgnn._ffi._made_weights_source import MadeWeights
+from jaxgnn._ffi._tensor_product_frame import WARP, WARPS
 from jaxgnn._ffi._tensor_product_source import Kind, Source, source
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.graph import CSRGraph
 from pallas_kernels.chip import Chip
 
-TARGETS = {"jaxgnn_generated": ("nvrtc",)}
 _FAMILY = "tensor_product_sum"
 _BLOCKS_OF_MULTIPROCESSOR = 2  # of kernels that make weights
 
@@ -201,14 +202,35 @@ def _generated(
 ) -> Array:
     """Calls the kernels of this kind on float32 arrays, of which the last may be a layer."""
     made = _made(arrays[-1])
-    name = f"{_FAMILY}:{_described(product, kind, made, paths)}"
-    tiles = _nvrtc.add(name).tile_floats
+    description = _described(product, kind, made, paths)
+    generated = _source_of(description)
     kernel = [] if made else [None]  # else the second leaf of the layer
     floats = [*jax.tree.leaves(arrays), *kernel, *tangents]
     floats = [None if array is None else array.astype(jnp.float32) for array in floats]
-    results = (shape, jnp.float32), ((tiles,), jnp.float32)
+    results = (shape, jnp.float32), ((generated.tile_floats,), jnp.float32)
     operands = graph.indptr, graph.indices, slots, *floats
-    return call_many("jaxgnn_generated", results, *operands, program=name)[0]
+    launches, sizes = _launches(generated, graph.num_rows), (graph.num_rows, graph.num_edges)
+    return launch(f"{_FAMILY}:{description}", results, operands, launches, sizes)[0]
+
+
+def _launches(generated: Source, num_rows: int) -> list[Launch]:
+    """The launches of all kernels: by a warp for each row, or by blocks that share all rows."""
+    launches = []
+    for number, (columns, shared_bytes, blocks) in enumerate(generated.launches):
+        grid = blocks or max(1, -(-num_rows // WARPS))
+        launches.append(
+            Launch(
+                f"kernel{number}",
+                tasks=grid,
+                tasks_per_block=1,
+                most_blocks=grid,
+                blocks_y=1 if blocks else columns,
+                threads_x=WARP * WARPS,
+                threads_y=1,
+                shared_bytes=shared_bytes,
+            )
+        )
+    return launches
 
 
 def _described(
@@ -233,4 +255,4 @@ def _source_of(description: str) -> Source:
     return source(product, cast(Kind, kind), made, tuple(map(int, own.split(","))) if own else None)
 
 
-_nvrtc.register(_FAMILY, _source_of)
+_programs.register(_FAMILY, lambda description: _source_of(description).text)

@@ -7,17 +7,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import MOST_COLUMNS_IN_SHARED, call, call_many, partial_sums, piece_size
+from jaxgnn._ffi._call import call
+from jaxgnn._ffi._launch import WARP, Launch, run
+from jaxgnn._ffi._pieces import Pieces, too_wide
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph.csr.operands import coefficients, pieces, scales, structure
+from jaxgnn.graph.csr.operands import coefficients, scales, structure
 from pallas_kernels.chip import Chip
 
-TARGETS = {"jaxgnn_spmm": ("cpu", "cuda"), "jaxgnn_sddmm": ("cpu", "cuda")}
+TARGETS = {"jaxgnn_spmm": ("cpu",), "jaxgnn_sddmm": ("cpu",)}
 
-
+_WORD = 16  # Bytes that a lane loads at once.
 # Numbers of lanes, of 16 bytes each, that may read a neighbour; more lanes need fewer passes.
 _LANES = (32, 16, 8)
 _FEW_EDGES = 64
@@ -44,15 +45,20 @@ def spmm_cuda(
     if x.ndim == 3:
         of_head = jax.vmap(lambda w, x: spmm_cuda(graph.with_weights(w), x), 1, 1)
         return of_head(graph.weights, x)
-    dim = x.shape[-1]
-    return call_many(
-        "jaxgnn_spmm",
-        [((graph.num_rows, dim), x.dtype), partial_sums(graph, dim)],
-        *pieces(graph),
-        *coefficients(graph),
-        x,
-        **piece_size(graph),
-        lanes=np.int64(_lanes(graph, dim * x.dtype.itemsize)),
+    dim, pieces = x.shape[-1], Pieces.of(graph)
+    entries = _WORD // x.dtype.itemsize
+    lanes = _lanes(graph, dim * x.dtype.itemsize)
+    if dim % entries:
+        lanes, entries = WARP, 1
+    slices = -(-dim // (lanes * entries))
+    return run(
+        "spmm",
+        {"y": ((graph.num_rows, dim), x.dtype), "partial": pieces.partial_sums(dim)},
+        pieces.operands | {"x": x},
+        [Launch.striding("spmm", pieces.count, blocks_y=slices), *pieces.add_pieces(dim)],
+        pieces.numbers | {"dim": dim},
+        types=pieces.types | {"T": x.dtype},
+        constants={"kLanes": lanes, "kEntries": entries, "kFactors": pieces.has_factors},
     )[0]
 
 
@@ -70,10 +76,7 @@ def _lanes(graph: CSRGraph, row_bytes: int) -> int:
 
 def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
     """The reason why GPU kernels, which keep a row of all heads, do not support these; or None."""
-    columns = math.prod(a.shape[1:])
-    if columns > MOST_COLUMNS_IN_SHARED:
-        return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {columns}"
-    return None
+    return too_wide(math.prod(a.shape[1:]))
 
 
 def sddmm_cuda(
@@ -82,13 +85,14 @@ def sddmm_cuda(
     """The inner product of both ends of each edge in float32, on a GPU; one head at a time."""
     if a.ndim == 3:
         return jax.vmap(partial(sddmm_cuda, graph), 1, 1)(a, b)
-    return call(
-        "jaxgnn_sddmm",
-        ((graph.num_edges,), jnp.float32),
-        *pieces(graph),
-        None,
-        *scales(graph),
-        a,
-        b,
-        **piece_size(graph),
-    )
+    dim, pieces = a.shape[-1], Pieces.of(graph.with_weights(None))
+    entries = _WORD // a.dtype.itemsize
+    return run(
+        "sddmm",
+        {"of_edges": ((graph.num_edges,), jnp.float32)},
+        pieces.operands | {"a": a, "b": b},
+        [pieces.zero_padding(), pieces.holding_rows("sddmm", 4 * dim)],
+        pieces.numbers | {"dim": dim},
+        types=pieces.types | {"T": a.dtype},
+        constants={"kEntries": 1 if dim % entries else entries},
+    )[0]

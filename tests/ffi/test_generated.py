@@ -1,22 +1,18 @@
 """Generated CUDA source of tensor products: emulated on a CPU, and compiled by NVRTC."""
 
-import ctypes
 import functools
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn import CSRGraph, _ffi, ops
-from jaxgnn._ffi import _library, _nvrtc
+from jaxgnn import CSRGraph, ops
+from jaxgnn._ffi import _launch, _library, _nvrtc
 from jaxgnn._ffi import generated_tensor_product_sum as calls
 from jaxgnn._ffi._made_weights_source import MadeWeights
-from jaxgnn._ffi._tensor_product_source import Source, source
+from jaxgnn._ffi._tensor_product_source import source
 from jaxgnn.equivariant import TensorProduct, separate_paths
 from jaxgnn.equivariant.radial_layer import RadialLayer
 from jaxgnn.ops._equivariant import layer_products
@@ -24,9 +20,10 @@ from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._equivariant.tensor_product_sum import SUM
 from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import assert_close, random_array, to_float64
+from tests.ffi import _emulator as emulator
 
-HERE = Path(__file__).parent
 KINDS = "rows", "columns", "weights", "harmonics"
+CAPABILITIES = 75, 80, 89, 90, 100, 120
 TANGENTS = "rows_tangent", "columns_tangent", "weights_tangent"
 PRODUCTS = {
     # Several paths to an entry of the result, from several entries; one entry that none reads.
@@ -84,65 +81,23 @@ def _key(program):
 @functools.cache
 def _emulator(folder, name):
     """A library with all kernels for a product, as C++ that runs lane after lane."""
-    compiler = shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        pytest.skip("reason: needs a C++ compiler to emulate a GPU")
-    text = ['#include "emulated_warp.h"']
-    for key, made in _sources(name).items():
-        cuda = made.text.replace("extern __shared__ __align__(16) float tables[];", "")
-        runs = [
-            f"call.kernel = kernel{i}; Run(call, {launch.columns}, {launch.blocks});"
-            for i, launch in enumerate(made.launches)
-        ]
-        cuda = cuda.replace('extern "C"', "static")
-        text.append(f"namespace {key} {{\n{cuda}\n}}")
-        run = f'extern "C" void run_{key}(Call call) {{ using namespace {key};'
-        text.append(" ".join([run, *runs, "}"]))
-    file = folder / f"{name.replace(' ', '_')}.cc"
-    file.write_text("\n".join(text))
-    library = file.with_suffix(".so")
-    command = [compiler, "-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-I{HERE}"]
-    subprocess.run([*command, str(file), "-o", str(library)], check=True)
-    return ctypes.CDLL(str(library))
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("kernel", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("rows", "edges")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("indptr", "indices", "slots", "first", "second", "third", "layer")
-        ),
-        *((f"tangent{i}", ctypes.c_void_p) for i in range(3)),
-        *((name, ctypes.c_void_p) for name in ("tiles", "out")),
-    ]
+    sources = {
+        key: (generated.text, [f"kernel{i}" for i in range(len(generated.launches))])
+        for key, generated in _sources(name).items()
+    }
+    return emulator.build(folder, name.replace(" ", "_"), sources)
 
 
 @pytest.fixture
 def emulated(tmp_path_factory, monkeypatch):
-    """Replaces the call of generated kernels by that of their emulation, for one product."""
+    """Replaces the launch of generated kernels by that of their emulation, for one product."""
 
     def emulate(name):
         library = _emulator(tmp_path_factory.getbasetemp(), name)
-
-        def call(target, results, *operands, program):
-            assert target == "jaxgnn_generated"
-            arrays = [None if a is None else np.ascontiguousarray(a) for a in operands]
-            out, tiles = (np.full(shape, np.nan, np.float32) for shape, _ in results)
-            places = [None if a is None else a.ctypes.data for a in (*arrays, tiles, out)]
-            made = _Call(None, len(arrays[0]) - 1, len(arrays[1]), *places)
-            getattr(library, f"run_{_key(program)}")(made)
-            return [jnp.asarray(out)]
-
-        monkeypatch.setattr(calls, "call_many", call)
-        monkeypatch.setattr(calls._nvrtc, "add", lambda name: _source_of(name))
+        call = functools.partial(emulator.call_many, lambda program, _: (library, _key(program)))
+        monkeypatch.setattr(_launch, "call_many", call)
 
     return emulate
-
-
-def _source_of(program):
-    return calls._source_of(program.partition(":")[2])
 
 
 def _arrays(product):
@@ -301,30 +256,12 @@ def test_weights_made_in_tf32_are_those_of_rounded_numbers(kind, emulated):
     assert not np.allclose(made[0], run(GRAPH, *(exact[n] for n in names), **options), rtol=1e-6)
 
 
-@pytest.fixture
-def needs_nvrtc():
-    reason = _ffi.why_missing("nvrtc")
-    if reason is not None:
-        pytest.skip(f"reason: {reason}")
-
-
 @pytest.mark.costly
-@pytest.mark.usefixtures("needs_nvrtc")
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", ["sums", "apart"])
 def test_nvrtc_compiles_generated_sources(name, capability):
     for kind in KINDS:
-        program = f"{calls._FAMILY}:{calls._described(PRODUCTS[name], kind)}"
-        _nvrtc.add(program)
-        assert _nvrtc.compile_for(program, capability) is None
-
-
-@pytest.mark.usefixtures("needs_nvrtc")
-def test_an_error_of_nvrtc_has_its_log():
-    _nvrtc.register("no_cuda", lambda name: Source("__device__ int x = y;", ()))
-    _nvrtc.add("no_cuda:x")
-    problem = _nvrtc.compile_for("no_cuda:x", 90)
-    assert re.search(r'sm_90: jaxgnn.cu\(1\): error: identifier "y"', problem)
+        assert _nvrtc.compiled(source(PRODUCTS[name], kind).text, capability)
 
 
 @pytest.fixture
@@ -335,7 +272,7 @@ def on_a_gpu(monkeypatch):
         path = "libnvrtc.so" if with_nvrtc else None
         monkeypatch.setattr(_nvrtc, "nvrtc_path", lambda: path)
         if with_nvrtc:
-            monkeypatch.setattr(_nvrtc, "problem", lambda library: None)
+            monkeypatch.setattr(_nvrtc, "problem", lambda: None)
         monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
         _library.why_missing.cache_clear()
 

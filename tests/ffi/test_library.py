@@ -1,7 +1,6 @@
 """The compiled libraries: every symbol is there, loading is lazy, a missing one is explained."""
 
 import ctypes
-import os
 import re
 from pathlib import Path
 
@@ -16,35 +15,21 @@ from jaxgnn.ops.core import dispatch
 ROOT = Path(__file__).parent.parent.parent
 
 
-# Those that a C++ compiler makes.
-COMPILED = [(t, name) for t, where in _ffi.targets().items() for name in where if name != "cuda"]
-
-
-@pytest.mark.parametrize("target, name", COMPILED)
-def test_every_target_has_its_symbol(target, name):
-    path = _ffi.library_path(name)
-    assert path is not None, f"the library {name} is not built"
-    assert ctypes.CDLL(str(path))[target]
-
-
-def test_the_cuda_library_has_all_its_symbols():
-    path = _ffi.library_path("cuda")
-    if path is None and os.environ.get("JAXGNN_CUDA", "0") == "0":
-        pytest.skip("reason: needs the CUDA library; with JAXGNN_CUDA=1 it must be there")
-    assert path is not None, "JAXGNN_CUDA asks for the CUDA library, but it is not built"
-    library = ctypes.CDLL(str(path))
-    for target, platforms in _ffi.targets().items():
-        if "cuda" in platforms:
-            assert library[target]
+@pytest.mark.parametrize("target", _ffi.targets())
+def test_every_target_has_its_symbol(target):
+    for name in _ffi.targets()[target]:
+        path = _ffi.library_path(name)
+        assert path is not None, f"the library {name} is not built"
+        assert ctypes.CDLL(str(path))[target]
 
 
 def test_the_table_lists_exactly_the_handlers_of_the_sources():
     # Ops of attention have four handlers each, which a macro of this header names.
     header = (ROOT / "ffi/include/jaxgnn_ffi/attention.h").read_text()
     endings = re.findall(r"XLA_FFI_DEFINE_HANDLER_SYMBOL\(\s*\\\s*op(?:##)?(\w*)", header)
-    for platform, pattern in (("cpu", "*.cc"), ("cuda", "*.cu"), ("nvrtc", "*.cc")):
+    for platform in ("cpu", "cuda"):
         defined = set()
-        for source in (ROOT / "ffi" / platform).glob(pattern):
+        for source in (ROOT / "ffi" / platform).glob("*.cc"):
             text = source.read_text()
             defined |= set(re.findall(r"XLA_FFI_DEFINE_HANDLER_SYMBOL\(\s*(\w+)", text))
             for op in re.findall(r"^JAXGNN_DEFINE_ATTENTION\((\w+)", text, re.MULTILINE):
@@ -53,13 +38,13 @@ def test_the_table_lists_exactly_the_handlers_of_the_sources():
         assert defined == listed
 
 
-@pytest.mark.parametrize("name", ["cpu", "nvrtc"])
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_a_library_depends_on_nothing_but_the_c_and_cxx_runtime(name):
     path = _ffi.library_path(name)
     assert path is not None
     data = path.read_bytes()
     needed = set(re.findall(rb"lib[a-z_+]+\.so(?:\.\d+)?", data))
-    opened = {b"libcuda.so.1"} if name == "nvrtc" else set()  # when a kernel first runs
+    opened = {b"libcuda.so.1"} if name == "cuda" else set()  # when a kernel first runs
     assert needed - opened <= {b"libstdc++.so.6", b"libm.so.6", b"libgcc_s.so.1", b"libc.so.6"}
 
 
@@ -108,32 +93,3 @@ def test_a_broken_library_is_reported_not_registered(tmp_path, monkeypatch):
         reason = _library.why_missing("cpu")
     assert "can not be loaded" in reason
     _forget()
-
-
-def test_the_cuda_library_may_be_a_distribution_of_its_own(tmp_path, monkeypatch):
-    (tmp_path / "jaxgnn_cuda13").mkdir()
-    (tmp_path / "jaxgnn_cuda13" / "__init__.py").touch()
-    library = tmp_path / "jaxgnn_cuda13" / "libjaxgnn_cuda.so"
-    library.touch()
-    monkeypatch.setattr(_ffi, "__path__", [])
-    monkeypatch.syspath_prepend(tmp_path)
-    assert _ffi.library_path("cuda") == library
-    assert _ffi.library_path("cpu") is None
-
-
-def test_a_gpu_that_the_cuda_library_was_not_compiled_for_is_told_and_passed_over(monkeypatch):
-    def problem():
-        return b"no kernel image is available"
-
-    class Library:
-        jaxgnn_cuda_problem = staticmethod(problem)
-
-    monkeypatch.setattr(_library, "load", lambda platform: Library)
-    monkeypatch.setattr(_library.jax, "default_backend", lambda: "gpu")
-    _library.why_missing.cache_clear()
-    reason = _library.why_missing("cuda")
-    assert "compiled for, got: no kernel image" in reason
-    monkeypatch.setattr(_library.jax, "default_backend", lambda: "cpu")
-    _library.why_missing.cache_clear()
-    assert _library.why_missing("cuda") is None
-    _library.why_missing.cache_clear()

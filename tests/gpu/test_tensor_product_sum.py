@@ -30,7 +30,7 @@ PRODUCTS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_nvrtc():
-    reason = _ffi.why_missing("nvrtc")
+    reason = _ffi.why_missing("cuda")
     if reason is not None:
         pytest.skip(f"reason: {reason}")
 

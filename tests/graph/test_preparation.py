@@ -70,7 +70,7 @@ class TestWhenAnOpFirstRuns:
             return jnp.sum(ops.spmm(other, ops.spmm(graph.with_weights(None), x)) ** 2)
 
         gradient = jax.grad(loss, argnums=(0, 1))
-        # JAX calls traces of Mosaic GPU kernels leaked, which run where no CUDA library is built.
+        # JAX calls traces of Mosaic GPU kernels leaked.
         with jax.checking_leaks(), jaxgnn.default_implementation("ffi"):
             expected = jax.jit(gradient)(graph.weights, X)
         for _ in range(2):

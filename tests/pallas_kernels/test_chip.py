@@ -36,6 +36,7 @@ def device(kind, capability, **more):
 @pytest.mark.parametrize(
     ("kind", "capability", "name"),
     [
+        ("Tesla T4", "7.5", "T4"),
         ("NVIDIA H100 80GB HBM3", "9.0", "H100"),
         ("NVIDIA H200", "9.0", "H200"),
         ("NVIDIA A100-SXM4-40GB", "8.0", "A100"),
@@ -62,7 +63,7 @@ def test_a_device_that_is_not_known_is_like_the_least_of_its_generation():
 
 
 def test_a_name_that_is_not_known_is_refused_with_those_that_are():
-    with pytest.raises(ValueError, match=r"expected a name among A100, H100.*got 'MI300'"):
+    with pytest.raises(ValueError, match=r"expected a name among T4, A100.*got 'MI300'"):
         Chip.named("MI300")
 
 

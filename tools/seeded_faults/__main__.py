@@ -177,7 +177,7 @@ def _outcome(fault: Fault | None, tests: tuple[str, ...], cases: str) -> Outcome
 
 
 def _copy_sources(copy: Path) -> None:
-    """Copies the files that the tests need, and the compiled library next to its package."""
+    """Copies the files that the tests need, and the compiled libraries next to their package."""
     for part in COPIED:
         source = ROOT / part
         if source.is_dir():
@@ -185,15 +185,14 @@ def _copy_sources(copy: Path) -> None:
         else:
             shutil.copy2(source, copy / part)
     (copy / "sitecustomize.py").write_text(_SITECUSTOMIZE)
-    library = _compiled_library()
-    if library is not None:
+    for library in _compiled_libraries():
         shutil.copy2(library, copy / "jaxgnn" / "_ffi")
 
 
-def _compiled_library() -> Path | None:
+def _compiled_libraries() -> list[Path]:
     from jaxgnn._ffi._library import library_path
 
-    return library_path("cpu")
+    return [path for path in map(library_path, ("cpu", "cuda")) if path is not None]
 
 
 def _pytest(copy: Path, tests: tuple[str, ...], cases: str) -> Outcome:

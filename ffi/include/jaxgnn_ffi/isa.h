@@ -5,9 +5,7 @@
 // instruction set, and the first call picks.
 #pragma once
 
-#if defined(__CUDACC__)
-#define JAXGNN_INLINE __host__ __device__
-#elif defined(__GNUC__)
+#if defined(__GNUC__)
 #define JAXGNN_INLINE __attribute__((always_inline))
 #else
 #define JAXGNN_INLINE
@@ -15,7 +13,7 @@
 
 namespace jaxgnn {
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__CUDACC__)
+#if defined(__x86_64__) && defined(__GNUC__)
 
 template <typename F>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2,lzcnt,popcnt"),

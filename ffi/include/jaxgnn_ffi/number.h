@@ -137,11 +137,4 @@ xla::ffi::Error SwitchColumn(xla::ffi::DataType type, const Body& body) {
   }
 }
 
-// Column ids of rows that fit shared memory.
-template <typename Body>
-xla::ffi::Error SwitchNarrowColumn(xla::ffi::DataType type, const Body& body) {
-  if (type == xla::ffi::U32) return UnsupportedType("column ids", type);
-  return type == xla::ffi::U8 ? body(Type<uint8_t>{}) : body(Type<uint16_t>{});
-}
-
 }  // namespace jaxgnn

@@ -38,9 +38,10 @@ def _table(
     *,
     scatters: bool = False,
 ) -> dispatch.Kernel:
-    of_gpu = {"cuda": cuda, "cuda_limits": generated.limits, "cuda_library": "nvrtc"}
-    made = dispatch.ffi(dtypes=_DTYPES, cpu=cpu, tolerance=_tolerance, **of_gpu)
-    return dispatch.Kernel(name, {"xla": dispatch.xla(plain, scatters=scatters), "ffi": made})
+    compiled = dispatch.ffi(
+        dtypes=_DTYPES, cpu=cpu, cuda=cuda, cuda_limits=generated.limits, tolerance=_tolerance
+    )
+    return dispatch.Kernel(name, {"xla": dispatch.xla(plain, scatters=scatters), "ffi": compiled})
 
 
 def _tolerance(graph: CSRGraph, *arrays: Any, precision: str = "highest", **_: Any) -> float | None:

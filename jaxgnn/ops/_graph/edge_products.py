@@ -30,9 +30,7 @@ from jaxgnn.graph.plan.plan import GraphPlan
 from jaxgnn.ops._graph import pieces
 from jaxgnn.ops._graph.spmm import (
     SDDMM,
-    SDDMM_OF_HEADS,
     SPMM,
-    SPMM_OF_HEADS,
     sddmm_of_request,
     spmm_of_request,
 )
@@ -50,7 +48,7 @@ def weighted_sums(
     values: Float[Array, "cols heads dim"],
 ) -> Float[Array, "rows heads dim"]:
     """``Σ_j w_ijh v_jh`` for each receiver and head."""
-    if not pieces.are_needed(SPMM_OF_HEADS, request, graph.with_weights(weights), values):
+    if not pieces.are_needed(SPMM, request, graph.with_weights(weights), values):
         return spmm_of_request(request, graph, weights, values)
     ends = pieces.Ends.of(graph)
     result = pieces.Result(graph.num_rows, values.shape[1])
@@ -64,7 +62,7 @@ def inner_products(
     of_columns: Float[Array, "cols heads dim"],
 ) -> Float[Array, "edges heads"]:
     """``⟨a_ih, b_jh⟩`` for each edge slot and head; zero in padding slots."""
-    if not pieces.are_needed(SDDMM_OF_HEADS, request, graph, of_rows, of_columns):
+    if not pieces.are_needed(SDDMM, request, graph, of_rows, of_columns):
         return sddmm_of_request(request, graph, of_rows, of_columns)
     ends = pieces.Ends.of(graph)
     return pieces.products(ends.receivers, ends.senders, of_rows, of_columns)

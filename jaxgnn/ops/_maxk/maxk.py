@@ -21,22 +21,18 @@ from jaxgnn.ops.core.custom_gradient import custom_vjp
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-# The most entries of a row that a warp holds in registers.
-_MOST_COLUMNS_CUDA = 1024
-
-
 def _cuda_limits(x, *, k, by, early_stop):
     if early_stop is not None:
         return f"needs early_stop None on a GPU, got {early_stop}"
-    if x.shape[-1] > _MOST_COLUMNS_CUDA:
-        return f"needs at most {_MOST_COLUMNS_CUDA} columns, got {x.shape[-1]}"
+    if x.shape[-1] > ffi.MOST_COLUMNS:
+        return f"needs at most {ffi.MOST_COLUMNS} columns, got {x.shape[-1]}"
     return None
 
 
-def _compiled_is_faster(x, *, k, by, early_stop):
+def _cuda_is_faster(x, *, k, by, early_stop):
     # Measured on an H200: 1.04 to 1.45 times as fast where Pallas has one row a warp, not eight.
     if not pallas.has_eight_rows(x.shape[-1]) and _ffi.why_missing("cuda") is None:
-        return f"the compiled kernel is faster with {x.shape[-1]} columns"
+        return f"the CUDA kernel is faster with {x.shape[-1]} columns"
     return None
 
 
@@ -58,21 +54,21 @@ def _table(
     )
 
 
-def _on_both(run) -> dispatch.Implementation:
-    return dispatch.ffi(dtypes=_DTYPES, cpu=run, cuda=run)
-
-
 MAXK = _table(
     "maxk",
     dispatch.ffi(dtypes=_DTYPES, cpu=ffi.maxk, cuda=ffi.maxk_cuda, cuda_limits=_cuda_limits),
     limits=_cuda_limits,
-    not_worth=_compiled_is_faster,
+    not_worth=_cuda_is_faster,
 )
-# On an H200 Pallas takes 0.25 to 0.9 of the time of the compiled kernel where rows have up to 4
+# On an H200 Pallas takes 0.25 to 0.9 of the time of CUDA where rows have up to 4
 # KiB, and the same time where they have 16.
-TODENSE = _table("todense", _on_both(ffi.todense))
-# On an H200 XLA's gather takes 0.8 of the time of the compiled kernel.
-GATHER_COLUMNS = _table("gather_columns", _on_both(ffi.gather_columns), ("xla",))
+TODENSE = _table("todense", dispatch.ffi(dtypes=_DTYPES, cpu=ffi.todense, cuda=ffi.todense_cuda))
+# On an H200 XLA's gather takes 0.8 of the time of CUDA.
+GATHER_COLUMNS = _table(
+    "gather_columns",
+    dispatch.ffi(dtypes=_DTYPES, cpu=ffi.gather_columns, cuda=ffi.gather_columns_cuda),
+    ("xla",),
+)
 
 
 def maxk(

@@ -34,14 +34,7 @@ from pallas_kernels.chip import Chip
 _DTYPES = ("float32", "bfloat16")
 
 
-def _kernel(
-    name: str,
-    cuda,
-    mosaic,
-    *,
-    on_cuda: tuple[dispatch.Name, ...] = ("ffi", "pallas", "xla"),
-    **of_mosaic,
-) -> dispatch.Kernel:
+def _kernel(name: str, cuda, mosaic, **of_mosaic) -> dispatch.Kernel:
     return dispatch.Kernel(
         name if name == "maxk_spmm" else f"maxk_spmm.{name}",
         {
@@ -51,7 +44,6 @@ def _kernel(
                 dtypes=_DTYPES, cpu=getattr(ffi, name), cuda=cuda, cuda_limits=ffi.cuda_limits
             ),
         },
-        preference={"cpu": ("ffi", "xla"), "cuda": on_cuda},
     )
 
 
@@ -69,33 +61,28 @@ def _grad_values_pallas(graph, cbsr, dy):
     return pallas.grad_values(graph, cbsr, dy)
 
 
-def _compiled_is_faster(graph, cbsr, dy):
+def _cuda_is_faster(graph, cbsr, dy):
+    if dy.dtype != jnp.float32 or dispatch.is_deterministic():
+        return None
     if _ffi.why_missing("cuda") is not None:
         return None
-    if dispatch.is_deterministic():
-        return "the compiled dense product takes its place"
-    # Speedups measured on an H200: up to 1.09 in a graph of 50 edges a row, none with 480 edges;
-    # with 10 edges 0.98 to 1.02 in float32, and 0.92 to 0.97 in bfloat16.
+    # On an H200 Pallas takes 1.00 to 1.09 of the time of CUDA in a graph of 50 edges a row in
+    # float32, 0.97 to 0.99 with 10 edges, and 0.86 to 0.98 with 480 edges or more, whose blocks are
+    # by degree; in bfloat16 at most 1.01.
     blocks = edge_blocks(graph, Chip.current(), cbsr.dim * dy.dtype.itemsize)
     if blocks is None or blocks.shape.order != "degree":
-        return "the compiled kernel is faster unless there are blocks by degree"
+        return "the CUDA kernel is faster in float32 unless there are blocks by degree"
     return None
 
 
 FORWARD = _kernel(
-    # On an H200 faster than the CUDA kernel by 1.05 to 1.17 in a graph of 480 edges a row, and by a
-    # third in a small one; in one of 50 by 0.92 to 1.1.
+    # On an H200 Pallas takes 0.62 to 0.96 of the time of CUDA.
     "maxk_spmm",
     ffi.maxk_spmm_cuda,
     pallas.maxk_spmm,
-    on_cuda=("pallas", "ffi", "xla"),
 )
 GRAD_VALUES = _kernel(
-    "grad_values",
-    _grad_values_cuda,
-    _grad_values_pallas,
-    not_worth=_compiled_is_faster,
-    on_cuda=("pallas", "ffi", "xla"),
+    "grad_values", _grad_values_cuda, _grad_values_pallas, not_worth=_cuda_is_faster
 )
 GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda, pallas.grad_weights)
 

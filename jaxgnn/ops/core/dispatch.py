@@ -36,7 +36,7 @@ from jaxgnn.ops.core.settings import ThreadSetting
 from pallas_kernels.chip import Chip
 
 Name = Literal["xla", "pallas", "ffi"]
-"""Implementations: plain JAX, Pallas kernels, kernels that were compiled at install time."""
+"""Implementations: plain JAX, Pallas kernels, and compiled C++ or CUDA kernels."""
 Platform = Literal["cpu", "cuda"]
 
 _default_implementation = ThreadSetting[Name | None](None)
@@ -152,24 +152,20 @@ def ffi(
     cpu: Callable[..., Any],
     cuda: Callable[..., Any] | None = None,
     cuda_limits: Callable[..., str | None] = _always,
-    cuda_library: str = "cuda",
     tolerance: Callable[..., float | None] = _always,
 ) -> Implementation:
     """Compiled kernels for features of ``dtypes``, where their libraries were built.
 
+    Those of a CPU were compiled at install time; CUDA kernels are compiled when first used.
+
     Args:
       dtypes: names of the dtypes of features.
       cpu: runs the kernel of the CPU library.
-      cuda: runs the kernel of the CUDA library, or None if it has none.
+      cuda: runs the CUDA kernel, or None if there is none.
       cuda_limits: returns the reason why the CUDA kernel can not run these arguments, or None.
-      cuda_library: name of the library that has the CUDA kernel.
       tolerance: returns the difference that ``jaxgnn.verify`` allows, relative to the largest
         entry; None for the tolerance of the dtype.
     """
-    why_missing = _ffi.why_missing
-
-    def missing(platform: Platform) -> str | None:
-        return why_missing(cuda_library if platform == "cuda" else platform)
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
         # A library reads leading sizes at run time; sizes of graphs must be known before.
@@ -181,7 +177,7 @@ def ffi(
     runs: dict[Platform, Callable[..., Any]] = {"cpu": cpu}
     if cuda is not None:
         runs["cuda"] = cuda
-    return Implementation(runs, unsupported, missing=missing, tolerance=tolerance)
+    return Implementation(runs, unsupported, missing=_ffi.why_missing, tolerance=tolerance)
 
 
 def pallas(
@@ -283,7 +279,7 @@ def is_deterministic() -> bool:
 
 _PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
     "cpu": ("ffi", "xla"),
-    "cuda": ("ffi", "pallas", "xla"),
+    "cuda": ("pallas", "ffi", "xla"),
 }
 
 
@@ -340,7 +336,7 @@ class Kernel:
             if reason is None:
                 return name
             reasons[name] = reason
-            # A missing library is an error of the install on a CPU; nvcc is optional on a GPU.
+            # A missing library is an error of the install on a CPU; on a GPU there is Pallas too.
             if platform == current_platform() == "cpu" and name in self.implementations:
                 _warn_if_not_installed(self.implementations[name])
         if platform == current_platform():

@@ -10,12 +10,12 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._graph.reference import spmm as reference
-from jaxgnn.ops._graph.spmm import SPMM_OF_HEADS
+from jaxgnn.ops._graph.spmm import SPMM
 from jaxgnn.testing import DTYPES, assert_close, check_against_float64, random_array
 from tests._programs import equations_of
 from tests.ops._table import BUILT, longest_row, usable
 
-IMPLEMENTATIONS = usable(SPMM_OF_HEADS)
+IMPLEMENTATIONS = usable(SPMM)
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 

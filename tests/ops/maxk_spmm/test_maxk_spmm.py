@@ -168,7 +168,7 @@ def test_repeated_runs_are_equal_to_the_bit(forward):
         assert_bit_equal(first, run())
 
 
-# What None takes of maxk_spmm and of spmm, where all that can be compiled was.
+# What None takes of maxk_spmm and of spmm, where there are a library and NVRTC.
 COMPILED = {"cpu": ("ffi", "ffi"), "cuda": ("pallas", "ffi")}
 
 
@@ -201,10 +201,13 @@ def test_none_falls_through_to_dense_spmm_beyond_the_break_even(called):
     assert kernels(int(limit * dim) + 1) == (None, dense)
 
 
-@pytest.mark.parametrize("many_edges, faster", [(True, "pallas"), (False, "ffi")])
+@pytest.mark.parametrize(
+    "many_edges, dtype, faster",
+    [(True, "float32", "pallas"), (False, "float32", "ffi"), (False, "bfloat16", "pallas")],
+)
 @pytest.mark.parametrize("is_built", [True, False])
 def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
-    many_edges, faster, is_built, monkeypatch
+    many_edges, dtype, faster, is_built, monkeypatch
 ):
     if GRAD_VALUES.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {GRAD_VALUES.unavailable('pallas', 'cuda')}")
@@ -217,11 +220,11 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
     if many_edges:
         monkeypatch.setattr(_edge_blocks, "_rows_of_blocks", lambda *sizes: ((208, 416), True))
     graph = dataclasses.replace(BUILT["weighted"], plan=None).prepared()
-    kept = _kept(graph.num_cols, 128, 4, "float32")
-    dy = jnp.zeros((graph.num_rows, 128))
+    kept = _kept(graph.num_cols, 128, 4, dtype)
+    dy = jnp.zeros((graph.num_rows, 128), dtype)
     assert GRAD_VALUES.choose("cuda", graph, kept, dy) == (faster if is_built else "pallas")
     with deterministic():
-        assert GRAD_VALUES.choose("cuda", graph, kept, dy) == ("ffi" if is_built else "pallas")
+        assert GRAD_VALUES.choose("cuda", graph, kept, dy) == "pallas"
 
 
 def test_a_traced_graph_is_not_planned_to_choose_its_gradient(monkeypatch):

@@ -1,11 +1,7 @@
-// The work of one warp of the row-by-row backward to kept values (ffi/cuda/maxk_spmm.cu), for
-// graphs whose edges are not in blocks.
-#pragma once
-
-#include "jaxgnn_ffi/four_entries.h"
-#include "jaxgnn_ffi/pieces.h"
-
-namespace jaxgnn {
+// The work of one warp of the row-by-row backward to kept values (grad_values.cu), for graphs whose
+// edges are not in blocks.
+#include "four_entries.h"
+#include "pieces.h"
 
 // Edges of a piece whose sender lies in the tile at hand: a short list in shared memory.
 struct EdgeList {
@@ -15,17 +11,16 @@ struct EdgeList {
 };
 
 // sums_jt += Σ_i w_ij r_i dy_i[column_jt] for the senders of one tile: a warp a piece, whose row
-// dy_i it holds in shared memory; `lanes` lanes a neighbour, four entries each. Tiles come one
+// dy_i it holds in shared memory; `kLanes` lanes a neighbour, four entries each. Tiles come one
 // after another (blockIdx.y), so that the sums of a tile stay in the second-level cache.
-template <typename T, typename Column, bool kAligned>
 struct GradValuesWarp {
-  using Four = FourEntries<Column, kAligned>;
+  using Four = FourEntries;
   static constexpr int kAhead = 4;
 
   const PieceGraph& graph;
   const Column* columns;
   const T* dy;
-  int k, dim, lanes;
+  int k, dim;
   float* sums;
   float* row;
   EdgeList* list;
@@ -64,7 +59,7 @@ struct GradValuesWarp {
   }
 
   __device__ __forceinline__ void AddListed(const Piece& piece, int listed) const {
-    const int neighbours = kWarp / lanes, which = lane / lanes, four = lane % lanes * 4;
+    const int neighbours = kWarp / kLanes, which = lane / kLanes, four = lane % kLanes * 4;
     const float* weights = graph.weights ? graph.weights + piece.begin : nullptr;
     for (int first = which; first < listed; first += kAhead * neighbours) {
       int32_t node[kAhead];
@@ -73,7 +68,7 @@ struct GradValuesWarp {
         const int at = first + s * neighbours;
         node[s] = at < listed ? list->node[at] : -1;
       }
-      for (int at = four; at < k; at += 4 * lanes) {
+      for (int at = four; at < k; at += 4 * kLanes) {
         Four column[kAhead] = {};
 #pragma unroll
         for (int s = 0; s < kAhead; ++s) {
@@ -99,5 +94,3 @@ struct GradValuesWarp {
     Four::Add(to, at, k, value);
   }
 };
-
-}  // namespace jaxgnn

@@ -1,52 +1,9 @@
-// What the CUDA kernels share: a warp's lanes, launches, loads and the handlers' errors.
-#pragma once
-
-#include <cuda_runtime.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <string>
-
-#include "jaxgnn_ffi/number.h"
-
-namespace jaxgnn {
+// A warp's lanes, its shared memory, loads and sums.
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-inline xla::ffi::Error LastError() {
-  const cudaError_t error = cudaGetLastError();
-  if (error == cudaSuccess) return xla::ffi::Error::Success();
-  return xla::ffi::Error::Internal(std::string("jaxgnn: ") + cudaGetErrorString(error));
-}
-
-// Blocks that keep the device busy while each strides over its share of `tasks`.
-inline unsigned StridingBlocks(int64_t tasks, int64_t tasks_per_block) {
-  constexpr int kBlocksPerMultiprocessor = 32;
-  int device = 0, multiprocessors = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  const int64_t needed = (tasks + tasks_per_block - 1) / tasks_per_block;
-  return static_cast<unsigned>(
-      std::clamp<int64_t>(needed, 1, int64_t{multiprocessors} * kBlocksPerMultiprocessor));
-}
-
-// Lets launches of a kernel have all the shared memory that a block may have beside what the kernel
-// declares, and returns how much that is. The same at every call, whatever a launch takes of it, so
-// that calls from several threads or in one graph agree.
-template <typename Kernel>
-int64_t AllowSharedBytes(Kernel* kernel) {
-  int device = 0, bytes = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  cudaFuncAttributes attributes{};
-  cudaFuncGetAttributes(&attributes, kernel);
-  bytes -= static_cast<int>(attributes.sharedSizeBytes);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  return bytes;
-}
-
-#ifdef __CUDACC__
+extern __shared__ __align__(16) float shared[];
 
 // `kBytes` bytes through the read-only path in the widest loads that divide them.
 template <int kBytes>
@@ -101,6 +58,24 @@ __device__ __forceinline__ float SumLanes(float value, int lanes) {
   return value;
 }
 
-#endif  // __CUDACC__
-
-}  // namespace jaxgnn
+// Sum, minimum and maximum over the lanes of a warp. GPUs before compute capability 8.0 lack the
+// instructions.
+__device__ __forceinline__ int SumOfWarp(int value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kAllLanes, value);
+#else
+  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+#endif
+}
+__device__ __forceinline__ uint32_t MinOfWarp(uint32_t value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(kAllLanes, value);
+#else
+  for (int step = 16; step > 0; step /= 2) {
+    value = min(value, __shfl_xor_sync(kAllLanes, value, step));
+  }
+  return value;
+#endif
+}
+__device__ __forceinline__ uint32_t MaxOfWarp(uint32_t value) { return ~MinOfWarp(~value); }

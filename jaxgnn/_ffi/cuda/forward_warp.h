@@ -1,20 +1,15 @@
-// The work of one warp of the k-sparse forward kernel (ffi/cuda/maxk_spmm.cu).
-#pragma once
-
-#include "jaxgnn_ffi/pieces.h"
-
-namespace jaxgnn {
+// The work of one warp of the k-sparse forward kernel (maxk_spmm.cu).
+#include "pieces.h"
 
 // y_i = r_i Σ_j w_ij c_j x_j. The lanes of a group add one neighbour's entries to sums in shared
 // memory, where the sums of a warp's groups lie side by side: [column][group]. A long piece is
 // walked by all groups of a warp, short ones by a group each. Adding needs no atomics: the lanes of
 // a group hold different columns, and a warp's accesses are in order.
-template <typename T, typename Id, typename S, bool kFactors>
 struct ForwardWarp {
-  static constexpr int kLanes = S::lanes, kGroups = kWarp / kLanes;
-  static constexpr int kOwn = S::chunks * S::entries;  // entries of a lane in one block
+  static constexpr int kGroups = kWarp / kLanes;
+  static constexpr int kOwn = kChunks * kEntries;  // entries of a lane in one block
   static constexpr int kAhead = kOwn >= 16 ? 2 : 4;
-  static constexpr int kChunkWords = (S::entries * sizeof(T) + 3) / 4;
+  static constexpr int kChunkWords = (kEntries * sizeof(T) + 3) / 4;
   static constexpr int kIdWords = (kOwn * sizeof(Id) + 3) / 4;
 
   const PieceGraph& graph;
@@ -43,14 +38,14 @@ struct ForwardWarp {
   // Some neighbours of a group in flight: their numbers, then their entries.
   struct Ahead {
     int32_t node[kAhead];
-    uint32_t value[kAhead][S::chunks * kChunkWords], id[kAhead][kIdWords];
+    uint32_t value[kAhead][kChunks * kChunkWords], id[kAhead][kIdWords];
     float factor[kAhead];
   };
 
   // Two sets of neighbours take turns: one is loaded while the other is added.
   __device__ __forceinline__ void AddBlock(int block, const int32_t* index, const float* weight,
                                            int stride, int count, int most) const {
-    const T* from_values = values + block * kLanes * kOwn + lane % kLanes * S::entries;
+    const T* from_values = values + block * kLanes * kOwn + lane % kLanes * kEntries;
     const Id* from_ids = ids + block * kLanes * kOwn + lane % kLanes * kOwn;
     Ahead even, odd;
     auto number = [&](Ahead& ahead, int t) {
@@ -90,9 +85,9 @@ struct ForwardWarp {
       if (t + s >= count) continue;
       const int64_t at = int64_t{ahead.node[s]} * record;
 #pragma unroll
-      for (int m = 0; m < S::chunks; ++m) {
-        LoadWords<S::entries * sizeof(T)>(ahead.value[s] + m * kChunkWords,
-                                          from_values + at + m * kLanes * S::entries);
+      for (int m = 0; m < kChunks; ++m) {
+        LoadWords<kEntries * sizeof(T)>(ahead.value[s] + m * kChunkWords,
+                                        from_values + at + m * kLanes * kEntries);
       }
       LoadWords<kOwn * sizeof(Id)>(ahead.id[s], from_ids + at);
       ahead.factor[s] = 1.0f;
@@ -114,7 +109,7 @@ struct ForwardWarp {
     }
 #pragma unroll
     for (int e = 0; e < kOwn; ++e) {
-      const float x = FloatAt<T>(value + e / S::entries * kChunkWords, e % S::entries);
+      const float x = FloatAt<T>(value + e / kEntries * kChunkWords, e % kEntries);
       sum[e] = kFactors ? sum[e] + factor * x : sum[e] + x;
     }
 #pragma unroll
@@ -161,5 +156,3 @@ struct ForwardWarp {
     __syncwarp();
   }
 };
-
-}  // namespace jaxgnn

@@ -1,9 +1,6 @@
 // Edges grouped by block of rows (jaxgnn/graph/plan/edge_blocks.py), and the work on one of them.
-#pragma once
-
-#include "jaxgnn_ffi/four_entries.h"
-
-namespace jaxgnn {
+// The type `Offset` is that of positions of edges.
+#include "four_entries.h"
 
 // Entries begin .. end of the block of `rows` rows, which have the places from first_row on; their
 // senders count from first_sender on.
@@ -17,25 +14,19 @@ struct EdgeBlocks {
 
   const int32_t* row_order;  // or null: rows by their numbers
   const uint32_t* entries;
-  const void* edges;
+  const Edge* edges;  // or null: there are no weights
   const int32_t* blocks;
-  const void *begins, *ends;
-  bool wide;  // edges, begins and ends are int64
+  const Offset *begins, *ends;
   const float *weights, *row_scale;
   int rows_per_block, senders_per_span, senders_per_tile, num_rows;
-
-#ifdef __CUDACC__
-  __device__ int64_t At(const void* array, int64_t i) const {
-    return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
-  }
 
   // A task is short, so its 32-bit divisions count.
   __device__ BlockTask Task(int64_t number) const {
     const unsigned row_blocks = (num_rows - 1u) / rows_per_block + 1u, block = blocks[number];
     const unsigned span = block / row_blocks;
     const int first_row = static_cast<int>(block - span * row_blocks) * rows_per_block;
-    return {At(begins, number), At(ends, number), first_row,
-            static_cast<int>(span) * senders_per_span, min(rows_per_block, num_rows - first_row)};
+    return {begins[number], ends[number], first_row, static_cast<int>(span) * senders_per_span,
+            min(rows_per_block, num_rows - first_row)};
   }
 
   // Number of the row at a place.
@@ -45,16 +36,12 @@ struct EdgeBlocks {
 
   static __device__ int RowOf(uint32_t entry) { return entry & ((1u << kRowBits) - 1); }
   static __device__ int SenderOf(uint32_t entry) { return entry >> kRowBits; }
-#endif
 };
-
-#ifdef __CUDACC__
 
 // Rows of dy in shared memory. Scales are multiplied into floats; narrower types would be rounded
 // twice, so theirs lie behind the rows.
-template <typename T>
 struct HeldRows {
-  static constexpr bool kScalesApart = !std::is_same_v<T, float>;
+  static constexpr bool kScalesApart = !kSame<T, float>;
 
   T* rows;
   int dim;
@@ -62,7 +49,7 @@ struct HeldRows {
   bool scaled;
 
   // Bytes of `count` rows.
-  static JAXGNN_INLINE int64_t Bytes(int64_t count, int64_t dim) {
+  static __device__ int64_t Bytes(int64_t count, int64_t dim) {
     return (count * dim * sizeof(T) + 15) / 16 * 16 + (kScalesApart ? count * sizeof(float) : 0);
   }
 
@@ -131,14 +118,13 @@ struct HeldRows {
 
 // A group of kLanes lanes takes runs of a task's entries. Neighbouring entries that share their
 // sender are added up before they go to its sums.
-template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights, bool kManyRows>
 struct BlockRuns {
-  using Four = FourEntries<Column, kAligned>;
+  using Four = FourEntries;
   static constexpr int kBatch = 4, kLongestRun = 128;
 
   const EdgeBlocks& graph;
   const BlockTask& task;
-  const HeldRows<T>& held;
+  const HeldRows& held;
   const Column* columns;  // of the span's first sender
   float* sums;
   int k;
@@ -186,7 +172,7 @@ struct BlockRuns {
         if (batch + s < begin || batch + s >= end) continue;
         const int64_t of = EdgeBlocks::SenderOf(entry[s]);
         column[s].Load(columns + of * k, at, k);
-        if (kWeights) factor[s] = graph.weights[graph.At(graph.edges, aligned + batch + s)];
+        if (kWeights) factor[s] = graph.weights[graph.edges[aligned + batch + s]];
       }
 #pragma unroll
       for (int s = 0; s < kBatch; ++s) {
@@ -200,7 +186,7 @@ struct BlockRuns {
         }
         const T* dy = held.Row(row);
         const float scale = kWeights ? factor[s] * held.Scale(row) : held.Scale(row);
-        constexpr bool kScaled = kWeights || HeldRows<T>::kScalesApart;
+        constexpr bool kScaled = kWeights || HeldRows::kScalesApart;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float x = ToFloat(dy[column[s][i]]);
@@ -229,7 +215,3 @@ struct BlockRuns {
     }
   }
 };
-
-#endif  // __CUDACC__
-
-}  // namespace jaxgnn

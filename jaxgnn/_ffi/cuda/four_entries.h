@@ -1,18 +1,5 @@
-// Four neighbouring entries of a compressed row: what one lane of the backward works on.
-#pragma once
-
-#include "jaxgnn_ffi/warp.h"
-
-namespace jaxgnn {
-
-// Lanes that share a neighbour of k entries, four each: a power of two.
-inline int LanesFor(int64_t k) {
-  int lanes = 1;
-  while (lanes < kWarp && lanes * 4 < k) lanes *= 2;
-  return lanes;
-}
-
-#ifdef __CUDACC__
+// Four neighbouring entries of a compressed row, which one lane of the backward works on.
+#include "warp.h"
 
 // Adds four neighbouring floats, 16-byte aligned.
 __device__ __forceinline__ void AddFour(float* to, const float* values) {
@@ -28,7 +15,6 @@ __device__ __forceinline__ void AddFour(float* to, const float* values) {
 
 // The columns from `at` on of a row of k; `kAligned` if rows are whole groups of four. They are
 // taken out of the loaded words where they are used, so that no load waits for the one before.
-template <typename Column, bool kAligned>
 struct FourEntries {
   static constexpr int kWords = kAligned ? sizeof(Column) : 4;
   uint32_t words[kWords];
@@ -48,7 +34,9 @@ struct FourEntries {
 
   // Brings the sums from `at` on to the second-level cache, to stay longer than what is streamed.
   static __device__ __forceinline__ void Prefetch(const float* sums, int at) {
+#if __CUDA_ARCH__ >= 800
     asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(sums + at));
+#endif
   }
 
   static __device__ __forceinline__ void Add(float* sums, int at, int k, const float* values) {
@@ -62,7 +50,3 @@ struct FourEntries {
     }
   }
 };
-
-#endif  // __CUDACC__
-
-}  // namespace jaxgnn

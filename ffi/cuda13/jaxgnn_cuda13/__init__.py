@@ -1,1 +1,0 @@
-"""The CUDA library of jaxgnn, which finds it here."""
