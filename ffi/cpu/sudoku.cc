@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "jaxgnn_ffi/sudoku_candidates.h"
+#include "jaxgnn_ffi/sudoku_proof.h"
 #include "jaxgnn_ffi/sudoku_search.h"
 #include "jaxgnn_ffi/sudoku_singles.h"
 
@@ -47,6 +48,7 @@ struct AtRandom {
   bool GivesUp() { return guesses_left-- == 0; }
   int Choose(Cells cells) { return Nth(cells, random.Below(Count(cells))); }
   void Arrange(int* digits, int count) { random.Shuffle(digits, count); }
+  bool Admits(const Candidates&) { return true; }
 };
 
 Board RandomGrid(Random& random) {
@@ -111,9 +113,9 @@ class Puzzle {
   }
 
   // Exchanges givens for as long as one or another becomes superfluous by it. False if there are
-  // more than `most` even so.
-  bool WalkDownTo(int most) {
-    for (int vain = 0; count_ > most && vain < kVainExchanges; ++vain) {
+  // more than `most` even so, or when stopped.
+  bool WalkDownTo(int most, const int32_t* stop) {
+    for (int vain = 0; count_ > most && vain < kVainExchanges && !IsSet(stop); ++vain) {
       const int before = count_;
       if (Exchange()) Minimise();
       if (count_ < before) vain = 0;
@@ -157,11 +159,13 @@ class Puzzle {
 // Minimal puzzles with at most this many givens are too rare to wait for.
 constexpr int kRare = 21;
 
-void Generate(Random& random, int most, bool exactly, int8_t* numbers, int8_t* solution) {
-  for (;;) {
+// Writes nothing when stopped.
+void Generate(Random& random, int most, bool exactly, const int32_t* stop, int8_t* numbers,
+              int8_t* solution) {
+  while (!IsSet(stop)) {
     const Board grid = RandomGrid(random);
     Puzzle puzzle(grid, random);
-    if (most <= kRare && !puzzle.WalkDownTo(most)) continue;
+    if (most <= kRare && !puzzle.WalkDownTo(most, stop)) continue;
     if (exactly ? puzzle.count() != most : puzzle.count() > most) continue;
     puzzle.Write(numbers);
     grid.Write(solution);
@@ -169,12 +173,12 @@ void Generate(Random& random, int most, bool exactly, int8_t* numbers, int8_t* s
   }
 }
 
-// Calls `body(i)` for each i in [0, count), in any order, on so many threads.
+// Calls `body(i)` for each i in [0, count), in any order, on so many threads, unless it is stopped.
 template <typename Body>
-void ParallelFor(int threads, int64_t count, const Body& body) {
+void ParallelFor(int threads, int64_t count, const int32_t* stop, const Body& body) {
   std::atomic<int64_t> next{0};
   const auto work = [&] {
-    for (int64_t i; (i = next.fetch_add(1)) < count;) body(i);
+    for (int64_t i; !IsSet(stop) && (i = next.fetch_add(1)) < count;) body(i);
   };
   std::vector<std::thread> helpers;
   try {
@@ -194,42 +198,53 @@ void ParallelFor(int threads, int64_t count, const Body& body) {
 
 extern "C" {
 
+// All functions return soon after another thread sets `*stop`, a number that is 0 before; what
+// they have written then is not to be read.
+
 // Puzzle i, of the stream `first + i` of the seed, is minimal and has at most `most[i]` givens, or
 // so many if `exactly`. Writes 81 numbers for each puzzle and each solution.
 void jaxgnn_sudoku_generate(uint64_t seed, int64_t first, int64_t count, const int8_t* most,
-                            int32_t exactly, int32_t threads, int8_t* puzzles, int8_t* solutions) {
+                            int32_t exactly, int32_t threads, const int32_t* stop, int8_t* puzzles,
+                            int8_t* solutions) {
   namespace sudoku = jaxgnn::sudoku;
-  sudoku::ParallelFor(threads, count, [&](int64_t i) {
+  sudoku::ParallelFor(threads, count, stop, [&](int64_t i) {
     sudoku::Random random(seed, static_cast<uint64_t>(first + i));
     int8_t *puzzle = puzzles + i * sudoku::kCells, *solution = solutions + i * sudoku::kCells;
-    sudoku::Generate(random, most[i], exactly != 0, puzzle, solution);
+    sudoku::Generate(random, most[i], exactly != 0, stop, puzzle, solution);
   });
 }
 
-// Looks for up to `limit` solutions of each of `count` boards. Writes how many it found, the
-// solutions, [count, limit, 81], and the guesses that all of it took.
-void jaxgnn_sudoku_solve(int64_t count, const int8_t* boards, int32_t limit, int32_t threads,
-                         int32_t* found, int8_t* solutions, int64_t* guesses) {
+// Looks for up to `limit` solutions of each of `count` boards. Writes how many it found, or -1
+// where it gave up; the solutions, [count, limit, 81]; and the guesses that all of it took.
+// `patience` and `most` are those of the search.
+void jaxgnn_sudoku_solve(int64_t count, const int8_t* boards, int32_t limit, int64_t patience,
+                         int64_t most, int32_t threads, const int32_t* stop, int32_t* found,
+                         int8_t* solutions, int64_t* guesses) {
   namespace sudoku = jaxgnn::sudoku;
-  sudoku::ParallelFor(threads, count, [&](int64_t i) {
+  sudoku::ParallelFor(threads, count, stop, [&](int64_t i) {
     const sudoku::Board board(boards + i * sudoku::kCells);
-    sudoku::InOrder order;
     found[i] = 0;
-    sudoku::Search(sudoku::Candidates(board.of), order, [&](const sudoku::Candidates& solution) {
+    guesses[i] = 0;
+    if (board.HasClash()) return;
+    const sudoku::Candidates candidates(board.of);
+    sudoku::InOrder order(candidates, patience, most, stop);
+    sudoku::Search(candidates, order, [&](const sudoku::Candidates& solution) {
       const int64_t place = i * limit + found[i];
       sudoku::Board(solution).Write(solutions + place * sudoku::kCells);
+      order.Restart();
       return ++found[i] == limit;
     });
-    guesses[i] = order.guesses;
+    guesses[i] = order.guesses();
+    if (order.HasGivenUp()) found[i] = -1;
   });
 }
 
 // Fills each of `count` boards by naked and hidden singles. Writes how many rounds that took, and
 // how many cells were open after them.
-void jaxgnn_sudoku_singles(int64_t count, const int8_t* boards, int32_t threads, int32_t* rounds,
-                           int32_t* open) {
+void jaxgnn_sudoku_singles(int64_t count, const int8_t* boards, int32_t threads,
+                           const int32_t* stop, int32_t* rounds, int32_t* open) {
   namespace sudoku = jaxgnn::sudoku;
-  sudoku::ParallelFor(threads, count, [&](int64_t i) {
+  sudoku::ParallelFor(threads, count, stop, [&](int64_t i) {
     sudoku::Singles singles(boards + i * sudoku::kCells);
     rounds[i] = singles.Fill();
     open[i] = singles.open();

@@ -1,10 +1,15 @@
-"""Typed calls of the Sudoku generator and solver, plain C functions that run without JAX."""
+"""Typed calls of the Sudoku generator and solver, plain C functions that run without JAX.
+
+A signal, such as that of Ctrl-C, ends any of them within milliseconds.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,14 +18,20 @@ from jaxgnn._ffi._library import open_library, why_not_open
 
 CELLS = 81
 
+# Guesses without a solution after which guesses that have none are skipped: hundreds of times as
+# many as published puzzles need, and some milliseconds.
+PATIENCE = 2048
+PLAIN = 2**63 - 1
+"""Patience of the plain search, which skips no guess."""
+
 _INTS = np.ctypeslib.ndpointer(np.int32, flags="C")
 _BYTES = np.ctypeslib.ndpointer(np.int8, flags="C")
 _LONGS = np.ctypeslib.ndpointer(np.int64, flags="C")
 _int32, _int64, _uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
 _ARGUMENTS = {
-    "generate": (_uint64, _int64, _int64, _BYTES, _int32, _int32, _BYTES, _BYTES),
-    "solve": (_int64, _BYTES, _int32, _int32, _INTS, _BYTES, _LONGS),
-    "singles": (_int64, _BYTES, _int32, _INTS, _INTS),
+    "generate": (_uint64, _int64, _int64, _BYTES, _int32, _int32, _INTS, _BYTES, _BYTES),
+    "solve": (_int64, _BYTES, _int32, _int64, _int64, _int32, _INTS, _INTS, _BYTES, _LONGS),
+    "singles": (_int64, _BYTES, _int32, _INTS, _INTS, _INTS),
 }
 
 
@@ -47,29 +58,40 @@ def generate(
     count = most.shape[0]
     puzzles, solutions = np.empty((2, count, CELLS), np.int8)
     streams = (seed % 2**64, first, count)
-    _call("generate", *streams, most, exactly, _threads(threads), puzzles, solutions)
+    _call("generate", (*streams, most, exactly, _threads(threads)), (puzzles, solutions))
     return puzzles, solutions
 
 
 def solve(
-    boards: np.ndarray, *, limit: int, threads: int | None
+    boards: np.ndarray,
+    *,
+    limit: int,
+    most: int,
+    threads: int | None,
+    patience: int = PATIENCE,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Looks for up to ``limit`` solutions of each board.
+
+    The order of the solutions does not depend on ``patience``.
 
     Args:
       boards: boards of 81 cells, [count, 81] int8 of 0 (empty) to 9.
       limit: the largest number of solutions to look for, at least 1.
+      most: the largest number of guesses without a solution; with more a board is given up.
       threads: number of threads; None for as many as the process may use.
+      patience: number of guesses without a solution after which those that have none are skipped.
 
     Returns:
-      The number of solutions found, [count] int32; the solutions, [count, limit, 81] int8, zeros
-      beyond that number; and the number of guesses, [count] int64.
+      The number of solutions found, [count] int32, -1 where a board was given up; the solutions,
+      [count, limit, 81] int8, zeros beyond that number; and the number of guesses, [count] int64,
+      which are those of the plain search if ``patience`` is ``PLAIN``.
     """
     count = boards.shape[0]
     found, guesses = np.zeros(count, np.int32), np.zeros(count, np.int64)
     solutions = np.zeros((count, limit, CELLS), np.int8)
     boards = np.ascontiguousarray(boards)
-    _call("solve", count, boards, limit, _threads(threads), found, solutions, guesses)
+    options = (limit, patience, most, _threads(threads))
+    _call("solve", (count, boards, *options), (found, solutions, guesses))
     return found, solutions, guesses
 
 
@@ -85,15 +107,26 @@ def singles(boards: np.ndarray, *, threads: int | None) -> tuple[np.ndarray, np.
     """
     rounds, still_open = np.zeros((2, boards.shape[0]), np.int32)
     boards = np.ascontiguousarray(boards)
-    _call("singles", boards.shape[0], boards, _threads(threads), rounds, still_open)
+    _call("singles", (boards.shape[0], boards, _threads(threads)), (rounds, still_open))
     return rounds, still_open
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call(name: str, arguments: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
+    """Calls a function, which any exception of the main thread ends, such as KeyboardInterrupt."""
     functions = _functions()
     if not functions:
         raise NotImplementedError(f"sudoku.{name}: {why_not_open('cpu')}")
-    functions[name](*arguments)
+    stop = np.zeros(1, np.int32)
+    if threading.current_thread() is not threading.main_thread():  # signals never arrive there
+        functions[name](*arguments, stop, *results)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(functions[name], *arguments, stop, *results)
+        try:
+            call.result()  # waits in Python, so that handlers of signals run
+        except BaseException:
+            stop[0] = 1
+            raise
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.datasets import sudoku
-from jaxgnn.datasets.sudoku import _files
+from jaxgnn.datasets.sudoku import _files, solving
 
 DATA = sudoku.generate(5, givens=30, seed=3)
 
@@ -18,6 +18,10 @@ def line_of(board):
 
 PAIRS = [f"{line_of(p)},{line_of(s)}" for p, s in zip(DATA.puzzles, DATA.solutions, strict=True)]
 LINES = [sudoku.to_line(puzzle) for puzzle in DATA.puzzles]
+
+TWO_EIGHTS = "........6.................7...87...9.9.......5.82....8......8.......1.7....3....."
+# Without a clash, and refuted by millions of guesses of a search that guesses at cells alone.
+REFUTED = "...9.................37.9.......................4...7.3972..........8.5..4.7....."
 
 FORMATS = {
     "palm": (sudoku.read_palm, [], PAIRS),
@@ -141,12 +145,26 @@ def test_conflicts_and_contradictions_name_cells(tmp_path):
         ([LINES[0], "55" + 79 * "."], "line 2: 5 stands twice in row 1, at r1c1, r1c2"),
         ([LINES[0], "1234" + 77 * "."], "line 2: it has more than one solution: r"),
         ([*LINES, "12345678." + 8 * "." + "9" + 63 * "."], "line 6: it has no solution"),
+        # A clash behind a line without a solution, and before one that takes long to refute.
+        (["12345678." + 8 * "." + "9" + 63 * ".", TWO_EIGHTS], "line 1: it has no solution"),
+        ([LINES[0], TWO_EIGHTS, REFUTED], "line 2: 8 stands twice in row 6, at r6c3, r6c9"),
+        ([LINES[0], REFUTED], "line 2: it has no solution"),
     ],
 )
 def test_a_bad_line_of_puzzles_is_named(lines, message, tmp_path):
     file = write(tmp_path / "lines.txt", lines)
     with pytest.raises(ValueError, match=re.escape(f"lines.txt: {message}")):
         sudoku.read_lines(file)
+
+
+def test_a_line_that_takes_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "_SOLVED_AT_ONCE", 2)
+    monkeypatch.setattr(solving, "MOST_GUESSES", 500)
+    file = write(tmp_path / "lines.txt", [*LINES, REFUTED])
+    message = "line 6: it is neither solved nor refuted after 500 guesses"
+    with pytest.raises(ValueError, match=re.escape(f"lines.txt: {message}")):
+        sudoku.read_lines(file)
+    assert_equal(sudoku.read_lines(write(tmp_path / "lines.txt", LINES)), DATA)
 
 
 def test_kaggles_header_is_asked_for(tmp_path):

@@ -154,6 +154,28 @@ def test_solving_refuses_what_is_no_board():
         sudoku.solve(EASY[None], limit=0)
 
 
+# Without a clash, and refuted by millions of guesses of a search that guesses at cells alone.
+REFUTED = sudoku.parse(
+    "...9.................37.9.......................4...7.3972..........8.5..4.7....."
+)
+
+
+def test_a_board_that_takes_too_long_is_named(monkeypatch):
+    boards = np.stack([EASY, REFUTED])
+    assert sudoku.solve(boards)[0].tolist() == [1, 0]
+    with pytest.raises(ValueError, match="must have exactly one solution, but it has no solution"):
+        sudoku.check_unique(REFUTED)
+    for name in ("MOST_GUESSES", "MOST_COUNTED_GUESSES"):
+        monkeypatch.setattr(solving, name, 500)
+    for function in (sudoku.solve, sudoku.difficulty):
+        message = f"{function.__name__}: boards: expected boards that take at most 500 guesses, got"
+        with pytest.raises(ValueError, match=f"sudoku.{message} more for board 1$"):
+            function(boards)
+    message = "but it is neither solved nor refuted after 500 guesses"
+    with pytest.raises(ValueError, match=f"check_unique: board must have .* {message}$"):
+        sudoku.check_unique(REFUTED)
+
+
 def test_more_givens_make_puzzles_easier(mixed):
     rating = sudoku.difficulty(mixed.puzzles)
     assert all(part.shape == (32,) for part in rating)
@@ -180,6 +202,12 @@ def test_without_the_library_boards_are_solved_slowly_and_puzzles_refused(monkey
         found, solutions = sudoku.solve(np.stack([EASY, 0 * EASY]))
     assert found.tolist() == [1, 2] and solutions.shape == (2, 2, 81)
     np.testing.assert_array_equal(solutions[0, 0], oracle.solutions(EASY, 1)[0])
+    monkeypatch.setattr(solving, "MOST_PLACEMENTS", 100)
+    with (
+        pytest.warns(UserWarning, match="slow path"),
+        pytest.raises(ValueError, match=r"solve: .* at most 100 guesses, got more for board 2$"),
+    ):
+        sudoku.solve(np.stack([EASY, 0 * EASY, REFUTED]))
     for function in (sudoku.difficulty, lambda boards: sudoku.generate(len(boards))):
         with pytest.raises(NotImplementedError, match="needs a library"):
             function(EASY[None])

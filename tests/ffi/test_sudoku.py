@@ -1,6 +1,10 @@
 """The compiled Sudoku functions against solvers that share nothing with them."""
 
 import itertools
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -35,8 +39,8 @@ def make(count, most=ANY, exactly=False, seed=0, first=0, threads=2):
     return sudoku.generate(levels, exactly=exactly, seed=seed, first=first, threads=threads)
 
 
-def solve(*boards, limit=2):
-    return sudoku.solve(np.stack(boards), limit=limit, threads=2)
+def solve(*boards, limit=2, most=10**7, patience=sudoku.PLAIN):
+    return sudoku.solve(np.stack(boards), limit=limit, most=most, threads=2, patience=patience)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,91 @@ def test_all_solutions_of_a_board_with_many_are_found():
     found, some, _ = solve(open_cells, limit=1000)
     assert 1 < len(expected) < 1000
     assert {s.tobytes() for s in some[0, : found[0]]} == expected
+
+
+# Boards that take the plain search millions of guesses, with the number of solutions up to two.
+HARD = {
+    # Two eights in a row.
+    "........6.................7...87...9.9.......5.82....8......8.......1.7....3.....": 0,
+    # Nothing clashes, and digits have no places left in a box after any few guesses.
+    ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4.........": 0,
+    ".......3.....8...5.............495.8....5.9...2....67.....................7.....4": 0,
+    "...9.................37.9.......................4...7.3972..........8.5..4.7.....": 0,
+    # Many solutions, none of which begins as the first guesses do.
+    "............7..............9.5.2.8..21...9.........3....4.........6..1....3......": 2,
+    "...........6.................9.....7....2...6.837.5..2......73.......928.........": 2,
+}
+
+
+def test_boards_that_are_hard_for_the_plain_search_end_soon():
+    count, some, guesses = solve(*map(board, HARD), most=40_000, patience=sudoku.PATIENCE)
+    assert count.tolist() == list(HARD.values())
+    assert guesses.max() < 2 * sudoku.PATIENCE
+    for text, solutions in zip(HARD, some, strict=True):
+        for solution in solutions[: HARD[text]]:
+            assert (solution == board(text))[board(text) > 0].all()
+            assert all(len({solution[cell] for cell in unit}) == 9 for unit in UNITS)
+
+
+def test_patience_changes_no_solution_and_not_their_order(made):
+    rng = np.random.default_rng(0)
+    # Of a minimal puzzle three givens less, and two digits that may contradict the others.
+    boards = np.where(rng.random(made[0].shape) < 0.12, np.int8(0), made[0])[:80]
+    some = rng.integers(0, 81, (80, 2))
+    boards[np.arange(40)[:, None], some[:40]] = rng.integers(1, 10, (40, 2))
+    plain = solve(*boards, limit=30)
+    assert {0, 30} < set(plain[0].tolist())
+    for patience in (0, 1, 7):
+        found, solutions, _ = solve(*boards, limit=30, patience=patience)
+        np.testing.assert_array_equal(found, plain[0])
+        np.testing.assert_array_equal(solutions, plain[1])
+
+
+def test_a_board_that_takes_too_long_is_given_up():
+    hard = board(list(HARD)[1])
+    for patience in (0, sudoku.PLAIN):
+        count, _, guesses = solve(EASY, hard, EASY, most=1000, patience=patience)
+        assert count.tolist() == [1, -1, 1]
+        assert guesses[1] <= 1001
+
+
+def call_forever(call):
+    """Runs a call that a signal of this process ends, and the seconds until it did."""
+    main, sent = threading.get_ident(), []
+
+    def interrupt():
+        sent.append(time.monotonic())
+        signal.pthread_kill(main, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, interrupt)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        return time.monotonic() - sent[0]
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+
+
+ENDLESS = {
+    "solve": lambda: solve(*[board(list(HARD)[2])] * 3, most=sudoku.PLAIN),
+    "generate": lambda: make(200, 18, exactly=True),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_signal_ends_a_call_at_once(name):
+    # Milliseconds; the limit is for machines that do much else.
+    assert call_forever(ENDLESS[name]) < 5
+    assert solve(EASY)[0].tolist() == [1]
+
+
+def test_calls_in_other_threads_return(made):
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(solve, *made[0][:20]) for _ in range(4)]
+        assert all((call.result()[0] == 1).all() for call in calls)
 
 
 def candidates_of(puzzle):
@@ -206,7 +295,7 @@ def test_rounds_of_no_puzzle_and_of_a_solved_one(made):
 def test_no_boards_are_no_work():
     none = np.zeros((0, 81), np.int8)
     assert [a.shape for a in make(0)] == [(0, 81), (0, 81)]
-    assert sudoku.solve(none, limit=2, threads=4)[1].shape == (0, 2, 81)
+    assert sudoku.solve(none, limit=2, most=1, threads=4)[1].shape == (0, 2, 81)
     assert sudoku.singles(none, threads=None)[0].shape == (0,)
 
 

@@ -9,13 +9,15 @@ import numpy as np
 from jaxgnn._sudoku import CELLS, as_boards, conflicts, have_conflicts
 from jaxgnn.datasets.formats import files as _files
 from jaxgnn.datasets.sudoku._generate import Puzzles
-from jaxgnn.datasets.sudoku.solving import describe_count, solve
+from jaxgnn.datasets.sudoku.solving import describe_count, search
 
 _PAIR = 2 * CELLS + 1
 _KAGGLE_HEADER = b"quizzes,solutions"
 
 # Lines that are processed together: some tens of megabytes.
 _LINES = 1 << 16
+# Puzzles that are solved before the first of them that has no solution ends the work.
+_SOLVED_AT_ONCE = 1 << 10
 
 
 def read_palm(path: str | PathLike[str]) -> Puzzles:
@@ -70,19 +72,34 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
 
     Raises:
       ValueError: the file and the number of the first invalid line: of another length, with other
-        characters, with a digit twice in a unit, or with no solution or several.
+        characters, with a digit twice in a unit, with no solution or several, or one that is
+        neither solved nor refuted after a million guesses.
     """
     file = Path(path)
     lines = _files.read_lines(file, f"lines of {CELLS} digits")
     data = Puzzles(*np.empty((2, len(lines), CELLS), np.int8))
     for part, puzzles in _blocks(file, lines, CELLS, first=1):
         data.puzzles[part] = puzzles
-        found, solutions = solve(puzzles)
-        data.solutions[part] = solutions[:, 0]
-        # Default arguments, because a loop's functions share its variables.
-        count = (found != 1, lambda i, f=found, s=solutions: str(describe_count(int(f[i]), s[i])))
-        _check(file, 1 + part.start, [_conflict_check(puzzles), count])
+        clashes = have_conflicts(puzzles)
+        # Nothing behind the first line that breaks the rules is solved.
+        end = int(np.argmax(clashes)) if clashes.any() else len(puzzles)
+        for start in range(0, end, _SOLVED_AT_ONCE):
+            some = puzzles[start : min(start + _SOLVED_AT_ONCE, end)]
+            line = part.start + start
+            data.solutions[line : line + len(some)] = _only_solutions(file, 1 + line, some)
+        _check(file, 1 + part.start, [_conflict_check(puzzles)])
     return data
+
+
+def _only_solutions(file: Path, first: int, puzzles: np.ndarray) -> np.ndarray:
+    """The solutions of the puzzles in lines from number ``first`` on, if each has exactly one."""
+    count, solutions = search(puzzles)
+
+    def describe(i: int) -> str:
+        return str(describe_count(int(count[i]), solutions[i]))
+
+    _check(file, first, [(count != 1, describe)])
+    return solutions[:, 0]
 
 
 def write_palm(path: str | PathLike[str], data: Puzzles) -> None:
