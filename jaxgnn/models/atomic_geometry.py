@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import in_native_order, is_concrete, shown
+from jaxgnn._arrays.arrays import as_jax, is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.ops.shared import at_ends
@@ -74,7 +74,8 @@ class Structures(NamedTuple):
     @classmethod
     def of_checked(cls, batch: GraphBatch) -> Structures:
         """Reads a batch that ``check_structures`` has passed."""
-        positions = jnp.asarray(in_native_order(batch.nodes["positions"]))
+        where = "Structures"
+        positions = as_jax(where, "batch.nodes['positions']", batch.nodes["positions"])
         dtype = np.promote_types(positions.dtype, np.float32)
         is_node, is_graph = jnp.asarray(batch.node_mask), jnp.asarray(batch.graph_mask)
         cells = as_jax(where, "batch.globals['cell']", batch.globals["cell"]).astype(dtype)
