@@ -11,6 +11,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
+from jaxgnn._errors import require_regular_file
+
 from ._step import (
     ModelState,
     PyTree,
@@ -161,6 +163,9 @@ class Checkpoints:
         }
 
     def _read(self, step: int, requests: dict[str, Any]) -> Any:
+        for path in sorted((self.folder / str(step)).rglob("*")):
+            if not path.is_dir():
+                require_regular_file(path, "a file of a checkpoint")
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**requests))
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, require_regular_file
 from jaxgnn.sampling._memory import aligned_empty
 from jaxgnn.sampling.features._host import HostFeatures
 from jaxgnn.sampling.features._store import RowsLike
@@ -82,6 +82,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _mapped(file: Path) -> np.ndarray:
+    require_regular_file(file, "an array of features")
     try:
         array = np.load(file, mmap_mode="r")
     except ValueError as error:
