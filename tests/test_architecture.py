@@ -241,6 +241,7 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._ffi",
+        "jaxgnn._modes",
         "jaxgnn.distributed",
         "jaxgnn.graph",
         "jaxgnn.sampling",
@@ -285,6 +286,7 @@ HOMES = {
     "jraphx": {"experiments._plain_networks"},
     "egglog": {"jaxgnn.fusion.search"},
     "flax": {
+        "jaxgnn._modes",
         "jaxgnn.nn",
         "jaxgnn.models",
         "jaxgnn.interop",

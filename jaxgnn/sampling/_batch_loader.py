@@ -57,11 +57,15 @@ class BatchLoader[Batch](Epochs[Batch]):
     def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
         return self._seeds[self._order.of_step(epoch, step, process)]
 
-    def _draw(self, seeds: np.ndarray, epoch: int, step: int) -> Any:
-        """A sample; the capacity grows until it fits."""
+    def _sizes_of(self, epoch: int, step: int, count: int | None = None) -> Any:
+        """Sizes of the sample of a step of the first process, or of its first ``count`` seeds."""
+        return self._source.sizes(self._seeds_of(epoch, step, 0)[:count], epoch, step)
+
+    def _draw(self, seeds: np.ndarray, epoch: int, step: int, **options: Any) -> Any:
+        """A sample, with options of the source; the capacity grows until it fits."""
         while True:
             capacity = self.capacity
-            made = self._source.draw(seeds, epoch, step, capacity)
+            made = self._source.draw(seeds, epoch, step, capacity, **options)
             if not isinstance(made, type(capacity)):
                 return made
             self._grow(made, epoch, step)
@@ -88,7 +92,7 @@ class BatchLoader[Batch](Epochs[Batch]):
         stride = max(len(self) // _MEASURED_BATCHES, 1)
         places = (divmod(i * stride, len(self)) for i in range(_MEASURED_BATCHES))
         sizes = Prefetched(
-            lambda place: self._source.sizes(self._seeds_of(*place, 0), *place),
+            lambda place: self._sizes_of(*place),
             places,
             threads=self._workers,
             depth=_MEASURED_BATCHES,
