@@ -89,7 +89,7 @@ class StepBatches[Batch]:
         """Returns the batch of a step; another than the next one is made without preparation."""
         if step != self._next:
             self._begin(step)
-        self._next = None  # after an interrupt it is unknown, and the next call begins anew
+        self._next = None  # after an interrupt it is unknown, and the next call begins again
         batch = next(self._batches)
         self._next = step + 1
         return batch

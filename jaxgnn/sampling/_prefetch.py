@@ -111,7 +111,7 @@ class _Shared:
         if os.getpid() != self.process:
             raise RuntimeError(
                 f"sampling: threads of process {self.process} make these batches ahead, and its "
-                f"fork {os.getpid()} has none; iterate over the loader anew in the fork"
+                f"fork {os.getpid()} has none; iterate over the loader again in the fork"
             )
         with self.changed:
             self.changed.notify_all()  # an interrupt may have kept the call before from it

@@ -13,6 +13,7 @@ def test_weights_are_those_asked_for_whatever_another_thread_asks_for_meanwhile(
     graph = static_graph(ROWS, COLUMNS, 3, 3)
     of_edges, others = np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)
     expected = np.asarray(graph.to_slots(of_edges))
+    np.testing.assert_array_equal(graph.weights(others), others)
     for place in range(12):
         left = place
 
