@@ -17,7 +17,7 @@ _FAR = 1 + 1e-6
 
 
 class Origin(NamedTuple):
-    """What is subtracted from the positions of the atoms of a structure, in float64.
+    """Offset that is subtracted from the positions of the atoms of a structure, in float64.
 
     Attributes:
       turns: whole cells along each cell vector, float64 [atoms, 3]; zero along open directions.
