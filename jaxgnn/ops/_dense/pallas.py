@@ -16,7 +16,7 @@ from jaxgnn.ops.core.precision import Precision, precision_on_gpu
 
 
 def products(dtype: Any, precision: Precision | None) -> Precision | None:
-    """Returns the precision of float32 products in the kernels; None if they do not support that precision.
+    """Returns the precision of float32 products in the kernels; None if they do not support it.
 
     If the precision is None, JAX's setting decides, as for XLA on a GPU. The result is also None
     for 16-bit numbers, whose products are exact.
