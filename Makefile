@@ -4,6 +4,9 @@
 #   make test          the tests that need no GPU, in minutes: of costly ones two cases each, and none
 #                      of those that test again what another one shows
 #   make test-all      all tests that need no GPU
+#   make peers-test    the tests beside PyTorch Geometric and TensorBoard; downloads torch
+#   make seeded-faults whether the tests find all seeded faults, half an hour; writes the record that
+#                      make release demands
 #   make lint          formatting, lint, types, plain English of docstrings, measured numbers of docs
 #   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
@@ -50,8 +53,8 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/include/*/*.h \
   pallas_kernels/*/__init__.py jaxgnn/ops/*/__init__.py)
 
-.PHONY: demo test test-all lint docs bench bench-report scaling gpu-installed gpu-test gpu-check \
-  wheel-check release release-ready clean
+.PHONY: demo test test-all peers peers-test seeded-faults lint docs bench bench-report scaling \
+  gpu-installed gpu-test gpu-check wheel-check release release-ready clean
 .DELETE_ON_ERROR:
 
 # Most of the time of the tests is compilation, and loops fused in XLA's older way take a third less
@@ -118,7 +121,7 @@ REQUIREMENTS = import sys, tomllib; \
   extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
   print(*extras[sys.argv[1]])
 
-$(VENV)/docs $(VENV)/release: $(VENV)/%: pyproject.toml $(VENV)/installed
+$(VENV)/docs $(VENV)/peers $(VENV)/release: $(VENV)/%: pyproject.toml $(VENV)/installed
 	$(PIP_INSTALL) $$($(BIN)/python -c '$(REQUIREMENTS)' $*)
 	@touch $@
 
@@ -134,6 +137,21 @@ test: $(VENV)/installed
 test-all:
 	$(MAKE) test TESTS='not gpu' CASES=all FUSED=default FOLDERS='tests --ignore tests/pallas_kernels'
 	$(MAKE) test TESTS='not gpu' CASES=all FOLDERS=tests/pallas_kernels
+
+# In an environment of its own, with all that .venv has. Settings of pip, such as PIP_INDEX_URL, choose
+# another build of torch than the default, which on Linux has the libraries of CUDA.
+PEERS = tests/interop/test_pyg.py tests/nn/test_layers_of_torch_geometric.py \
+  tests/nn/test_torch_geometric_relations.py tests/experiments/test_benchmark_peers.py \
+  tests/training/test_export.py
+peers-test: $(VENV)/installed
+	$(MAKE) peers VENV=$(VENV)-peers BASE=$(VENV)
+
+peers: $(VENV)/peers
+	$(BIN)/python -c 'import tensorboard, torch, torch_geometric'
+	$(MAKE) test CASES=all FOLDERS='$(PEERS)'
+
+seeded-faults: $(VENV)/installed
+	$(BIN)/python -m tools.seeded_faults --jobs $(JOBS) --record
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

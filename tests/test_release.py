@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.seeded_faults import record
+from tools.seeded_faults.seeding import Fault
+
 SCRIPT = Path(__file__).parent.parent / "tools" / "release.sh"
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.3.0] - 2027-01-01\n\n- All.\n"
 
@@ -16,8 +19,11 @@ def checkout(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "jaxgnn"\nversion = "0.3.0"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
     (tmp_path / ".gitignore").write_text("/dist/\n")
+    (tmp_path / "jaxgnn").mkdir()
+    (tmp_path / "jaxgnn" / "graph.py").write_text("ROWS = 1\n")
     _git(tmp_path, "init", "--quiet")
     _commit(tmp_path)
+    _record(tmp_path)
     return tmp_path
 
 
@@ -31,6 +37,25 @@ def _git(folder, *arguments):
 def _commit(folder):
     _git(folder, "add", "--all")
     _git(folder, "commit", "--quiet", "--message", "State")
+
+
+def _head(folder):
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _record(folder, missed=()):
+    """Commits a record of the seeded faults of the commit that is checked out."""
+    (folder / record.FILE.parent).mkdir(parents=True, exist_ok=True)
+    outcomes = [("none", "found"), *((name, "MISSED") for name in missed)]
+    verdicts = [
+        record.Verdict(Fault(name, "jaxgnn", "1", "2", ("tests/a.py",), "", "ops"), outcome)
+        for name, outcome in outcomes
+    ]
+    record.write(folder, record.recordable_commit(folder), verdicts, "some", 1500)
+    _commit(folder)
 
 
 def _complaint(folder, **environment):
@@ -67,6 +92,83 @@ def test_a_changelog_that_does_not_tell_of_the_version_is_refused(checkout, chan
     (checkout / "CHANGELOG.md").write_text(changelog)
     _commit(checkout)
     assert complaint in _complaint(checkout)
+
+
+def test_the_record_of_seeded_faults_counts_them_by_table(checkout):
+    commit = _head(checkout)
+    _record(checkout, missed=["a sum of “ends” is\\ dropped"])
+    made = tomllib.loads((checkout / record.FILE).read_text())
+    assert made.pop("date").year > 2025
+    assert made == {
+        "commit": commit,
+        "cases": "some",
+        "minutes": 25,
+        "missed": ["a sum of “ends” is\\ dropped"],
+        "tables": {"ops": {"found": 1, "missed": 1, "hole": 0}},
+    }
+    assert 'names faults that no test finds:\n["a sum of' in _complaint(checkout)
+
+
+@pytest.mark.parametrize(
+    "path", ["jaxgnn/graph.py", "jaxgnn/new.py", "tests/test_it.py", "tools/seeded_faults/ops.txt"]
+)
+def test_a_record_of_other_code_is_refused(checkout, path):
+    (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+    with open(checkout / path, "a") as file:
+        file.write("ROWS = 2\n")
+    with pytest.raises(record.NoRecord, match=f"these files differ; commit them:\n.*{path}"):
+        record.recordable_commit(checkout)
+    _commit(checkout)
+    complaint = _complaint(checkout)
+    assert f"{path}\n" in complaint and "run `make seeded-faults`" in complaint
+    _record(checkout)
+    assert _complaint(checkout) == ""
+
+
+def test_a_record_holds_after_a_change_of_docs_and_of_the_version(checkout):
+    (checkout / "README.md").write_text("Read me.\n")
+    (checkout / "pyproject.toml").write_text('[project]\nname = "jaxgnn"\nversion = "0.4.0"\n')
+    cuda = checkout / "ffi" / "cuda13" / "pyproject.toml"
+    cuda.write_text(CUDA.replace("0.3.0", "0.4.0"))
+    (checkout / "CHANGELOG.md").write_text(CHANGELOG.replace("0.3.0", "0.4.0"))
+    _commit(checkout)
+    assert _complaint(checkout) == ""
+
+
+def test_a_record_of_a_commit_on_another_branch_is_refused(checkout):
+    _git(checkout, "checkout", "--quiet", "-b", "other")
+    (checkout / "jaxgnn" / "graph.py").write_text("ROWS = 3\n")
+    _commit(checkout)
+    _record(checkout)
+    text = (checkout / record.FILE).read_text()
+    _git(checkout, "checkout", "--quiet", "-")
+    (checkout / record.FILE).write_text(text)
+    _commit(checkout)
+    assert "which is no ancestor of this commit" in _complaint(checkout)
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        (None, "record.toml is not there: run `make seeded-faults`"),
+        ("missed = []\n", "names no commit"),
+        ('commit = "$(touch x)"\nmissed = []\n', "names no commit"),
+        (f'commit = "{"0" * 40}"\nmissed = []\n', "no ancestor"),
+    ],
+)
+def test_a_release_without_a_record_is_refused(checkout, text, complaint):
+    if text is None:
+        (checkout / record.FILE).unlink()
+    else:
+        (checkout / record.FILE).write_text(text)
+    _commit(checkout)
+    assert complaint in _complaint(checkout)
+    assert not (checkout / "x").exists()
+
+
+def test_a_record_names_a_commit_or_says_what_is_missing(tmp_path):
+    with pytest.raises(record.NoRecord, match=r"^git status: .*not a git repository"):
+        record.recordable_commit(tmp_path)
 
 
 def test_a_machine_without_a_compiler_is_refused(checkout):

@@ -15,6 +15,22 @@ section() { # its lines that are not empty
   awk -v heading="## [$1]" '/^## / { inside = index($0, heading) == 1; next } inside && NF' CHANGELOG.md
 }
 
+seeded() { # the record of all seeded faults is of this code, and none is missed
+  record=tools/seeded_faults/record.toml
+  again="run \`make seeded-faults\`, half an hour of two cores, and commit $record"
+  test -f "$record" || refuse "$record is not there: $again"
+  recorded=$(sed -n 's/^commit = "\([0-9a-f]*\)"$/\1/p' "$record")
+  test -n "$recorded" || refuse "$record names no commit: $again"
+  git merge-base --is-ancestor "$recorded" HEAD 2>/dev/null ||
+    refuse "$record is of $recorded, which is no ancestor of this commit: $again"
+  later=$(git diff --name-only "$recorded" HEAD -- jaxgnn pallas_kernels ffi tests \
+    'tools/seeded_faults/*.txt' ':(exclude)ffi/*pyproject.toml')
+  test -z "$later" || refuse "$record is of $recorded, and these files have changed since; $again:
+$later"
+  grep -q '^missed = \[\]$' "$record" || refuse "$record names faults that no test finds:
+$(sed -n 's/^missed = //p' "$record")"
+}
+
 ready() {
   version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
   test -n "$version" || refuse "pyproject.toml names no version"
@@ -23,6 +39,7 @@ ready() {
 $changes"
   test -n "$(section "$version")" || refuse "CHANGELOG.md has no section [$version], or an empty one"
   test -z "$(section Unreleased)" || refuse "CHANGELOG.md has entries under [Unreleased]: $version has them too"
+  seeded
   command -v "${CXX:-c++}" >/dev/null || refuse "needs a C++ compiler"
 }
 

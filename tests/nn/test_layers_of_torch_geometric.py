@@ -11,7 +11,7 @@ from flax import nnx
 from jaxgnn import nn
 from tests.nn._edge_formulae import COLUMNS, FEATURES, IN, OUT, Case, case
 
-_NEEDS = "reason: needs torch-geometric, which this project does not install"
+_NEEDS = "reason: needs torch-geometric: make peers-test"
 # So many nodes of each degree, from degree 0 on, PyTorch Geometric's ``deg``.
 HISTOGRAM = np.array([3, 1, 2, 2, 1, 1, 1])
 

@@ -11,7 +11,7 @@ from jaxgnn import CSRGraph, nn
 from jaxgnn.graph import HeteroGraph, RelationalGraph
 from jaxgnn.testing import random_array
 
-_NEEDS = "reason: needs {}, which this project does not install"
+_NEEDS = "reason: needs {}: make peers-test"
 NODES = 9
 # Each edge as often in one direction as in the other, one of them twice, and two self loops.
 SENDERS = np.array([0, 1, 1, 2, 2, 3, 5, 0, 4, 4, 6, 2, 7, 7])

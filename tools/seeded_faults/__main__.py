@@ -7,10 +7,12 @@ fail once it is seeded. ::
 
     .venv/bin/python -m tools.seeded_faults --clean   # do these tests pass without a fault?
     .venv/bin/python -m tools.seeded_faults           # and fail with one?
+    .venv/bin/python -m tools.seeded_faults --record  # the same of a commit, for its release
 
 Native C++ and CUDA sources are not covered, since each fault there would need its own build. The
 exit status is 1 if a fault is missed, and 2 if a table is wrong: if code does not occur exactly
-once in its place, or tests can not be collected.
+once in its place, or tests can not be collected. ``--record`` takes no ``--only``; a run with an
+error of the table is not recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.seeded_faults import table
+from tools.seeded_faults import record, table
 from tools.seeded_faults.seeding import Fault, WrongFault, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,8 +94,20 @@ def main() -> int:
     if problems:
         print("\n".join(problems))
         return 2
+    try:
+        commit = record.recordable_commit(ROOT) if options.record else None
+    except record.NoRecord as error:
+        print(f"seeded_faults: {error}")
+        return 2
     begin = time.perf_counter()
-    status = _clean(faults, options) if options.clean else _seed(faults, options)
+    if options.clean:
+        status = _clean(faults, options)
+    else:
+        status, verdicts = _seed(faults, options)
+        if commit is not None and status != 2:
+            seconds = time.perf_counter() - begin
+            record.write(ROOT, commit, verdicts, options.cases, seconds)
+            print(f"{record.FILE} is written: commit it")
     print(f"{time.perf_counter() - begin:.0f} s in all")
     return status
 
@@ -104,7 +118,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cases", choices=["some", "all"], default="some", help="as of the tests")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--clean", action="store_true", help="the same tests without any fault")
-    return parser.parse_args()
+    parser.add_argument("--record", action="store_true", help=f"write {record.FILE}")
+    options = parser.parse_args()
+    if options.record and (options.only or options.clean):
+        parser.error("--record is of all faults: leave out --only and --clean")
+    return options
 
 
 def _problem(fault: Fault) -> str | None:
@@ -133,8 +151,8 @@ def _clean(faults: Iterable[Fault], options: argparse.Namespace) -> int:
     return 0 if all(passed) else 2
 
 
-def _seed(faults: list[Fault], options: argparse.Namespace) -> int:
-    """Seeds one fault after the other; returns the exit status."""
+def _seed(faults: list[Fault], options: argparse.Namespace) -> tuple[int, list[record.Verdict]]:
+    """Seeds one fault after the other; returns the exit status, and the outcome of each."""
 
     def run(fault: Fault) -> str:
         outcome = _outcome(fault, fault.tests, options.cases)
@@ -152,7 +170,8 @@ def _seed(faults: list[Fault], options: argparse.Namespace) -> int:
         f"{counts['found']} found, {counts['MISSED']} missed, {counts['hole']} known holes, "
         f"{counts['ERROR']} errors of the table"
     )
-    return 2 if counts["ERROR"] else min(counts["MISSED"], 1)
+    status = 2 if counts["ERROR"] else min(counts["MISSED"], 1)
+    return status, [record.Verdict(*pair) for pair in zip(faults, verdicts, strict=True)]
 
 
 def _for_each[T, R](run: Callable[[T], R], items: Iterable[T], jobs: int) -> list[R]:

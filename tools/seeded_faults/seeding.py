@@ -29,6 +29,7 @@ class Fault:
       new: the code that replaces it; nothing if the statements go.
       tests: arguments for pytest.
       hole: why no test without a GPU finds it, where that is known; it does not count as missed.
+      table: name of the file that has it, without its ending.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Fault:
     new: str
     tests: tuple[str, ...]
     hole: str = ""
+    table: str = ""
 
 
 class WrongFault(Exception):

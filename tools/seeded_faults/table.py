@@ -15,6 +15,7 @@ statements go), and, for a known hole, the reason. ::
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tools.seeded_faults.seeding import Fault, WrongFault
@@ -24,7 +25,11 @@ FOLDER = Path(__file__).parent
 
 def faults() -> list[Fault]:
     """Those of all tables."""
-    return [fault for path in sorted(FOLDER.glob("*.txt")) for fault in read(path.read_text())]
+    return [
+        replace(fault, table=path.stem)
+        for path in sorted(FOLDER.glob("*.txt"))
+        for fault in read(path.read_text())
+    ]
 
 
 def read(table: str) -> Iterator[Fault]:
