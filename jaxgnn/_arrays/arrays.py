@@ -124,15 +124,14 @@ def checked_tree(where: str, tree: Any, name: str = "") -> Any:
       name: name of the pytree in errors, before the path of an array.
     """
     leaves, structure = jax.tree.flatten(tree)
-    if not any(_may_change(leaf) for leaf in leaves):
+    positions = [position for position, leaf in enumerate(leaves) if _may_change(leaf)]
+    if not positions:
         return tree
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return structure.unflatten(
-        [
-            checked_numbers(where, name_of_path(name, path), leaf)
-            for path, leaf in zip(paths, leaves, strict=True)
-        ]
-    )
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    for position in positions:
+        argument = name_of_path(name, paths[position][0])
+        leaves[position] = checked_numbers(where, argument, leaves[position])
+    return structure.unflatten(leaves)
 
 
 def name_of_path(name: str, path: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgnn._arrays.arrays import checked_numbers, host_array, require_kept_integers
+from jaxgnn._arrays.arrays import checked_numbers, dtype_of_jax, host_array, require_kept_integers
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
@@ -103,14 +103,15 @@ def checked_labels(where: str, labels: Any, count: int, thing: str = "node") -> 
 
 
 def read_labels(where: str, labels: np.ndarray, rows: Any, slots: int) -> np.ndarray:
-    """Labels of some rows, then zeros up to a number of slots.
+    """Labels of some rows in their dtype of JAX, then zeros up to a number of slots.
 
     Raises:
       ValueError: if they are mapped from a file that has another size now, or has integers that JAX
         would cut.
     """
     check_files(where, labels=labels)
-    return filled(checked_numbers(where, "labels", labels[rows]), slots, 0)
+    values = checked_numbers(where, "labels", labels[rows])
+    return filled(values, slots, 0, dtype_of_jax(values.dtype))
 
 
 def checked_processes(where: str, processes: tuple[int, int] | None) -> tuple[int, int]:

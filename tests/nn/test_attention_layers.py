@@ -422,7 +422,11 @@ BAD_CALLS = {
     "a table": (PLAIN, (types.SimpleNamespace(ndim=2, shape=(2, 9)), X), "CSRGraph.*SimpleName"),
     "a graph of jraph": (PLAIN, (GRAPH.to_graphs_tuple(), X), "CSRGraph.from_graphs_tuple makes"),
     "a batch": (PLAIN, (GraphBatch.from_graphs([GRAPH]), X), r"\(pass batch.graph\), got GraphB"),
-    "words": (PLAIN, (GRAPH, np.full(X.shape, "a")), "x must be an array of real.*got dtype <U1"),
+    "words": (
+        PLAIN,
+        (GRAPH, np.full(X.shape, "a")),
+        "x must be of numbers, or bool, got dtype <U1",
+    ),
     "a list": (PLAIN, (GRAPH, {1: 2}), r"x must be an array, got dict"),
     "another width": (PLAIN, (GRAPH, X[:, :5]), r"x must be of shape \[..., 11, 6\].*\(11, 5\)"),
     "fewer nodes": (PLAIN, (GRAPH, X[:7]), r"x must be of shape \[..., 11, 6\].*\(7, 6\)"),
