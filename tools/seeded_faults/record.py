@@ -39,7 +39,9 @@ def recordable_commit(root: Path) -> str:
     Raises:
       NoRecord: if this is no checkout, or recorded files differ from the commit.
     """
-    changes = _git(root, "status", "--porcelain", "--untracked-files=all", "--", *RECORDED, _NOT_RECORDED)
+    changes = _git(
+        root, "status", "--porcelain", "--untracked-files=all", "--", *RECORDED, _NOT_RECORDED
+    )
     if changes:
         raise NoRecord(f"a record is of a commit, but these files differ; commit them:\n{changes}")
     return _git(root, "rev-parse", "HEAD")
