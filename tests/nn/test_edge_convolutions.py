@@ -305,6 +305,14 @@ def test_whole_distances_have_the_features_of_floats_and_infinite_ones_no_slope(
     assert (value, slope) == (0, 0)
 
 
+def test_a_jitted_function_may_close_over_a_graph_of_arrays_of_the_host():
+    graph = jax.tree.map(np.asarray, CSRGraph.from_edges([0, 1, 2], [1, 2, 0], 3))
+    layer = nn.PNAConv(2, 4, edge_dim=1, average_degree=graph, rngs=nnx.Rngs(0))
+    x, edges = jnp.ones((3, 2)), jnp.ones((3, 1))
+    made = jax.eval_shape(jax.grad(lambda x: jnp.sum(layer(graph, x, edges))), x)
+    assert made.shape == x.shape
+
+
 @pytest.mark.parametrize("edge_dim", [None, FEATURES])
 def test_towers_take_a_graph_without_edges_and_name_one_without_nodes(edge_dim):
     options = {"average_degree": AVERAGE, "towers": 2, "rngs": nnx.Rngs(0)}

@@ -60,7 +60,7 @@ def _taken(end: End, edges: CSRGraph, x: Array) -> Array:
     count = edges.num_rows if end == "receivers" else edges.num_cols
     if edges.num_edges > 0:
         is_real = places < edges.num_rows
-        nodes = places if end == "receivers" else edges.senders
+        nodes = jnp.asarray(places if end == "receivers" else edges.senders)
         # Padding slots may name any sender. Without edges all are out of range.
         last = jnp.where(edges.indptr[-1] > 0, nodes[jnp.maximum(edges.indptr[-1] - 1, 0)], count)
         places = jnp.where(is_real, nodes, last)

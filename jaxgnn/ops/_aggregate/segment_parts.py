@@ -124,8 +124,12 @@ def spread(
 
 def _log_total_gradient(segments, ids, kept, slope):
     x, y = kept
-    probability = jnp.exp(jnp.where(segments.have(ids), x - spread(segments, ids, y), 0))
-    return probability * spread(segments, ids, slope[0])
+    real = segments.have(ids)
+    probability = jnp.where(real, jnp.exp(jnp.where(real, x - spread(segments, ids, y), 0)), 0)
+    # Far from zero the rounding of y is a factor of all, by which they do not add up to one.
+    sums, _ = total(segments, ids, probability)
+    divisor = jnp.where(sums > 0, sums, 1)
+    return probability * spread(segments, ids, slope[0] / divisor)
 
 
 @_with_gradient(lambda x, made: (x, made[0]), _log_total_gradient)

@@ -108,6 +108,17 @@ def test_entries_out_of_range_get_nothing():
     assert jaxgnn.segment_sum(x, ids, 2, mode="clip").tolist() == [7.0, 7.0]
 
 
+def test_the_gradient_of_logsumexp_is_a_softmax_far_from_zero_too():
+    x = np.float32(1000 + np.random.default_rng(0).normal(size=(40, 2)))
+    ids = jnp.arange(40) % 3
+    made = jax.grad(lambda x: jnp.sum(jaxgnn.segment_logsumexp(x, ids, 3)))(jnp.asarray(x))
+    exponentials = np.exp(x.astype(np.float64) - 1000)
+    expected = np.concatenate(
+        [exponentials[i : i + 1] / exponentials[i % 3 :: 3].sum(0) for i in range(40)]
+    )
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
+
+
 ALL = (*OF_JAX, *OF_JRAPH, "segment_logsumexp")
 NEGATIVE = np.array([0, 4, -3, -1])
 
