@@ -8,11 +8,11 @@ from jaxgnn.metrics.host import micro_f1 as micro_f1
 from jaxgnn.metrics.host import roc_auc as roc_auc
 
 from ._checkpoints import load_model as load_model
+from ._config import Best as Best
+from ._config import LoopConfig as LoopConfig
 from ._export import export_csv as export_csv
 from ._export import export_tensorboard as export_tensorboard
-from ._loop import Best as Best
 from ._loop import FitResult as FitResult
-from ._loop import LoopConfig as LoopConfig
 from ._loop import fit as fit
 from ._many import ManyResult as ManyResult
 from ._many import fit_many as fit_many

@@ -1,8 +1,12 @@
-"""Checkpoints of a run, written atomically and restored exactly."""
+"""Checkpoints of a run, written atomically and restored exactly, or refused."""
 
+import errno
+import logging
 import os
+import re
+import warnings
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +15,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
+from ._digests import array_digests, json_digest
 from ._step import (
     ModelState,
     PyTree,
@@ -28,6 +33,18 @@ from ._step import (
 # Separate items of orbax, so that a model can be loaded without an optimizer.
 _MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
 _AVERAGE, _REMAINDER = "average", "average_remainder"
+# Entries of the info of a checkpoint; those of earlier versions had only the first two.
+_TYPES, _VALUES, _DIGESTS, _OWN_DIGEST = "types", "info", "digests", "sha256"
+_LONGEST_REASON = 160
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
+
+
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    """Whether a message of orbax is no copy, with its traceback, of an error that a save raises."""
+    return "_SignalingThread.run() raised" not in record.getMessage()
+
+
+logging.getLogger("absl").addFilter(_is_not_raised)
 
 
 class Checkpoints:
@@ -36,6 +53,8 @@ class Checkpoints:
     A save returns when its folder is complete and renamed to its step number. So a process killed
     at any moment leaves the previous checkpoints unchanged, and at worst a temporary folder, which
     the next start removes.
+
+    A checkpoint has a digest of each of its arrays. Arrays that are read are compared with it.
 
     Args:
       folder: Absolute path, created if missing.
@@ -63,16 +82,28 @@ class Checkpoints:
     def save(
         self, step: int, state: TrainState, best: ModelState | None, info: dict[str, Any]
     ) -> None:
-        """Writes a checkpoint with ``info``, for JSON, and removes the oldest beyond ``keep``."""
+        """Writes a checkpoint with ``info``, for JSON, and removes the oldest beyond ``keep``.
+
+        Raises:
+          OSError: It can not be written, for example because the disk is full.
+        """
         trees = _items(state, best)
         items: dict[str, ocp.args.CheckpointArgs] = {
             item: ocp.args.StandardSave(named(tree)) for item, tree in trees.items()
         }
         # Description of the saved arrays, to name a mismatch before orbax reads them.
-        saved = {item: types(tree) for item, tree in trees.items()}
-        items[_INFO] = ocp.args.JsonSave({"types": saved, "info": info})
-        if not self._manager.save(step, args=ocp.args.Composite(**items)):
-            raise RuntimeError(f"checkpoint {self.folder / str(step)} was not written")
+        content = {
+            _TYPES: {item: types(tree) for item, tree in trees.items()},
+            _VALUES: info,
+            _DIGESTS: {item: array_digests(tree) for item, tree in trees.items()},
+        }
+        items[_INFO] = ocp.args.JsonSave({**content, _OWN_DIGEST: json_digest(content)})
+        try:
+            is_saved = self._manager.save(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # TensorStore raises ValueError and others for a full disk
+            raise _not_written(self._path(step), error) from None
+        if not is_saved:
+            raise OSError(f"{self._path(step)} was not written")
 
     def restore(self, like: TrainState) -> tuple[TrainState, ModelState | None, dict[str, Any]]:
         """Reads the newest checkpoint: the state, the best model if there was one, and the info.
@@ -83,29 +114,29 @@ class Checkpoints:
           ValueError: There is none, it cannot be read, or its arrays do not match ``like``; the
             message names the folder and the first field.
         """
-        step, saved, info = self._read_info(None)
-        best_like = like.model if _BEST in saved else None
-        if (_AVERAGE in saved) != (like.average is not None):
-            holds = "a" if _AVERAGE in saved else "no"
+        step, saved = self._read_info(None)
+        best_like = like.model if _BEST in saved.types else None
+        if (_AVERAGE in saved.types) != (like.average is not None):
+            holds = "a" if _AVERAGE in saved.types else "no"
             raise ValueError(
-                f"checkpoint {self.folder / str(step)} holds {holds} moving average of the "
+                f"{self._path(step)} holds {holds} moving average of the "
                 "parameters: it was written with another LoopConfig.ema_decay"
             )
         items = _items(like, best_like)
-        if _REMAINDER not in saved:  # an old checkpoint without one starts with that of ``like``
+        if _REMAINDER not in saved.types:  # an old checkpoint without one starts with that of like
             items.pop(_REMAINDER, None)
         found = self._read_arrays(step, items, saved)
         average = found[_AVERAGE].params if _AVERAGE in found else None
         remainder = found.get(_REMAINDER, like.remainder)
         optimizer, updates = found[_OPTIMIZER]
         state = TrainState(found[_MODEL], optimizer, updates, average, remainder)
-        return state, found.get(_BEST), info
+        return state, found.get(_BEST), saved.info
 
     def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
         """Reads the arrays of a model from the checkpoint of a step, or from the newest."""
-        step, saved, _ = self._read_info(step)
-        if item not in saved:
-            raise ValueError(f"checkpoint {self.folder / str(step)} holds no {item} model")
+        step, saved = self._read_info(step)
+        if item not in saved.types:
+            raise ValueError(f"{self._path(step)} holds no {item} model")
         if item != _AVERAGE:
             return self._read_arrays(step, {item: like}, saved)[item]
         average = ModelState(averages(like.params), like.other)
@@ -118,28 +149,35 @@ class Checkpoints:
     def __exit__(self, *error: object) -> None:
         self._manager.close()
 
-    def _read_info(self, step: int | None) -> tuple[int, dict[str, dict[str, str]], dict[str, Any]]:
+    def _path(self, step: int) -> str:
+        """Name of a checkpoint, for errors."""
+        return f"checkpoint {self.folder / str(step)}"
+
+    def _read_info(self, step: int | None) -> tuple[int, "_Saved"]:
         steps = self._manager.all_steps()
         if not steps or step not in (None, *steps):
             wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
             raise ValueError(f"no {wanted} in {self.folder}; steps there: {sorted(steps)}")
         step = max(steps) if step is None else step
         content = self._read(step, {_INFO: ocp.args.JsonRestore()})[_INFO]
-        parts = content if isinstance(content, dict) else {}
-        saved, info = parts.get("types"), parts.get("info")
-        if not isinstance(saved, dict) or not isinstance(info, dict):
-            raise ValueError(
-                f"checkpoint {self.folder / str(step)} cannot be read ({_INFO}): expected an "
-                f"object of types and info, got {content!r:.80}"
+        saved = _Saved.of(content)
+        if saved is None:
+            got = "an object of types and info with its digest, got"
+            raise self._unreadable(step, _INFO, f"expected {got} {content!r:.80}")
+        if saved.digests is None:
+            warnings.warn(
+                f"{self._path(step)} was written by a version without checksums: damage of its "
+                "files can not be detected",
+                stacklevel=4,
             )
-        return step, saved, info
+        return step, saved
 
     def _read_arrays(
-        self, step: int, like: dict[str, PyTree], saved: dict[str, dict[str, str]]
+        self, step: int, like: dict[str, PyTree], saved: "_Saved"
     ) -> dict[str, PyTree]:
         requests = {}
         for item, tree in like.items():
-            difference = first_difference(saved[item], types(tree))
+            difference = first_difference(saved.types[item], types(tree))
             if difference:
                 name, there, wanted = difference
                 raise ValueError(
@@ -152,6 +190,8 @@ class Checkpoints:
             }
             requests[item] = ocp.args.StandardRestore(leaves)
         found = self._read(step, requests)
+        for item in like if saved.digests is not None else ():
+            self._compare(step, item, array_digests(found[item]), saved.digests[item])
         return {
             item: jax.tree.unflatten(
                 jax.tree.structure(tree),
@@ -160,14 +200,70 @@ class Checkpoints:
             for item, tree in like.items()
         }
 
+    def _compare(
+        self, step: int, item: str, digests: dict[str, str], expected: dict[str, str]
+    ) -> None:
+        """Raises ValueError if an array that was read is not the one that was saved."""
+        damaged = [name for name, digest in digests.items() if expected.get(name) != digest]
+        if damaged:
+            reason = f"{damaged[0]} is not what was saved, as its checksum shows; a file is damaged"
+            raise self._unreadable(step, item, reason)
+
     def _read(self, step: int, requests: dict[str, Any]) -> Any:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**requests))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"checkpoint {self.folder / str(step)} cannot be read ({', '.join(requests)}): "
-                f"{error}"
-            ) from error
+        except Exception as error:  # TensorStore raises bare exceptions for damaged files
+            raise self._unreadable(step, ", ".join(requests), _reason(error)) from error
+
+    def _unreadable(self, step: int, items: str, reason: str) -> ValueError:
+        """The error about a damaged checkpoint; it names an earlier one, if there is one."""
+        earlier = [other for other in self._manager.all_steps() if other < step]
+        advice = f"; remove it to resume from step {max(earlier)}" if earlier else ""
+        return ValueError(f"{self._path(step)} cannot be read ({items}): {reason}{advice}")
+
+
+class _Saved(NamedTuple):
+    """The info of a checkpoint.
+
+    Attributes:
+      types: Dtype and shape of each array, by item and name.
+      info: Values of the caller.
+      digests: Digest of each array, by item and name; None in checkpoints of earlier versions.
+    """
+
+    types: dict[str, dict[str, str]]
+    info: dict[str, Any]
+    digests: dict[str, dict[str, str]] | None
+
+    @classmethod
+    def of(cls, content: Any) -> "_Saved | None":
+        """Reads the content of the file; None unless it is whole."""
+        if not isinstance(content, dict):
+            return None
+        parts = {**content}
+        digest = parts.pop(_OWN_DIGEST, None)
+        expected = {_TYPES, _VALUES} if digest is None else {_TYPES, _VALUES, _DIGESTS}
+        is_whole = parts.keys() == expected and digest in (None, json_digest(parts))
+        if not is_whole or not all(isinstance(part, dict) for part in parts.values()):
+            return None
+        return cls(parts[_TYPES], parts[_VALUES], parts.get(_DIGESTS))
+
+
+def _not_written(path: str, error: Exception) -> OSError:
+    """The error about a checkpoint that is not complete, with the number that the system gave."""
+    code = _OS_ERROR.search(str(error))
+    number = int(code[1]) if code else error.errno if isinstance(error, OSError) else errno.EIO
+    reason = os.strerror(number) if code and number else _reason(error)
+    failed = OSError(f"{path} can not be written: {reason}")
+    failed.errno = number
+    return failed
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error's message, shortened."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = next(iter(text.strip().splitlines()), "") or type(error).__name__
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
 
 
 def load_model[M: nnx.Module](
@@ -190,7 +286,11 @@ def load_model[M: nnx.Module](
       A new model. Its arrays have the placement of those of ``model``.
 
     Raises:
-      ValueError: There is no such checkpoint, or its arrays do not match ``model``.
+      ValueError: There is no such checkpoint, its arrays do not match ``model``, or a file of it is
+        damaged: the arrays that are read are compared with the checksums of those that were saved.
+
+    Warns:
+      UserWarning: The checkpoint is of a version of the library that wrote no checksums.
     """
     items = {"last": _MODEL, "best": _BEST, "average": _AVERAGE}
     if which not in items:

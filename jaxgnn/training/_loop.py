@@ -5,13 +5,15 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import jax
 import optax
 from flax import nnx
 
+from ._arguments import batch_function, check_run, check_training
 from ._checkpoints import Checkpoints
+from ._config import Best, LoopConfig, describe_selection, is_better
 from ._device_errors import LaunchWatch, launching, wait_for_devices
 from ._step import (
     DataParallel,
@@ -55,94 +57,11 @@ class Loader(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopConfig:
-    """Length of training and intervals of its actions. Steps count from 1.
-
-    Attributes:
-      steps: Number of updates of the whole run, including those before a resume.
-      eval_every: Steps between evaluations; 0 evaluates only after the last step.
-      checkpoint_every: Steps between checkpoints; 0 saves only after the last step.
-      log_every: Steps between reads of the device. Every step still has its row in the log. A
-        small value stalls the device, a large one delays progress and errors.
-      keep_checkpoints: Number of newest checkpoints to keep.
-      seed: Seed of the random numbers passed to ``loss_fn``.
-      select: The evaluation metric that selects the best model; None keeps no best model.
-      select_mode: Whether the best is the largest or the smallest value. The first of equal values
-        wins. NaN and infinite values are never selected.
-      ema_decay: Decay of a moving average of the parameters; None for no average. ``evaluate``, the
-        best model and ``FitResult.averaged_model`` then use the average instead of the parameters.
-        It takes the memory of two copies of them, which keeps it accurate with a decay near 1.
-      max_seconds: Seconds of a call of ``fit`` after which it stops early, with a checkpoint, at
-        the next read of the device. The same call then resumes. None never stops.
-      longest_wait_s: With several processes: longest time in seconds that one may spend at one
-        place of the training, such as a compilation, an evaluation or a checkpoint. It then ends
-        with an error that names the place and, if known, the process that it has waited for. Where
-        a process only submits steps to its devices, the others wait for it for 40 seconds. With one
-        process and several devices: longest time of the launch of a step with its compilation.
-      examples_per_step: For the progress report, which then shows examples per second.
-      examples: Name of the examples in the progress report.
-    """
-
-    steps: int
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    log_every: int = 10
-    keep_checkpoints: int = 2
-    seed: int = 0
-    select: str | None = None
-    select_mode: Literal["max", "min"] = "max"
-    ema_decay: float | None = None
-    max_seconds: float | None = None
-    longest_wait_s: float = 3600.0
-    examples_per_step: int | None = None
-    examples: str = "examples"
-
-    def __post_init__(self):
-        checks = (
-            ("steps", self.steps >= 1, "at least 1"),
-            ("eval_every", self.eval_every >= 0, "at least 0"),
-            ("checkpoint_every", self.checkpoint_every >= 0, "at least 0"),
-            ("log_every", self.log_every >= 1, "at least 1"),
-            ("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1"),
-            ("longest_wait_s", self.longest_wait_s > 0, "above 0"),
-            ("select_mode", self.select_mode in ("max", "min"), "'max' or 'min'"),
-            ("ema_decay", self.ema_decay is None or 0.0 < self.ema_decay < 1.0, "in (0, 1)"),
-        )
-        for name, fits, expected in checks:
-            if not fits:
-                got = getattr(self, name)
-                raise ValueError(f"LoopConfig.{name}: expected {expected}, got {got!r}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The best evaluation of a run: its step, and all metrics of that evaluation."""
-
-    step: int
-    metrics: dict[str, float]
-
-
-def is_better(
-    where: str, config: LoopConfig, metrics: Mapping[str, float], best: Best | None, source: str
-) -> bool:
-    """Whether an evaluation is better than the best so far by ``config.select``.
-
-    Raises:
-      ValueError: The metric is missing; the message names the source of the others.
-    """
-    name = config.select
-    if name is None:
-        return False
-    if name not in metrics:
-        raise ValueError(f"{where}: config.select is {name!r}, {source} {list(metrics)}")
-    sign = 1 if config.select_mode == "max" else -1
-    better = best is None or sign * metrics[name] > sign * best.metrics[name]
-    return better and math.isfinite(metrics[name])
-
-
-@dataclasses.dataclass(frozen=True)
 class FitResult[M: nnx.Module]:
     """The result of ``fit``.
+
+    Models are in the mode of the model that ``fit`` was given, usually training mode: call
+    ``model.eval()`` before predictions.
 
     Attributes:
       model: The model after the last step.
@@ -151,13 +70,18 @@ class FitResult[M: nnx.Module]:
       best_model: The model at the best evaluation; None without ``LoopConfig.select``, or if the
         metric was never finite.
       best: The best evaluation; None if ``best_model`` is None.
+      selection: One line about the selected model: its step, the metric and its value, and why it
+        was selected; None without ``LoopConfig.select``.
       history: One row a step: ``step``, ``loss``, the metrics of ``loss_fn``, and at evaluations
         those of ``evaluate``. Equal to the run's ``metrics.jsonl``.
       compile_seconds: Time of the first step and of each first step with a new static value,
         in this call of ``fit``.
       ms_per_step: Mean milliseconds of the other steps, including batches, but not evaluations and
-        checkpoints; None if there were none.
-      finished: Whether all steps are done; False after a stop by ``LoopConfig.max_seconds``.
+        checkpoints. If this call did none, those of the run's earlier calls; None if there were
+        none.
+      finished: Whether the run is complete: all steps are done, or ``LoopConfig.patience`` ended
+        it. False after a stop by ``LoopConfig.max_seconds``.
+      stopped_early: Whether ``LoopConfig.patience`` ended the run before its last step.
     """
 
     model: M
@@ -168,13 +92,15 @@ class FitResult[M: nnx.Module]:
     compile_seconds: float
     ms_per_step: float | None
     finished: bool
+    stopped_early: bool = False
+    selection: str | None = None
 
 
 def fit[M: nnx.Module](
     model: M,
     optimizer: optax.GradientTransformation,
     loss_fn: LossFn,
-    batches: Callable[[int], PyTree] | Loader,
+    batches: Callable[[int], PyTree] | list[PyTree] | Loader,
     *,
     config: LoopConfig,
     evaluate: Callable[..., Mapping[str, float]] | None = None,
@@ -193,17 +119,21 @@ def fit[M: nnx.Module](
     ``metrics.jsonl`` as an uninterrupted run, if the device's arithmetic is deterministic.
 
     Args:
-      model: The model, in the mode to train in. It is not changed. All its ``nnx.Param`` are
-        trained; its other state (batch statistics, random streams) is updated too.
-      optimizer: Any optax transformation of the parameters, as nested dicts.
+      model: The model, in the mode to train in, in which the result's models are too. It is not
+        changed. All its ``nnx.Param`` are trained; its other state (batch statistics, random
+        streams) is updated too.
+      optimizer: Any optax transformation of the parameters, as nested dicts; of an
+        ``nnx.Optimizer`` its ``tx``.
       loss_fn: ``loss_fn(model, batch, rngs) -> (loss, metrics)``: a scalar, and a dict of scalars
         for the log. ``rngs`` is an ``nnx.Rngs`` of this step, for
         ``nnx.Dropout.__call__(..., rngs=rngs)``. It is traced: pass arrays it needs in the batch,
         because captured arrays are compiled in as constants.
       batches: Returns the batch of a step, a pytree of arrays. NumPy arrays are copied, so that
         they may be refilled for the next step. If the batch is always the same, return the same
-        arrays on the device, which are not copied. New shapes are compiled again. A loader of
-        ``jaxgnn.sampling``, or another object with ``steps(start)``, makes batches ahead.
+        arrays on the device, which are not copied. New shapes are compiled again. A list of batches
+        is repeated in its order. A loader of ``jaxgnn.sampling``, or another object with
+        ``steps(start)``, makes batches ahead. A generator is refused, because a resumed run can not
+        repeat it.
       config: Lengths and intervals.
       evaluate: ``evaluate(model) -> {name: value}``; the model is in evaluation mode
         (``model.eval()``), and its arrays are deleted after the next step. Use ``jit_apply`` to
@@ -227,15 +157,20 @@ def fit[M: nnx.Module](
         another mesh. ``evaluate`` and the result have the model on one device.
 
     Returns:
-      The trained model, the best model, and the history.
+      The trained model, the best model, and the history. All models are in the mode of ``model``,
+      usually training mode, also the best one: call ``result.best_model.eval()`` before
+      predictions.
 
     Raises:
-      ValueError: The run's checkpoint does not fit the model, the optimizer or ``config.steps``;
-        there is a run to resume but ``resume`` is False; ``config.select`` is not among the
-        metrics; names clash; ``loss_fn`` changes the shape of the model's state; or the mesh has
-        several axes, or the examples of a batch cannot be divided over it.
+      ValueError: An argument is not of its kind; the run's checkpoint is damaged, or does not fit
+        the model, the optimizer or ``config.steps``; there is a run to resume but ``resume`` is
+        False; ``config.select`` is not among the metrics; names clash; ``loss_fn`` changes the
+        shape of the model's state; or the mesh has several axes, or the examples of a batch cannot
+        be divided over it.
       FloatingPointError: A loss, or a parameter about to be saved or kept as the best model's, is
         NaN or infinite. The message names the step and the last checkpoint.
+      OSError: A file of the run can not be written, for example because the disk is full. The
+        message names the last checkpoint, from which the same call resumes.
       RuntimeError: One of several devices fails, for example out of memory. The message names it,
         or the free memory of each if it is unknown. Others may wait for it, so the interpreter then
         exits without waiting for them. If they wait in the launch of a step, no error can be
@@ -243,6 +178,11 @@ def fit[M: nnx.Module](
         then exits with status 1 after a minute, or ten times the longest time between two reads of
         the device, or ``config.longest_wait_s`` if the step may still be compiled.
     """
+    optional = {"evaluate": evaluate, "static": static, "on_row": on_row}
+    functions = {"loss_fn": loss_fn} | {n: f for n, f in optional.items() if f is not None}
+    check_training("fit", model, optimizer, config, functions)
+    check_run("fit", run)
+    batch_of_step = batch_function(batches)
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
     speaks = writes_files()
@@ -274,33 +214,24 @@ def fit[M: nnx.Module](
             run=run,
             on_row=on_row,
             log=RowLog(None if run is None else run.metrics_path, writes=speaks),
-            timing=RowLog(run.timing_path if run is not None and speaks else None),
+            timing=RowLog(None if run is None else run.timing_path, writes=speaks),
         )
         done = session.restore(resume)
-        batch_of = stack.enter_context(_batches_from(done + 1, batches))
+        if batch_of_step is None:  # a loader, which stops making batches at the end
+            batch_of_step = stack.enter_context(closing(cast(Loader, batches).steps(done + 1)))
         if done:
-            what = "resuming from" if done < config.steps else "complete at"
+            what = "complete at" if session.is_complete else "resuming from"
             say(f"{what} step {done}", progress=progress)
         examples = config.examples_per_step, config.examples
         bar = stack.enter_context(Progress(done, config.steps, *examples, enabled=progress))
         for step in range(done + 1, config.steps + 1):
-            session.advance(step, batch_of, bar)
             if session.stopped:
                 break
+            session.advance(step, batch_of_step, bar)
         session.summarize()
+    if session.out_of_patience:
+        say(f"ended early, {session.selection}", progress=progress)
     return session.result()
-
-
-@contextmanager
-def _batches_from(
-    start: int, batches: Callable[[int], PyTree] | Loader
-) -> Iterator[Callable[[int], PyTree]]:
-    """The batches from a step on; a loader stops making some at the end."""
-    if not hasattr(batches, "steps"):
-        yield cast(Callable[[int], PyTree], batches)
-        return
-    with closing(batches.steps(start)) as steps:
-        yield steps
 
 
 @dataclasses.dataclass
@@ -331,8 +262,12 @@ class _Session:
     timed_seconds: float = 0.0
     timed_steps: int = 0
     opened: float = dataclasses.field(default_factory=time.monotonic)
-    stopped: bool = False
+    out_of_time: bool = False
+    out_of_patience: bool = False
     evaluated: bool = False
+    # Evaluations so far, and those since the best one.
+    evaluations: int = 0
+    waited: int = 0
 
     def restore(self, resume: bool) -> int:
         """Restores the last checkpoint, if there is one; returns the number of steps done."""
@@ -360,6 +295,10 @@ class _Session:
                 f"fit: {self.log.path} has {len(self.log.rows)} rows up to step {done} of the "
                 f"checkpoint, expected {done}"
             )
+        evaluated = [row["step"] for row in self.log.rows if self.config.select in row]
+        best_step = 0 if self.best is None else self.best.step
+        self.evaluations, self.waited = len(evaluated), sum(s > best_step for s in evaluated)
+        self.out_of_patience = self.ends_early(done)
         return done
 
     def advance(self, step: int, batch_of: Callable[[int], PyTree], bar: Progress) -> None:
@@ -399,14 +338,15 @@ class _Session:
         self.watch.at(f"what follows step {step}")
         limit = self.config.max_seconds
         if limit is not None:
-            self.stopped = as_first(time.monotonic() - self.opened >= limit)
+            self.out_of_time = as_first(time.monotonic() - self.opened >= limit)
         if saving or (self.stopped and self.checkpoints is not None):
             self.save(step)
         bar.update(step, rows[-1], self.ms_per_step)
 
     def write(self, rows: list[Row]) -> None:
         """Adds rows to the log, and passes them to ``on_row``."""
-        self.log.append(rows)
+        with self.writing():
+            self.log.append(rows)
         if self.on_row is not None:
             for row in rows:
                 self.on_row(dict(row))
@@ -432,8 +372,9 @@ class _Session:
         else:
             self.timed_seconds += seconds
             self.timed_steps += len(steps)
-            timing = {"ms_per_step": 1e3 * seconds / len(steps)}
-        self.timing.append([{"step": steps[-1], **timing}])
+            timing = {"steps": len(steps), "ms_per_step": 1e3 * seconds / len(steps)}
+        with self.writing():
+            self.timing.append([{"step": steps[-1], **timing}])
         # The names in a row are in alphabetical order, as jit returns them; the loss comes first.
         rows = [
             {"step": step, "loss": float(row.pop("loss")), **{n: float(v) for n, v in row.items()}}
@@ -459,11 +400,20 @@ class _Session:
         if clash:
             raise ValueError(f"fit: evaluate and loss_fn both return {sorted(clash)}")
         row |= metrics
+        self.evaluations, self.waited = self.evaluations + 1, self.waited + 1
         if is_better("fit", self.config, metrics, self.best, "evaluate returned"):
+            self.waited = 0
             step, arrays = int(row["step"]), self.state.averaged_model
             # A metric may be finite where the model is not: the largest of NaNs is the first.
             self.check_parameters(step, arrays.params)
             self.best, self.best_arrays = Best(step, metrics), copy_arrays(arrays)
+        if self.config.patience is not None:
+            self.out_of_patience = as_first(self.ends_early(int(row["step"])))
+
+    def ends_early(self, step: int) -> bool:
+        """Whether ``config.patience`` ends the run after ``step``, before its last one."""
+        patience = self.config.patience
+        return patience is not None and self.waited >= patience and step < self.config.steps
 
     def save(self, step: int) -> None:
         """Writes a checkpoint, unless the parameters are broken."""
@@ -472,7 +422,8 @@ class _Session:
         # The loss of a step is computed before its update, and does not check the result.
         self.check_parameters(step, self.state.model.params)
         best = None if self.best is None else dataclasses.asdict(self.best)
-        self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
+        with self.writing():
+            self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
         self.summarize()
 
     def summarize(self) -> None:
@@ -484,7 +435,19 @@ class _Session:
             # JSON has no NaN, which unselected metrics may be.
             metrics = {n: v if math.isfinite(v) else None for n, v in self.best.metrics.items()}
             best = {"step": self.best.step, "metrics": metrics}
-        self.run.write_summary({"select": self.config.select, "best": best})
+        names = {"select": self.config.select, "select_mode": self.config.mode}
+        with self.writing():
+            self.run.write_summary({**names, "best": best, "selection": self.selection})
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Adds the last checkpoint, from which a run resumes, to errors of writing its files."""
+        try:
+            yield
+        except OSError as error:
+            failed = OSError(f"fit: {error}; {self.last_checkpoint}")
+            failed.errno = error.errno
+            raise failed from None
 
     def check_parameters(self, step: int, params: PyTree) -> None:
         """Raises if a parameter is not finite."""
@@ -508,8 +471,28 @@ class _Session:
 
     @property
     def ms_per_step(self) -> float | None:
-        """Mean milliseconds of the steps that did not compile."""
-        return 1e3 * self.timed_seconds / self.timed_steps if self.timed_steps else None
+        """Mean milliseconds of the steps that did not compile, of this call or of earlier ones."""
+        if self.timed_steps:
+            return 1e3 * self.timed_seconds / self.timed_steps
+        # Earlier versions did not write the number of steps of a row.
+        rows = [row for row in self.timing.rows if "ms_per_step" in row]
+        total = sum(row.get("steps", 1) for row in rows)
+        return sum(row["ms_per_step"] * row.get("steps", 1) for row in rows) / (total or 1) or None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no further step is done: the time is over, or no better evaluation came."""
+        return self.out_of_time or self.out_of_patience
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has its last step."""
+        return len(self.log.rows) == self.config.steps or self.out_of_patience
+
+    @property
+    def selection(self) -> str | None:
+        """One line about the selected model."""
+        return describe_selection(self.config, self.best, self.evaluations)
 
     def result(self) -> FitResult[Any]:
         """The result after the last step."""
@@ -523,5 +506,7 @@ class _Session:
             history=self.log.rows,
             compile_seconds=self.compile_seconds,
             ms_per_step=self.ms_per_step,
-            finished=len(self.log.rows) == self.config.steps,
+            finished=self.is_complete,
+            stopped_early=self.out_of_patience,
+            selection=self.selection,
         )

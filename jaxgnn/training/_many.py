@@ -12,7 +12,10 @@ import numpy as np
 import optax
 from flax import nnx
 
-from ._loop import Best, LoopConfig, is_better
+from jaxgnn._errors import bad_input
+
+from ._arguments import check_training
+from ._config import Best, LoopConfig, describe_selection, is_better
 from ._step import (
     LossFn,
     ModelState,
@@ -39,11 +42,14 @@ class ManyResult:
         never finite.
       ms_per_step: Mean milliseconds of a step of this run without the first, including
         evaluations: the time of all runs divided by their number. None if there was only one step.
+      selection: One line about the best evaluation: its step, the metric and its value, and why it
+        was selected; None without ``LoopConfig.select``.
     """
 
     history: list[Row]
     best: Best | None
     ms_per_step: float | None
+    selection: str | None = None
 
 
 def fit_many(
@@ -72,7 +78,8 @@ def fit_many(
       shared: Pytree of arrays that all runs read, such as the graph and its features.
       own: Pytree of arrays [runs, ...]; each run reads its own entry, such as its training nodes.
       seeds: Seed of the random numbers of each run.
-      config: Steps, ``eval_every``, ``log_every``, ``select`` and ``select_mode`` are read.
+      config: Steps, ``eval_every``, ``log_every``, ``select`` and ``select_mode`` are read;
+        ``patience`` must be None, since all runs do all steps.
       predict: ``predict(model, shared)`` of one model in evaluation mode, compiled: an array.
       score: ``score(run, predictions) -> {name: value}`` for the run with that index, on the
         host.
@@ -82,10 +89,15 @@ def fit_many(
       The result of each run.
 
     Raises:
-      ValueError: The numbers of models, seeds and parts differ, the models differ in structure,
-        or ``config.select`` is not among the metrics.
+      ValueError: An argument is not of its kind; the numbers of models, seeds and parts differ, the
+        models differ in structure, or ``config.select`` is not among the metrics.
       FloatingPointError: A loss is NaN or infinite; the message names the seed and the step.
     """
+    functions = {"loss_fn": loss_fn, "predict": predict, "score": score}
+    for model in models:
+        check_training("fit_many", model, optimizer, config, functions)
+    if config.patience is not None:
+        raise bad_input("fit_many", "config.patience", "None", config.patience)
     graphdef, states = _start(models, optimizer, own, seeds)
     update = make_update(graphdef, optimizer, loss_fn)
     state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
@@ -201,6 +213,13 @@ class _Records:
 
     def results(self) -> list[ManyResult]:
         return [
-            ManyResult(history, best, self.ms_per_step)
+            ManyResult(
+                history,
+                best,
+                self.ms_per_step,
+                describe_selection(
+                    self._config, best, sum(self._config.select in row for row in history)
+                ),
+            )
             for history, best in zip(self._histories, self._best, strict=True)
         ]

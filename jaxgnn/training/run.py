@@ -22,6 +22,7 @@ import jax
 
 from jaxgnn._errors import bad_input
 
+from ._config import LoopConfig
 from .files import Row, printable, read_if_there, read_json, read_steps, write_json
 from .lock import FolderLock, lock_folder
 from .processes import wait_for_all, writes_files
@@ -138,7 +139,10 @@ class RunFolder:
         differing = [
             f"{name}: {_show(before, name)} before, {_show(now, name)} now"
             for name in sorted(before.keys() | now.keys())
-            if _show(before, name) != _show(now, name) and not _is_below(name, may_change)
+            if _show(before, name) != _show(now, name)
+            and not _is_below(name, may_change)
+            # An option that an earlier version did not have, and that is not used.
+            and not (name not in before and now[name] is None)
         ]
         if differing:
             raise ValueError(
@@ -156,6 +160,8 @@ def _to_json(value: Any, name: str) -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, LoopConfig):  # with the mode that its metric's name implies
+        value = dataclasses.replace(value, select_mode=value.mode)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -312,6 +312,7 @@ def test_timing_goes_to_its_own_file(tmp_path):
     train(run, Config())
     timing = read_rows(run.timing_path)
     assert timing[0].keys() == {"step", "compile_seconds"}
+    assert sum(row["steps"] for row in timing[1:]) == 17
     assert all(row["ms_per_step"] > 0 for row in timing[1:])
     names = {name for row in run.read_metrics() for name in row}
     assert names == {"step", "loss", "accuracy", "validation accuracy", "test accuracy"}
