@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._options import check_report
 
 
@@ -32,10 +32,8 @@ def report(
 
 def main() -> None:
     """Runs a command; a folder that holds no run ends it with a one-line error."""
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict({"report": report}, prog="python -m experiments")
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from experiments._command import EXPECTED, INTERRUPTED
 from experiments._options import CLUSTER, ProcessOptions, option
 from jaxgnn import distributed
 from jaxgnn.datasets import NodeDataset
@@ -27,7 +28,8 @@ def connected(command: str, options: ProcessOptions) -> Iterator[None]:
     """Connects this process with the others of the command; only process 0 prints results.
 
     An error in one process ends all of them. The failing process prints its error, gives the others
-    time to print theirs, and exits with status 1 without waiting for their work.
+    time to print theirs, and exits with status 1, or 130 after Ctrl-C, without waiting for their
+    work.
 
     Args:
       command: the command, which messages begin with.
@@ -55,16 +57,17 @@ def connected(command: str, options: ProcessOptions) -> Iterator[None]:
 
 def _part(error: BaseException) -> None:
     """Ends this process after an error, once the others know of it."""
-    known = (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError)
-    if not isinstance(error, known):
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    if not isinstance(error, EXPECTED) and not is_interrupt:
         traceback.print_exception(error)
-    print(f"error: process {jax.process_index()}: {error}", file=sys.stderr, flush=True)
+    text = "interrupted; files that were written before are kept" if is_interrupt else error
+    print(f"error: process {jax.process_index()}: {text}", file=sys.stderr, flush=True)
     # If all have failed, they shut down together at once. Otherwise JAX ends this process when it
     # has noticed the failed one, or this process exits and JAX informs the others.
     parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
     parting.start()
     parting.join(_SECONDS_TO_PART)
-    os._exit(1)
+    os._exit(INTERRUPTED if is_interrupt else 1)
 
 
 def check_same_run(config: Any, dataset: NodeDataset) -> None:

@@ -7,6 +7,7 @@ Experiments repeat with several seeds, and compare variants seed by seed.
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments._command import INTERRUPTED
 from jaxgnn._errors import bad_input
 
 # Confidence level of the interval of a paired difference.
@@ -198,14 +200,18 @@ def run_all(work: Callable[[Any], Any], variants: Sequence[Any], processes: int 
         return [work(variant) for variant in variants]
     # Threads of XLA do not survive a fork.
     pool = ProcessPoolExecutor(
-        processes, get_context("spawn"), initializer=_share_memory, initargs=(processes,)
+        processes, get_context("spawn"), initializer=_start_worker, initargs=(processes,)
     )
     with pool:
         return list(pool.map(work, variants))
 
 
-def _share_memory(processes: int) -> None:
-    """Limits this process to its part of the GPU's memory; must run before the GPU is used."""
+def _start_worker(processes: int) -> None:
+    """Limits this process to its part of the GPU's memory, and lets Ctrl-C end it without a word.
+
+    It must run before the GPU is used. The process that started it reports the interrupt.
+    """
     import os
 
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.9 / processes:.3f}")

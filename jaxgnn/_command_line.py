@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 # Begins the message of every error of the command.
 _SUDOKU = "jaxgnn sudoku"
+_INTERRUPTED = 130  # exit status of a command that Ctrl-C has ended, as shells have it
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; an invalid puzzle or file, or a failed output, ends it with one line."""
+    """Runs a command; an invalid input, a failed output or Ctrl-C ends it with one line."""
     status: int | str
     try:
         try:
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         _drop_output()
         status = f"jaxgnn: standard output: {error.strerror or error}"
+    except KeyboardInterrupt:
+        print("jaxgnn: interrupted", file=sys.stderr, flush=True)
+        status = _INTERRUPTED
     if status:
         sys.exit(status)
 
@@ -95,7 +99,12 @@ def _experiment(arguments: Sequence[str]) -> int | str:
         module = f"experiments.{rest.pop(0)}"
     paths = [os.fspath(folder), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return subprocess.run([sys.executable, "-m", module, *rest], env=environment).returncode
+    process = subprocess.Popen([sys.executable, "-m", module, *rest], env=environment)
+    while True:
+        # Ctrl-C also reaches the experiment, which ends by itself, with its own line.
+        with contextlib.suppress(KeyboardInterrupt):
+            status = process.wait()
+            return status if status >= 0 else 128 - status  # as shells have the end by a signal
 
 
 def _folder_of_experiments() -> Path | None:

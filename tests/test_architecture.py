@@ -136,6 +136,7 @@ ALLOWED = {
     "jaxgnn._fractions": set(),
     "jaxgnn._suggestions": set(),
     "jaxgnn._methods": set(),
+    "jaxgnn._modes": {"jaxgnn._errors"},
     "jaxgnn._sudoku": {"jaxgnn._errors"},
     "jaxgnn._version": set(),
     "jaxgnn._exporting": {
@@ -144,6 +145,7 @@ ALLOWED = {
         "jaxgnn._exporting",
         "jaxgnn._ffi",
         "jaxgnn._methods",
+        "jaxgnn._modes",
         "jaxgnn._version",
         "jaxgnn.graph",
         "jaxgnn.ops.core.dispatch",
@@ -204,6 +206,7 @@ ALLOWED = {
     "jaxgnn.models": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn._modes",
         "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn.ops",
@@ -233,6 +236,7 @@ ALLOWED = {
     "jaxgnn.explain": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn._modes",
         "jaxgnn.explain",
         "jaxgnn.graph",
     },
@@ -248,6 +252,7 @@ ALLOWED = {
     },
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
+        "jaxgnn._modes",
         "jaxgnn._sudoku",
         "jaxgnn._version",
         "jaxgnn.datasets",
@@ -257,6 +262,7 @@ ALLOWED = {
     "jaxgnn.interop": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
+        "jaxgnn._modes",
         "jaxgnn.datasets.formats",
         "jaxgnn.datasets.records.elements",
         "jaxgnn.equivariant",

@@ -160,7 +160,7 @@ def test_output_that_can_not_be_written_ends_the_command_with_a_line(arguments, 
 
 
 def test_a_process_says_no_more_where_its_output_has_no_place():
-    command = [sys.executable, "-m", "jaxgnn._command_line", "info"]
+    command = [sys.executable, "-m", "jaxgnn", "info"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("PYTHONUNBUFFERED", None)
     reading, writing = os.pipe()
@@ -180,6 +180,31 @@ def test_a_process_says_no_more_where_its_output_has_no_place():
         for output, process in processes.items():
             _, complaint = process.communicate(timeout=120)
             assert (process.returncode, complaint) == (1, expected[output])
+
+
+def test_ctrl_c_ends_the_command_with_a_line(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_command_line, "_run", interrupted)
+    assert run("info") == 130
+    assert capsys.readouterr().err == "jaxgnn: interrupted\n"
+
+
+def test_ctrl_c_waits_for_the_end_of_an_experiment(monkeypatch):
+    class Process:
+        ends = iter([KeyboardInterrupt, KeyboardInterrupt, 130])
+
+        def wait(self):
+            end = next(self.ends)
+            if end is KeyboardInterrupt:
+                raise end
+            return end
+
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: Process())
+    assert run("experiments", "maxk", "train") == 130
+    Process.ends = iter([-15])  # killed by SIGTERM
+    assert run("experiments", "maxk", "train") == 143
 
 
 def test_weights_that_are_none_are_named_without_a_hint_to_load_them_unsafely(

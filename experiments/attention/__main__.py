@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
@@ -80,10 +80,8 @@ def published(config: Published, repeats: Seeds = ONE_SEED) -> None:
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"train": train, "compare": compare, "published": published}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.attention")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import tyro
+
+from experiments._command import one_line_errors
 
 
 def command(run: Callable[[Any], Any], options: type, description: str | None) -> None:
@@ -17,7 +18,5 @@ def command(run: Callable[[Any], Any], options: type, description: str | None) -
       options: dataclass of the options.
       description: text that ``--help`` shows.
     """
-    try:
+    with one_line_errors():
         run(tyro.cli(options, description=description))
-    except (ValueError, NotImplementedError) as error:
-        sys.exit(f"error: {error}")

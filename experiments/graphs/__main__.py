@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.graphs.config import MODELS, FoldsConfig, GraphsConfig, Model, variants_of
 
@@ -59,10 +59,8 @@ def folds(config: Folds) -> None:
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"train": train, "compare": compare, "folds": folds}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.graphs")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

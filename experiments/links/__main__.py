@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._node_options import check_data
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.links.config import TrainConfig
@@ -34,10 +34,8 @@ def train(
 
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict({"train": train}, prog="python -m experiments.links")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._node_options import check_data, check_training
 from experiments._options import ALONE, ProcessOptions
 from experiments._seeds import ONE_SEED, Repeats
@@ -106,10 +106,8 @@ def predict(options: Annotated[PredictOptions, tyro.conf.arg(name="")]) -> None:
 def main() -> None:
     """Runs a command; an invalid option or data file ends it with a one-line error."""
     commands = {"train": train, "compare": compare, "sweep": sweep, "predict": predict}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.maxk")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.mhc.config import DeepConfig, TrainConfig
 
@@ -50,10 +50,8 @@ def deep(config: Annotated[DeepConfig, tyro.conf.arg(name="")]) -> None:
 def main() -> None:
     """Runs a command; an invalid option ends it with a one-line error."""
     commands = {"train": train, "compare": compare, "deep": deep}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mhc")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

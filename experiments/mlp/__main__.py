@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments.mlp.config import BenchConfig, FuseConfig, ValidateConfig
 
 
@@ -37,10 +37,8 @@ def fuse(config: Annotated[FuseConfig, tyro.conf.arg(name="")]) -> None:
 def main() -> None:
     """Runs a command; an invalid option or a too large difference ends it with a one-line error."""
     commands = {"bench": bench, "validate": validate, "fuse": fuse}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mlp")
-    except (ValueError, NotImplementedError, ArithmeticError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

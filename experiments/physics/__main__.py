@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.physics.config import DrawConfig, RolloutConfig, TrainConfig
 
@@ -57,10 +57,8 @@ def draw(config: Annotated[DrawConfig, tyro.conf.arg(name="")]) -> None:
 def main() -> None:
     """Runs a command; an invalid option or file ends it with a one-line error."""
     commands = {"train": train, "rollout": rollout, "draw": draw}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.physics")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.relations.config import TrainConfig
 
@@ -32,12 +32,10 @@ def train(
 
 def main() -> None:
     """Runs a command; an invalid option ends it with a one-line error."""
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(
             {"train": train}, prog="python -m experiments.relations"
         )
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

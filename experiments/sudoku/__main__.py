@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from experiments._command import one_line_errors
 from experiments.sudoku.config import (
     CostConfig,
     EvaluateConfig,
@@ -86,10 +87,8 @@ def main() -> None:
     """Runs a command; an invalid option, file or puzzle ends it with a one-line error."""
     named = (generate, train, evaluate, solve, export, cost)
     commands = {command.__name__: command for command in named}
-    try:
+    with one_line_errors():
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.sudoku")
-    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

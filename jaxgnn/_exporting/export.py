@@ -16,6 +16,7 @@ from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn._exporting.file import Description, packed, read_program
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt, structure_of
+from jaxgnn._modes import evaluated, refusing_changes
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.core.dispatch import Platform, current_platform
 
@@ -41,8 +42,9 @@ def export(
 
     Args:
       function: maps pytrees of arrays to a pytree of arrays: for example a model, or a function
-        that calls one. Pytrees may contain tuples, lists, dicts, ``CSRGraph``, ``GraphBatch``,
-        ``Incidence`` and ``CBSR``.
+        that calls one. A model is exported in evaluation mode, and is not changed; of one that a
+        function captures, call ``eval()`` before. Pytrees may contain tuples, lists, dicts,
+        ``CSRGraph``, ``GraphBatch``, ``Incidence`` and ``CBSR``.
       *args: example arguments, which define structures, shapes and dtypes.
         ``jax.ShapeDtypeStruct`` objects may replace arrays.
       shapes: for each argument None, or its sizes in the notation of
@@ -60,8 +62,8 @@ def export(
 
     Raises:
       ValueError: if an argument or a result is not such a pytree, a shape is invalid, the function
-        can not be traced with symbolic sizes, a platform is unknown, the function has callbacks, or
-        ``metadata`` is not JSON.
+        can not be traced with symbolic sizes, a platform is unknown, the function has callbacks or
+        captures a model that it changes, or ``metadata`` is not JSON.
       NotImplementedError: if an implementation requested by name does not support these sizes or
         a platform.
 
@@ -81,13 +83,15 @@ def export(
     specs = _specs(args, shapes)
     inputs = [spec for _, spec in leaves_of("export", "args", arguments, specs)]
     results: list[Any] = []  # the structure of the result, set by the trace
+    function = evaluated(function)
 
     def flat(*leaves):
         result = function(*rebuilt(arguments, iter(leaves)))
         results[:] = [_structure("the result", result)]
         return [jnp.asarray(leaf) for _, leaf in leaves_of("export", "", results[0], result)]
 
-    exported = _exported(flat, inputs, platforms)
+    with refusing_changes("export", "function"):
+        exported = _exported(flat, inputs, platforms)
     description = Description(
         platforms=list(exported.platforms),
         kernels=read_program(exported).kernels,

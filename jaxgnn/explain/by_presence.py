@@ -51,7 +51,9 @@ def learnt_mask(
     """A mask that keeps a probability high with few edges, as in GNNExplainer.
 
     See https://arxiv.org/abs/1903.03894. The mask is the sigmoid of a parameter for each edge. Adam
-    minimises ``-log_probability + size Σ m + entropy mean H(m)`` from a mask of one half.
+    minimises ``-log_probability + size Σ m + entropy mean H(m)`` from a mask of one half. An edge
+    without a derivative of the probability at any step, such as one that does not reach the target,
+    gets zero.
 
     Args:
       log_probability: the number to keep high.
@@ -61,22 +63,26 @@ def learnt_mask(
     """
     count = jnp.maximum(jnp.sum(candidates), 1)
 
-    def loss(logits: Array) -> Array:
+    def support(logits: Array) -> Array:
+        return log_probability(jnp.where(candidates > 0, jax.nn.sigmoid(logits), others))
+
+    def penalty(logits: Array) -> Array:
         mask = jax.nn.sigmoid(logits)
         entropies = jax.nn.softplus(logits) - logits * mask  # -m log m - (1 - m) log (1 - m)
-        penalty = options.size * jnp.sum(candidates * mask)
-        penalty += options.entropy * jnp.sum(candidates * entropies) / count
-        return penalty - log_probability(jnp.where(candidates > 0, mask, others))
+        size = options.size * jnp.sum(candidates * mask)
+        return size + options.entropy * jnp.sum(candidates * entropies) / count
 
-    def step(state: tuple[Array, Array, Array], number: Array) -> tuple[tuple, None]:
-        logits, mean, square = state
-        slope = jax.grad(loss)(logits)
+    def step(state: tuple[Array, ...], number: Array) -> tuple[tuple[Array, ...], None]:
+        logits, mean, square, matters = state
+        gain = jax.grad(support)(logits)
+        slope = jax.grad(penalty)(logits) - gain
         mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
         corrected = mean / (1 - 0.9**number), square / (1 - 0.999**number)
         logits = logits - options.rate * corrected[0] / (jnp.sqrt(corrected[1]) + 1e-8)
-        return (logits, mean, square), None
+        return (logits, mean, square, matters | (gain != 0)), None
 
     start = jnp.zeros_like(candidates)
+    state = (start, start, start, start > 0)
     numbers = jnp.arange(1, options.steps + 1, dtype=candidates.dtype)
-    (logits, *_), _ = jax.lax.scan(step, (start, start, start), numbers)
-    return candidates * jax.nn.sigmoid(logits)
+    (logits, _, _, matters), _ = jax.lax.scan(step, state, numbers)
+    return candidates * jnp.where(matters, jax.nn.sigmoid(logits), 0)

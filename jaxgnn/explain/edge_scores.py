@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -11,7 +11,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import evaluated, refusing_changes
 from jaxgnn.explain.by_presence import Learning, gradient, integrated, learnt_mask
+from jaxgnn.explain.non_finite import finite_inputs
 from jaxgnn.explain.structures import (
     Structure,
     by_relation,
@@ -53,7 +55,8 @@ def edge_scores(
     - ``"integrated"``: integrated gradients (https://arxiv.org/abs/1703.01365), from no edges to
       all. The scores add up to the difference of the two predictions.
     - ``"mask"``: a mask that keeps the probability of the class high with few edges, as in
-      GNNExplainer (https://arxiv.org/abs/1903.03894). Scores are in [0, 1].
+      GNNExplainer (https://arxiv.org/abs/1903.03894). Scores are in [0, 1], and zero for edges that
+      have no influence.
     - ``"occlusion"``: the prediction minus that without the edge, exactly; one evaluation an edge.
       It works with any function of a graph, and alone with an ``Incidence``.
 
@@ -64,8 +67,9 @@ def edge_scores(
 
     Args:
       model: called as ``model(graph, x)``, or ``model(graph, x, edge_features)`` if these are
-        given; a layer, a network, or a function. It is called without ``rngs``, so nothing is
-        dropped.
+        given; a layer, a network, or a function. A layer or network is evaluated in evaluation
+        mode, without ``rngs``, so that nothing is dropped, and is not changed; of one that a
+        function captures, call ``eval()`` before.
       graph: concrete graph of the data.
       x: features of the nodes, or whatever the model takes.
       edge_features: features of the edge slots, [edges, ...]; for a ``HeteroGraph`` a dictionary by
@@ -88,8 +92,9 @@ def edge_scores(
       ``Incidence`` [incidences]. Positive scores support the prediction.
 
     Raises:
-      ValueError: if an argument is not as described, the target does not fit the predictions, or
-        the model reads edges past the mask and the method is not ``"occlusion"``.
+      ValueError: if an argument is not as described, the target does not fit the predictions, the
+        model reads edges past the mask and the method is not ``"occlusion"``, or a prediction that
+        is explained depends on a number that is not finite. Such numbers elsewhere do no harm.
 
     Example:
       >>> from flax import nnx
@@ -103,8 +108,11 @@ def edge_scores(
     check_structure(_WHERE, graph)
     _check_options(graph, method, steps, learning_rate, size, entropy)
     arguments = (x,) if edge_features is None else (x, edge_features)
-    predictions = jax.jit(lambda: model(graph, *arguments))()
+    model = evaluated(model)
+    with refusing_changes(_WHERE, "model"):
+        predictions = jax.jit(lambda: model(graph, *arguments))()
     goal = Target(_WHERE, target, predictions)
+    graph, *arguments = finite_inputs(_WHERE, model, (graph, *arguments), predictions, goal)
     candidates = real_slots(graph) & ~self_loops(graph) & _within(graph, goal, num_hops)
     if method == "occlusion":
         scores = _occlusion(model, graph, arguments, goal, candidates)
@@ -119,7 +127,7 @@ def edge_scores(
 def _by_presence(
     model: Callable[..., Any],
     graph: Any,
-    arguments: tuple[Any, ...],
+    arguments: Sequence[Any],
     goal: Target,
     candidates: Bool[np.ndarray, " slots"],
     method: Method,
@@ -147,7 +155,7 @@ def _by_presence(
 def _occlusion(
     model: Callable[..., Any],
     graph: Any,
-    arguments: tuple[Any, ...],
+    arguments: Sequence[Any],
     goal: Target,
     candidates: Bool[np.ndarray, " slots"],
 ) -> Float[Array, "targets slots"]:
@@ -187,7 +195,7 @@ def _of_targets(scores_of: Callable[[Any], Array], goal: Target) -> Float[Array,
     return jax.jit(lambda at: jax.lax.map(scores_of, at))(at)
 
 
-def _require_masked(model: Callable[..., Any], graph: Any, arguments: tuple[Any, ...]) -> None:
+def _require_masked(model: Callable[..., Any], graph: Any, arguments: Sequence[Any]) -> None:
     """Raises ValueError if a model without edges differs from one whose edges are masked."""
     x, *of_edges = arguments
     bare, features = with_loops_alone(graph, of_edges[0] if of_edges else None)

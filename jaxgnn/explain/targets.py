@@ -79,6 +79,12 @@ class Target:
             return self._function(predictions).astype(jnp.float32)
         return predictions.reshape(predictions.shape[0], -1)[at].astype(jnp.float32)
 
+    def explained(self, predictions: Any) -> Float[Array, "targets _"]:
+        """The predictions for each target: all their columns, or the value of a function."""
+        if self.rows is None:
+            return self.value(predictions, None)[None, None]
+        return predictions.reshape(predictions.shape[0], -1)[self.rows].astype(jnp.float32)
+
     def log_probability(self, predictions: Any, at: tuple[Array, Array] | None) -> Float[Array, ""]:
         """The logarithm of the probability of the class; the value itself for a function.
 

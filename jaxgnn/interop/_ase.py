@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import in_evaluation_mode
 from jaxgnn.graph import GraphBatch
 from jaxgnn.interop._moving_atoms import MovingAtoms, Placed
 from jaxgnn.models import Potential, energy_forces_stress
@@ -35,7 +36,8 @@ def ase_calculator(
 
     Args:
       model: a potential such as ``models.SchNet``, or any module or function from a
-        ``GraphBatch`` to energies. Its parameters are read once.
+        ``GraphBatch`` to energies. Its parameters are read once. A
+        module is evaluated in evaluation mode.
       species: symbols or atomic numbers of the rows in the model's tables, such as
         ``["H", "O"]``; each once, and not more than the model has.
       cutoff: radius of the edges, at least the model's; None for the model's.
@@ -73,7 +75,7 @@ def ase_calculator(
     if isinstance(model, InteratomicPotential) and len(species) > model.num_species:
         expected = f"at most {model.num_species}, the rows of the model's tables"
         raise bad_input(_WHERE, "species", expected, f"{len(species)} of them")
-    return make(_Program(model), rows, MovingAtoms(float(radius), float(skin)))
+    return make(_Program(in_evaluation_mode(model)), rows, MovingAtoms(float(radius), float(skin)))
 
 
 class _Program:

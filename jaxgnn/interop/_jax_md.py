@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._arrays.arrays import is_concrete, shown
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import in_evaluation_mode
 from jaxgnn.graph import CSRGraph
 from jaxgnn.models.interatomic import InteratomicPotential
 from jaxgnn.ops.shared import at_ends
@@ -33,7 +34,8 @@ def jax_md_energy(
     twice as wide as the cutoff.
 
     Args:
-      model: a potential such as ``models.SchNet``.
+      model: a potential such as ``models.SchNet``. Its parameters are those that it has now, and it
+        is evaluated in evaluation mode.
       displacement: function of two positions, one minus the other, such as ``jax_md.space``
         makes; it also gets keyword arguments of the call. Positions may be fractional, if it is.
       species: row of each atom in the tables of the model, integers [atoms].
@@ -75,6 +77,8 @@ def jax_md_energy(
             expected = f"a row of the model's tables, below {model.num_species}"
             raise bad_input(_WHERE, f"species[{bad[0]}]", expected, known[bad[0]])
 
+    evaluated = in_evaluation_mode(model)
+
     def energy(
         positions: Float[Array, "atoms 3"], neighbor: Any, **options: Any
     ) -> Float[Array, ""]:
@@ -85,7 +89,7 @@ def jax_md_energy(
         graph = _graph(neighbor, len(of_atoms))
         ends = (at_ends(end, graph, positions) for end in ("senders", "receivers"))
         vectors = jax.vmap(partial(displacement, **options))(*ends)
-        return jnp.sum(model.energies_of_atoms(graph, of_atoms, vectors))
+        return jnp.sum(evaluated.energies_of_atoms(graph, of_atoms, vectors))
 
     return energy
 

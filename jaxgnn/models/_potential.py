@@ -13,10 +13,11 @@ from jaxtyping import Array, Float
 
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import refusing_changes
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models.atomic_geometry import Structures, check_structures, strained
 from jaxgnn.models.interatomic import InteratomicPotential
-from jaxgnn.ops.core.eager import run_compiled
+from jaxgnn.ops.core.eager import run_compiled, runs_now
 
 _WHERE = "models.energy_forces_stress"
 
@@ -52,6 +53,8 @@ def energy_forces_stress(
 
     Args:
       model: a potential such as ``models.SchNet``; any module or function from a batch to energies.
+        Outside of ``jit`` a module is evaluated in evaluation mode, and is not changed. Under
+        ``jit``, as in a loss, it keeps its mode, and must not change its state in the call.
       batch: structures that ``models.atomic_sample`` made, with or without padding, which may
         contain anything.
       stress: whether to compute the stress.
@@ -62,8 +65,8 @@ def energy_forces_stress(
 
     Raises:
       ValueError: if the batch lacks an array of a structure, the model does not return energies
-        [graphs], or a cell has no volume and the stress was asked for; under ``jit`` the stress of
-        such a structure is NaN.
+        [graphs] or changes its state, as batch norm does in training mode, or a cell has no volume
+        and the stress was asked for; under ``jit`` the stress of such a structure is NaN.
 
     Example:
       >>> import numpy as np
@@ -86,16 +89,21 @@ def energy_forces_stress(
         model.check_batch(batch)
     if stress:
         _require_volume(batch)
-    if isinstance(model, nnx.Module):
-        graphdef, state = nnx.split(model)
-        return run_compiled(_of_module, (graphdef, bool(stress)), (batch, state))
-    return run_compiled(_of_function, (model, bool(stress)), batch)
+    with refusing_changes(_WHERE, "model"):
+        if isinstance(model, nnx.Module):
+            graphdef, state = nnx.split(model)
+            return run_compiled(_of_module, (graphdef, bool(stress), runs_now()), (batch, state))
+        return run_compiled(_of_function, (model, bool(stress)), batch)
 
 
-def _of_module(static: tuple[Any, bool], arguments: tuple[GraphBatch, Any]) -> Potential:
-    graphdef, with_stress = static
+def _of_module(static: tuple[Any, bool, bool], arguments: tuple[GraphBatch, Any]) -> Potential:
+    graphdef, with_stress, evaluates = static
     batch, state = arguments
-    return _of_function((nnx.merge(graphdef, state), with_stress), batch)
+    # Variables of its own, so that its mode and its state are not those of the caller's model.
+    model = nnx.merge(graphdef, jax.tree.map(lambda array: array, state))
+    if evaluates:
+        model.eval()
+    return _of_function((model, with_stress), batch)
 
 
 def _of_function(static: tuple[Callable[..., Any], bool], batch: GraphBatch) -> Potential:

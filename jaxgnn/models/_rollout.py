@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import refusing_changes
 
 
 def rollout[State, Kept](
@@ -27,7 +28,8 @@ def rollout[State, Kept](
     call outside traces ``step`` again.
 
     Args:
-      step: function from a state to the next, of the same shapes and dtypes.
+      step: function from a state to the next, of the same shapes and dtypes. A model that it
+        captures must be in evaluation mode, if it has batch norm or ``nnx.Dropout``.
       state: the first state, a pytree of arrays.
       num_steps: number of steps.
       keep: function of a state to what is kept of it; None for the whole state.
@@ -40,7 +42,8 @@ def rollout[State, Kept](
       state is not kept.
 
     Raises:
-      ValueError: if ``num_steps`` is not a multiple of ``every``, or a step changes shapes.
+      ValueError: if ``num_steps`` is not a multiple of ``every``, or a step changes shapes, or a
+        model that it captures.
 
     Example:
       >>> import jax.numpy as jnp
@@ -55,7 +58,8 @@ def rollout[State, Kept](
             raise bad_input(where, name, "an int of at least 1", repr(number))
     if num_steps % every:
         raise bad_input(where, "num_steps", f"a multiple of every, {every}", num_steps)
-    shapes = [jax.tree.map(_shape_of, s) for s in (state, jax.eval_shape(step, state))]
+    with refusing_changes(where, "step"):
+        shapes = [jax.tree.map(_shape_of, s) for s in (state, jax.eval_shape(step, state))]
     if shapes[0] != shapes[1]:
         expected = f"a function that keeps shapes and dtypes, {shapes[0]}"
         raise bad_input(where, "step", expected, shapes[1])

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import in_evaluation_mode
 from jaxgnn._sudoku import CELLS, SudokuEffort
 from jaxgnn.datasets import sudoku
 from jaxgnn.models import sudoku_digits
@@ -76,7 +77,8 @@ def solve_sudokus(
     obeys the rules is the solution, if the puzzle has only one.
 
     Args:
-      model: one of the Sudoku networks of ``jaxgnn.models``.
+      model: one of the Sudoku networks of ``jaxgnn.models``; it is run in evaluation mode, and not
+        changed.
       puzzles: [count, 81] integers, 0 where a cell is empty.
       effort: limits of the work on each puzzle; None for the default, up to 2,048 steps.
       batch_size: number of puzzles with simultaneous first attempts.
@@ -242,10 +244,10 @@ def sudoku_solver(weights: str | os.PathLike[str] | None = None) -> SudokuSolver
 
 
 class _Run:
-    """A network in use, and the seconds that compilation took."""
+    """A network in use, in evaluation mode, and the seconds that compilation took."""
 
     def __init__(self, model: nnx.Module, effort: SudokuEffort):
-        self._graphdef, self._state = nnx.split(model)
+        self._graphdef, self._state = nnx.split(in_evaluation_mode(model))
         self._effort = effort
         self._key = jax.random.key(effort.seed)
         self._compiled: set[tuple[int, ...]] = set()

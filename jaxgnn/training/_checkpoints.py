@@ -1,9 +1,6 @@
 """Checkpoints of a run, written atomically and restored exactly, or refused."""
 
-import errno
-import logging
 import os
-import re
 import warnings
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
@@ -16,6 +13,7 @@ from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
 from ._digests import array_digests, json_digest
+from ._orbax_errors import not_written, reason_of, without_late_reports
 from ._step import (
     ModelState,
     PyTree,
@@ -35,16 +33,6 @@ _MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
 _AVERAGE, _REMAINDER = "average", "average_remainder"
 # Entries of the info of a checkpoint; those of earlier versions had only the first two.
 _TYPES, _VALUES, _DIGESTS, _OWN_DIGEST = "types", "info", "digests", "sha256"
-_LONGEST_REASON = 160
-_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
-
-
-def _is_not_raised(record: logging.LogRecord) -> bool:
-    """Whether a message of orbax is no copy, with its traceback, of an error that a save raises."""
-    return "_SignalingThread.run() raised" not in record.getMessage()
-
-
-logging.getLogger("absl").addFilter(_is_not_raised)
 
 
 class Checkpoints:
@@ -99,9 +87,10 @@ class Checkpoints:
         }
         items[_INFO] = ocp.args.JsonSave({**content, _OWN_DIGEST: json_digest(content)})
         try:
-            is_saved = self._manager.save(step, args=ocp.args.Composite(**items))
+            with without_late_reports():
+                is_saved = self._manager.save(step, args=ocp.args.Composite(**items))
         except Exception as error:  # TensorStore raises ValueError and others for a full disk
-            raise _not_written(self._path(step), error) from None
+            raise not_written(self._path(step), error) from None
         if not is_saved:
             raise OSError(f"{self._path(step)} was not written")
 
@@ -211,9 +200,10 @@ class Checkpoints:
 
     def _read(self, step: int, requests: dict[str, Any]) -> Any:
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(**requests))
+            with without_late_reports():
+                return self._manager.restore(step, args=ocp.args.Composite(**requests))
         except Exception as error:  # TensorStore raises bare exceptions for damaged files
-            raise self._unreadable(step, ", ".join(requests), _reason(error)) from error
+            raise self._unreadable(step, ", ".join(requests), reason_of(error)) from error
 
     def _unreadable(self, step: int, items: str, reason: str) -> ValueError:
         """The error about a damaged checkpoint; it names an earlier one, if there is one."""
@@ -247,23 +237,6 @@ class _Saved(NamedTuple):
         if not is_whole or not all(isinstance(part, dict) for part in parts.values()):
             return None
         return cls(parts[_TYPES], parts[_VALUES], parts.get(_DIGESTS))
-
-
-def _not_written(path: str, error: Exception) -> OSError:
-    """The error about a checkpoint that is not complete, with the number that the system gave."""
-    code = _OS_ERROR.search(str(error))
-    number = int(code[1]) if code else error.errno if isinstance(error, OSError) else errno.EIO
-    reason = os.strerror(number) if code and number else _reason(error)
-    failed = OSError(f"{path} can not be written: {reason}")
-    failed.errno = number
-    return failed
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error's message, shortened."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = next(iter(text.strip().splitlines()), "") or type(error).__name__
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
 
 
 def load_model[M: nnx.Module](

@@ -1,11 +1,13 @@
 """Command lines of experiments are read and checked before JAX is imported."""
 
+import errno
 import subprocess
 import sys
 from typing import get_args, get_type_hints
 
 import pytest
 
+from experiments._command import one_line_errors
 from experiments.hgnn.config import NodesConfig
 from experiments.mlp.config import BenchConfig, FuseConfig
 from experiments.physics.config import TrainConfig
@@ -110,3 +112,29 @@ def test_errors_and_help_do_not_wait_for_jax():
 )
 def test_choices_that_are_listed_again_are_those_of_the_library(options, field, of_library):
     assert get_args(get_type_hints(options)[field]) == get_args(of_library)
+
+
+@pytest.mark.parametrize(
+    "error, status, message",
+    [
+        (ValueError("train: --k must be 1"), "error: train: --k must be 1", ""),
+        (OSError(errno.ENOSPC, "No space left", "a"), "error: [Errno 28] No space left: 'a'", ""),
+        (FileNotFoundError("no file a"), "error: no file a", ""),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), "error: [Errno 13] Per", ""),
+        (NotImplementedError("no kernel"), "error: no kernel", ""),
+        (FloatingPointError("fit: the loss is nan"), "error: fit: the loss is nan", ""),
+        (KeyboardInterrupt(), 130, "interrupted; files that were written before are kept\n"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_expected_end_is_one_line(error, status, message, capsys):
+    with pytest.raises(SystemExit) as end, one_line_errors():
+        raise error
+    code = end.value.code
+    assert code == status or str(code).startswith(str(status))
+    assert capsys.readouterr().err == message
+
+
+def test_a_fault_of_the_code_keeps_its_traceback():
+    with pytest.raises(KeyError), one_line_errors():
+        raise KeyError("a")

@@ -71,7 +71,7 @@ def test_an_empty_list_of_batches_is_refused():
 @pytest.mark.parametrize(
     "argument, value, message",
     [
-        ("optimizer", "nnx", "a transformation of optax, such as .*, got an nnx.Optimizer; pass"),
+        ("optimizer", "nnx", "optimizer must be a .*, got an nnx.Optimizer; pass its tx"),
         ("optimizer", optax.adam, "optimizer must be a transformation of optax.*, got function"),
         ("optimizer", 1e-3, "optimizer must be a transformation of optax.*, got float"),
         ("model", Weight, "model must be an nnx.Module, as an object, got the class Weight"),

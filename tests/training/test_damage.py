@@ -18,6 +18,9 @@ from jaxgnn.training._digests import array_digests
 
 from .tiny_run import digest
 
+# Orbax closes its event loop at an error, while TensorStore still reads other arrays for it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 CONFIG = LoopConfig(4, eval_every=2, checkpoint_every=2, select="mse", ema_decay=0.9)
 
 
