@@ -218,3 +218,77 @@ def test_errors_name_the_argument(name):
 def test_a_traced_graph_is_refused():
     with pytest.raises(ValueError, match="graph must be concrete; call it outside jit"):
         jax.jit(lambda g: edge_scores(ops.spmm, g, jnp.ones((4, 2)), target=0))(RING)
+
+
+# Two components, and edges two and three hops away from node 0.
+APART = CSRGraph.from_edges([1, 2, 3, 5, 6, 4], [0, 1, 2, 4, 4, 5], 7)
+IN_REACH = (np.asarray(APART.receivers()) <= 1).tolist()  # of two layers
+NEAR = random_array((7, 6), "float32", seed=9)
+
+
+def _two_layers():
+    first, last = nn.GATConv(6, 6, rngs=nnx.Rngs(0)), nn.SAGEConv(6, 3, rngs=nnx.Rngs(1))
+    return lambda graph, x: last(graph, jax.nn.elu(first(graph, x)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("target", [0, lambda y: y[0, 1] - y[0, 2]], ids=["node", "function"])
+def test_edges_out_of_reach_have_a_score_of_exactly_zero(method, target):
+    scores = edge_scores(_two_layers(), APART, NEAR, target=target, method=method)
+    assert (scores != 0).tolist() == IN_REACH
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("method", METHODS)
+def test_numbers_of_another_component_that_are_not_finite_change_no_score(method, bad):
+    model, options = _two_layers(), {"target": np.array([0, 1]), "method": method}
+    spoiled = NEAR.at[6, 2].set(bad)
+    expected = edge_scores(model, APART, NEAR, **options)
+    found = edge_scores(model, APART, spoiled, **options)
+    if method != "mask":  # whose penalty is a mean over all edges
+        assert not found[:, ~np.array(IN_REACH)].any()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+NOT_FINITE = {
+    "x": (
+        0,
+        {"x": NEAR.at[2, 3].set(jnp.nan)},
+        r"x must be finite .* row 0 .* got nan at \[2, 3\]",
+    ),
+    "row": (
+        np.array([4, 0]),
+        {"x": NEAR.at[2].set(-jnp.inf)},
+        r"x must be finite where the prediction for row 0 depends on it, got -inf at \[2, 0\]",
+    ),
+    "function": (
+        lambda y: y[0, 0],
+        {"x": NEAR.at[0, 0].set(jnp.inf)},
+        r"x must be finite where the prediction for the target depends on it, got inf at \[0, 0\]",
+    ),
+    "weight": (
+        0,
+        {"graph": APART.with_weights(jnp.ones(6).at[0].set(jnp.nan))},
+        r"graph must be finite .*, got nan at \[0\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_a_number_that_is_not_finite_and_reaches_the_target_is_named(name):
+    target, given, message = NOT_FINITE[name]
+    arguments = {"graph": APART, "x": NEAR} | given
+    model = lambda graph, x: ops.spmm(graph, ops.spmm(graph, x))  # noqa: E731
+    with pytest.raises(ValueError, match=f"^explain.edge_scores: {message}$"):
+        edge_scores(model, **arguments, target=target)
+
+
+def test_padding_that_is_not_finite_changes_no_score():
+    samples = [GraphSample([0, 1, 2], [1, 2, 0], 3), GraphSample([0], [1], 2)]
+    batch = GraphBatch.from_graphs(samples, pad_to=(8, 6))
+    layer = nn.GATConv(6, 2, rngs=nnx.Rngs(0))
+    model = lambda b, x: nn.pool(layer(b.graph, x), b, "mean")  # noqa: E731
+    x = random_array((8, 6), "float32", seed=6)
+    expected = edge_scores(model, batch, x, target=(0, 1))
+    found = edge_scores(model, batch, x.at[5:].set(jnp.nan), target=(0, 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import random
 import textwrap
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import jaxgnn
 from jaxgnn import Incidence, models
 from jaxgnn.models import ExpertGraphLM, MaxKGNN
 from jaxgnn.pretrained import _model_file, load_weights
+from tests.training.tiny_run import damaged, digest
 
 SMALL = {"features": 4, "num_steps": 2}
 LANGUAGE = {"vocabulary": 16, "features": 8, "num_layers": 2, "num_heads": 2}
@@ -218,3 +220,22 @@ def test_a_file_that_is_cut_short_or_of_another_kind_is_named(saved, tmp_path):
         jaxgnn.load_model(tmp_path / "other.npz")
     with pytest.raises(FileNotFoundError, match=r"missing\.npz"):
         jaxgnn.load_model(tmp_path / "missing.npz")
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("seed", range(8))
+def test_a_damaged_file_is_refused_or_has_the_same_bits(tmp_path, seed):
+    path, draw = tmp_path / "model.npz", random.Random(seed)
+    jaxgnn.save_model(path, _made("SchNet"))
+    whole, right = path.read_bytes(), jaxgnn.load_model(path)
+    refused = 0
+    for _ in range(12):
+        path.write_bytes(damaged(whole, draw))
+        try:
+            found = jaxgnn.load_model(path)
+        except ValueError as error:
+            assert str(error).startswith(str(path)) and "\n" not in str(error)
+            refused += 1
+        else:
+            assert digest(found) == digest(right) and found.made_with == right.made_with
+    assert refused

@@ -16,7 +16,7 @@ from flax import nnx
 from jaxgnn.training import LoopConfig, RunFolder, fit, load_model
 from jaxgnn.training._digests import array_digests
 
-from .tiny_run import digest
+from .tiny_run import damaged, digest
 
 # Orbax closes its event loop at an error, while TensorStore still reads other arrays for it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -53,24 +53,6 @@ def trained(tmp_path_factory):
     return _train(folder), folder
 
 
-def _damaged(data: bytes, draw: random.Random) -> bytes:
-    """The bytes with 1 to 64 of them zeroed or replaced, one bit flipped, or an end lost."""
-    changed, begin = bytearray(data), draw.randrange(len(data))
-    end = min(begin + draw.randint(1, 64), len(data))
-    kind = draw.choice(["zero", "replace", "flip", "truncate", "append"])
-    if kind == "zero":
-        changed[begin:end] = bytes(end - begin)
-    elif kind == "replace":
-        changed[begin:end] = draw.randbytes(end - begin)
-    elif kind == "flip":
-        changed[begin] ^= 1 << draw.randrange(8)
-    elif kind == "truncate":
-        del changed[begin:]
-    else:
-        changed += draw.randbytes(64)
-    return bytes(changed)
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_checkpoint_is_refused_or_has_the_same_bits(trained, seed):
@@ -88,7 +70,7 @@ def test_a_damaged_checkpoint_is_refused_or_has_the_same_bits(trained, seed):
         which = draw.choice(sorted(right))
         file = draw.choice(largest if number % 2 else files)
         whole = file.read_bytes()
-        file.write_bytes(_damaged(whole, draw))
+        file.write_bytes(damaged(whole, draw))
         try:
             loaded = load_model(folder, Weights(3), which=which)
         except ValueError as error:

@@ -9,6 +9,7 @@ in NAME.
 import dataclasses
 import hashlib
 import os
+import random
 import signal
 import sys
 import time
@@ -123,6 +124,24 @@ def digest(model: nnx.Module | None) -> str:
         for a in arrays
     ]
     return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in plain)).hexdigest()
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """The bytes with 1 to 64 of them zeroed or replaced, one bit flipped, or an end lost."""
+    changed, begin = bytearray(data), draw.randrange(len(data))
+    end = min(begin + draw.randint(1, 64), len(data))
+    kind = draw.choice(["zero", "replace", "flip", "truncate", "append"])
+    if kind == "zero":
+        changed[begin:end] = bytes(end - begin)
+    elif kind == "replace":
+        changed[begin:end] = draw.randbytes(end - begin)
+    elif kind == "flip":
+        changed[begin] ^= 1 << draw.randrange(8)
+    elif kind == "truncate":
+        del changed[begin:]
+    else:
+        changed += draw.randbytes(64)
+    return bytes(changed)
 
 
 def kill_before_rename_to(name: str) -> None:
