@@ -14,7 +14,7 @@ import jax
 from jaxgnn._errors import bad_input
 
 
-def in_evaluation_mode[M](model: M) -> M:
+def in_evaluation_mode(model: Any) -> Any:
     """Returns a model in evaluation mode, as ``model.eval()`` sets it; the caller's is unchanged.
 
     The result shares the arrays of the model, and has variables of its own: it keeps the parameters

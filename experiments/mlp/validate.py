@@ -120,6 +120,7 @@ def _train(config: ValidateConfig, seed: int) -> _Trained:
         mesh=config.mesh(),
     )
     print(f"seed {seed}: {config.steps} steps, last loss: {result.history[-1]['loss']:.4f}")
+    result.model.eval()
     images, labels = jnp.asarray(data.features[data.test]), jnp.asarray(data.labels[data.test])
     scores = {
         "-".join(map(str, _FEATURES)): accuracy(result.model(images), data.labels[data.test]),

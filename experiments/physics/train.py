@@ -105,6 +105,7 @@ def _outcome(
 ) -> Outcome:
     if result.best is None or result.best_model is None:
         raise FloatingPointError("train: every evaluation was NaN; no step is the best")
+    result.best_model.eval()  # as in the evaluations, so that nothing compiles again
     return Outcome(
         label=config.label(),
         test=scores.errors(result.best_model, "test"),

@@ -37,6 +37,7 @@ def from_nequix(path: str | os.PathLike[str]) -> tuple[models.NequIP, tuple[str,
     nequix (https://arxiv.org/abs/2508.16067, https://github.com/atomicarchitects/nequix) publishes
     potentials of materials. Such a file has a line of JSON, the options, and behind it the arrays
     of the weights. Nothing in it is executed, and neither nequix, equinox nor e3nn-jax is imported.
+    The file has no checksums: damaged numbers are read as they are.
     Energies, forces and stresses are those that nequix computes, up to rounding, in eV and Å.
 
     The model is like any other: ``interop.ase_calculator(model, elements)`` makes a calculator of

@@ -1,7 +1,7 @@
-"""Checks of the arguments of training loops, before anything is compiled or written."""
+"""Arguments of training loops, and their checks before anything is compiled or written."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from flax import nnx
 
@@ -16,6 +16,26 @@ _BATCHES = (
     "a function of the step that returns its batch, a loader such as sampling.NeighborLoader, or a "
     "list of batches"
 )
+
+
+class Steps(Protocol):
+    """Batches of successive steps, made ahead."""
+
+    def __call__(self, step: int) -> PyTree:
+        """Returns the batch of a step, counted from 1."""
+        ...
+
+    def close(self) -> None:
+        """Ends what makes batches ahead."""
+        ...
+
+
+class Loader(Protocol):
+    """A source of batches that ``fit`` takes, such as ``sampling.NeighborLoader``."""
+
+    def steps(self, start: int) -> Steps:
+        """Returns the batches of a training that begins with step ``start``."""
+        ...
 
 
 def check_training(
@@ -35,10 +55,10 @@ def check_training(
         expected = "an nnx.Module, as an object"
         got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise bad_input(where, "model", expected, got)
-    if not callable(getattr(optimizer, "init", None)) or isinstance(optimizer, nnx.Optimizer):
-        got = type(optimizer).__name__
-        if isinstance(optimizer, nnx.Optimizer):
-            got = "an nnx.Optimizer; pass its tx"
+    parts = (getattr(optimizer, name, None) for name in ("init", "update"))
+    if isinstance(optimizer, nnx.Optimizer) or not all(map(callable, parts)):
+        is_of_flax = isinstance(optimizer, nnx.Optimizer)
+        got = "an nnx.Optimizer; pass its tx" if is_of_flax else type(optimizer).__name__
         expected = "a transformation of optax, such as optax.adam(1e-3)"
         raise bad_input(where, "optimizer", expected, got)
     if not isinstance(config, LoopConfig):

@@ -179,8 +179,9 @@ class Checkpoints:
             }
             requests[item] = ocp.args.StandardRestore(leaves)
         found = self._read(step, requests)
-        for item in like if saved.digests is not None else ():
-            self._compare(step, item, array_digests(found[item]), saved.digests[item])
+        if saved.digests is not None:
+            for item in like:
+                self._compare(step, item, array_digests(found[item]), saved.digests[item])
         return {
             item: jax.tree.unflatten(
                 jax.tree.structure(tree),

@@ -5,13 +5,13 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import optax
 from flax import nnx
 
-from ._arguments import batch_function, check_run, check_training
+from ._arguments import Loader, batch_function, check_run, check_training
 from ._checkpoints import Checkpoints
 from ._config import Best, LoopConfig, describe_selection, is_better
 from ._device_errors import LaunchWatch, launching, wait_for_devices
@@ -34,26 +34,6 @@ from .files import Row, RowLog
 from .processes import Watch, as_first, writes_files
 from .progress import Progress, say
 from .run import RunFolder
-
-
-class Steps(Protocol):
-    """Batches of successive steps, made ahead."""
-
-    def __call__(self, step: int) -> PyTree:
-        """Returns the batch of a step, counted from 1."""
-        ...
-
-    def close(self) -> None:
-        """Ends what makes batches ahead."""
-        ...
-
-
-class Loader(Protocol):
-    """A source of batches that ``fit`` takes, such as ``sampling.NeighborLoader``."""
-
-    def steps(self, start: int) -> Steps:
-        """Returns the batches of a training that begins with step ``start``."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

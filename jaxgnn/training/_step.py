@@ -271,6 +271,8 @@ def make_update(
 def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
     """Compiles ``fn(model, *arrays, **static)`` once, for a model whose parameters change.
 
+    The model is in its own mode: that of ``fit``'s result is usually training mode.
+
     Args:
       fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
         values (by keyword, static). It must not capture large arrays: pass them. NumPy arrays

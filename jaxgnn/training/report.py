@@ -143,7 +143,9 @@ def _metrics_table(record: Record) -> Table:
     best = {int(row["step"]): row for row in record.rows}.get(record.best_step or 0)
     if best is not None:
         shown = {f"best, step {record.best_step}": best} | shown
-        note = f"The best step is that of the best {record.summary.get('select')}."
+        extremes = {"max": "largest", "min": "smallest"}
+        extreme = extremes.get(str(record.summary.get("select_mode")), "best")
+        note = f"The best step is that of the {extreme} {record.summary.get('select')}."
     names = {name: None for row in shown.values() for name in row if name != "step"}
     return Table(
         title="",
