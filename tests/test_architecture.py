@@ -152,6 +152,7 @@ ALLOWED = {
     },
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
+    "jaxgnn.__main__": {"jaxgnn._command_line"},
     "jaxgnn._notebook": {"jaxgnn._notebook"},
     "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn._notebook", "jaxgnn.graph"},
     **_of_rooms(

@@ -77,7 +77,7 @@ def jax_md_energy(
             expected = f"a row of the model's tables, below {model.num_species}"
             raise bad_input(_WHERE, f"species[{bad[0]}]", expected, known[bad[0]])
 
-    evaluated = in_evaluation_mode(model)
+    model = in_evaluation_mode(model)
 
     def energy(
         positions: Float[Array, "atoms 3"], neighbor: Any, **options: Any
@@ -89,7 +89,7 @@ def jax_md_energy(
         graph = _graph(neighbor, len(of_atoms))
         ends = (at_ends(end, graph, positions) for end in ("senders", "receivers"))
         vectors = jax.vmap(partial(displacement, **options))(*ends)
-        return jnp.sum(evaluated.energies_of_atoms(graph, of_atoms, vectors))
+        return jnp.sum(model.energies_of_atoms(graph, of_atoms, vectors))
 
     return energy
 
