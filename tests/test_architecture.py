@@ -48,7 +48,7 @@ FAMILIES = {
     "maxk_spmm": ("graph", "maxk"),
     "filters": ("graph",),
     "dense": ("maxk",),
-    "equivariant": ("graph", "dense"),
+    "equivariant": ("graph",),
     "aggregate": ("graph",),
     "edge_mlp": ("graph", "dense", "aggregate"),
     "mhc": (),
@@ -107,7 +107,7 @@ def _rooms(*names: str) -> set[str]:
 def _family(name: str, *below: str) -> dict[str, set[str]]:
     """What the ops of a family may import; its references, which are maths alone, much less."""
     families = {f"jaxgnn.ops._{family}" for family in (name, *below)}
-    words = "activations", "custom_gradient", "dtypes", "finite"
+    words = "activations", "custom_gradient", "dtypes", "finite", "precision"
     core = {f"jaxgnn.ops.core.{word}" for word in words}
     references = {f"{family}.reference" for family in families}
     below_ops = {

@@ -20,7 +20,6 @@ from jaxgnn.ops._attention.gat_attention import gat_attention as gat_attention
 from jaxgnn.ops._attention.gatv2_attention import gatv2_attention as gatv2_attention
 from jaxgnn.ops._dense.fused_linear import Activation as Activation
 from jaxgnn.ops._dense.fused_linear import MaxK as MaxK
-from jaxgnn.ops._dense.fused_linear import Precision as Precision
 from jaxgnn.ops._dense.fused_linear import fused_linear as fused_linear
 from jaxgnn.ops._dense.fused_mlp import fused_mlp as fused_mlp
 from jaxgnn.ops._edge_mlp.checks import EdgeMLPParams as EdgeMLPParams
@@ -54,6 +53,7 @@ from jaxgnn.ops.core.dispatch import Name as Name
 from jaxgnn.ops.core.dispatch import default_implementation as default_implementation
 from jaxgnn.ops.core.dispatch import deterministic as deterministic
 from jaxgnn.ops.core.dispatch import requested_implementation as requested_implementation
+from jaxgnn.ops.core.precision import Precision as Precision
 from jaxgnn.ops.core.verify import VerificationError as VerificationError
 from jaxgnn.ops.core.verify import verify as verify
 

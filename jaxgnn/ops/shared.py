@@ -9,7 +9,6 @@ from jaxgnn.ops._aggregate.edge_ends import at_ends as at_ends
 from jaxgnn.ops._aggregate.segment_order import segment_order as segment_order
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR as FUSED_LINEAR
 from jaxgnn.ops._dense.fused_mlp import FUSED_MLP as FUSED_MLP
-from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS as PRECISIONS
 from jaxgnn.ops._edge_mlp import edge_mlp_aggregate as edge_mlp_aggregate
 from jaxgnn.ops._edge_mlp.interaction import updated_edges as updated_edges
 from jaxgnn.ops._edge_mlp.reference.interaction import EdgeLists as EdgeLists
@@ -28,3 +27,4 @@ from jaxgnn.ops._mhc.mhc_pre import MHC_PRE as MHC_PRE
 from jaxgnn.ops._mhc.mhc_pre import MHCConstants as MHCConstants
 from jaxgnn.ops._mhc.mhc_pre import MHCParams as MHCParams
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN as SINKHORN
+from jaxgnn.ops.core.precision import PRECISIONS as PRECISIONS

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxgnn._errors import bad_input
-from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.checks import check_choice, check_float
+from jaxgnn.ops.core.precision import PRECISIONS
 
 
 def check_layer(

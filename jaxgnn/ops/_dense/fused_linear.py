@@ -19,12 +19,12 @@ from jaxgnn.ops._dense.kernels import (
 )
 from jaxgnn.ops._dense.kernels import kernel as kernel_table
 from jaxgnn.ops._dense.reference import fused_linear as reference
-from jaxgnn.ops._dense.reference.fused_linear import Precision
 from jaxgnn.ops._maxk.maxk import TODENSE, check_k, maxk
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again
+from jaxgnn.ops.core.precision import Precision
 
 # The unfused formula, differentiated by JAX.
 REFERENCE = dispatch.Kernel(

@@ -18,11 +18,11 @@ from jaxgnn.ops._dense.kernels import (
     kernel,
 )
 from jaxgnn.ops._dense.reference import fused_mlp as reference
-from jaxgnn.ops._dense.reference.fused_linear import Precision
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp, differentiable_again, set_gradient
+from jaxgnn.ops.core.precision import Precision
 
 # The unfused formula, differentiated by JAX.
 REFERENCE = dispatch.Kernel("fused_mlp", {"xla": dispatch.xla(reference.fused_mlp, scatters=False)})

@@ -16,6 +16,7 @@ import jax
 
 from jaxgnn.ops._dense.pallas import products
 from jaxgnn.ops.core import dispatch
+from jaxgnn.ops.core.precision import Precision
 from pallas_kernels.chip import Chip
 
 _DTYPES = ("bfloat16", "float16")
@@ -69,7 +70,7 @@ def layer_limits(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | No
 
 
 def forward_limits(
-    x: Any, kernels: Any, *arrays: Any, precision: str | None, **options: Any
+    x: Any, kernels: Any, *arrays: Any, precision: Precision | None, **options: Any
 ) -> str | None:
     """The reason why the kernels of the forward pass do not support these layers, or None."""
     del arrays, options
@@ -80,7 +81,7 @@ def forward_limits(
 
 
 def backward_limits(
-    x: Any, kernels: Any, *arrays: Any, activation: str | None, precision: str | None
+    x: Any, kernels: Any, *arrays: Any, activation: str | None, precision: Precision | None
 ) -> str | None:
     """The reason why backward kernels, which rerun part of the forward, do not support these."""
     del arrays
@@ -95,7 +96,7 @@ def backward_limits(
     return f"needs float32 layers whose gradients fit registers, got widths {widths}"
 
 
-def _precision_limits(x: Any, precision: str | None) -> str | None:
+def _precision_limits(x: Any, precision: Precision | None) -> str | None:
     if products(x.dtype, precision) is not None:
         return None
     got = precision or f"JAX's setting {jax.config.jax_default_matmul_precision}"
@@ -114,7 +115,7 @@ def _width_limits(x: Any, kernels: Any) -> str | None:
     return None
 
 
-def _room_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
+def _room_limits(x: Any, kernels: Any, precision: Precision | None) -> str | None:
     """The reason if a float32 layer and a tile of rows together exceed the memory, or None."""
     from pallas_kernels.dense import fused_mlp
 
@@ -130,7 +131,7 @@ def gradient_request(
     kernels: Any,
     *,
     activation: str | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> dispatch.Request:
     """The request for the backward pass, as not all float32 layers have backward kernels.
 
@@ -143,13 +144,15 @@ def gradient_request(
     return request._replace(name=None) if refused else request
 
 
-def _tolerance(x: Any, *arrays: Any, precision: str | None = None, **options: Any) -> float | None:
+def _tolerance(
+    x: Any, *arrays: Any, precision: Precision | None = None, **options: Any
+) -> float | None:
     """The error that TF32 products may have, relative to the largest entry, or None."""
     del arrays, options
     return _TF32_ERROR if products(x.dtype, precision) == "tf32" else None
 
 
-def product_tolerance(x: Any, precision: str | None) -> float | None:
+def product_tolerance(x: Any, precision: Precision | None) -> float | None:
     """The tolerance for ``jaxgnn.verify`` where XLA multiplies ``x`` in TF32 here, or None."""
     return _tolerance(x, precision=precision) if dispatch.current_platform() == "cuda" else None
 

@@ -12,26 +12,19 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
 from jaxgnn.ops.core.pallas_call import compiled, flat_tokens, forget_variation, vary_like
-
-# The kernels' names of methods to multiply. If the precision is None, JAX's setting decides, as for
-# XLA on a GPU. Other settings have no kernels.
-_TF32, _BF16X3 = "tf32", "bf16x3"
-_BY_ARGUMENT = {"tf32": _TF32, "bf16x3": _BF16X3}
-_TF32_SETTINGS = (None, "default", "high", "bfloat16", "bfloat16_3x", "tensorfloat32")
-_BY_SETTING = {**dict.fromkeys(_TF32_SETTINGS, _TF32), "BF16_BF16_F32_X3": _BF16X3}
-_BY_SETTING |= {"TF32_TF32_F32": _TF32}
+from jaxgnn.ops.core.precision import Precision, precision_on_gpu
 
 
-def products(dtype: Any, precision: str | None) -> str | None:
-    """The kernels' name of the method to multiply float32 numbers; None if not supported.
+def products(dtype: Any, precision: Precision | None) -> Precision | None:
+    """How the kernels multiply float32 numbers; None if they do not support that precision.
 
-    It is also None for 16-bit numbers, whose products are exact.
+    If the precision is None, JAX's setting decides, as for XLA on a GPU. The result is also None
+    for 16-bit numbers, whose products are exact.
     """
     if jnp.dtype(dtype) != jnp.float32:
         return None
-    if precision is not None:
-        return _BY_ARGUMENT.get(precision)
-    return _BY_SETTING.get(jax.config.jax_default_matmul_precision)
+    of_kernels = precision_on_gpu(precision)
+    return None if of_kernels == "highest" else of_kernels
 
 
 @partial(compiled, static_argnames=("activation", "precision"))
@@ -41,7 +34,7 @@ def fused_linear(
     bias: Float[Array, " out"] | None,
     *,
     activation: str | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> Float[Array, "*batch out"]:
     """``activation(x kernel + bias)`` of all rows, by one kernel."""
     from pallas_kernels.dense import fused_linear as kernels
@@ -61,7 +54,7 @@ def fused_linear_backward(
     dy: Float[Array, "*batch out"],
     *,
     activation: str | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``."""
     del precision  # gradients always use three products of bfloat16 parts
@@ -81,7 +74,7 @@ def fused_linear_maxk(
     *,
     k: int,
     by: str,
-    precision: str | None,
+    precision: Precision | None,
 ) -> CBSR:
     """The k largest entries of each row of ``x kernel + bias``, by one kernel."""
     del precision
@@ -100,7 +93,7 @@ def fused_mlp(
     biases: Sequence[Float[Array, " out"] | None],
     *,
     activation: str | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> Float[Array, "*batch out"]:
     """Runs dense layers with an activation between them; each kernel runs as many as fit."""
     from pallas_kernels.dense import fused_mlp as kernels
@@ -118,7 +111,7 @@ def fused_mlp_backward(
     dy: Float[Array, "*batch out"],
     *,
     activation: str | None,
-    precision: str | None,
+    precision: Precision | None,
 ) -> tuple[Array, Sequence[Array], Sequence[Array | None]]:
     """Gradients to ``x``, the kernels and the biases."""
     from pallas_kernels.dense import fused_mlp as kernels

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.equivariant import Irreps, TensorProduct
 from jaxgnn.equivariant.radial_layer import Products, RadialLayer
 from jaxgnn.graph import CSRGraph, edge_presence
-from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision
 from jaxgnn.ops._equivariant import derivatives
 from jaxgnn.ops._equivariant.kernels import BASIS_PRODUCTS as BASIS_PRODUCTS
 from jaxgnn.ops._equivariant.kernels import COLUMNS_TANGENT as COLUMNS_TANGENT
@@ -29,11 +27,10 @@ from jaxgnn.ops._equivariant.reference import tensor_product_sum as reference
 from jaxgnn.ops._graph.calls import graph_and_senders
 from jaxgnn.ops.core import dispatch
 from jaxgnn.ops.core.checks import check_choice, check_float, check_rows, from_numpy
+from jaxgnn.ops.core.precision import PRECISIONS, Precision, precision_on_gpu
 
 _OP = "tensor_product_sum"
 _MOST_WEIGHT_BYTES = 2**31  # that are stored, without a request
-# JAX's settings by which a GPU multiplies float32 numbers in TF32.
-_TF32_SETTINGS = (None, "default", "high", "bfloat16", "tensorfloat32", "TF32_TF32_F32")
 _INSTEAD_OF_WEIGHTS = "multiply the harmonics by them"
 
 
@@ -197,10 +194,7 @@ class _Layer(NamedTuple):
 
 def _products(precision: Precision | None) -> Products:
     """The precision of products in the kernels, at least the one that is asked for."""
-    is_tf32 = precision == "tf32"
-    if precision is None:
-        is_tf32 = jax.config.jax_default_matmul_precision in _TF32_SETTINGS
-    return "tf32" if is_tf32 else "highest"
+    return "tf32" if precision_on_gpu(precision) == "tf32" else "highest"
 
 
 def _run(

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence, check_incidence_shapes, is_concrete
 from jaxgnn.ops._dense.kernels import product_tolerance
-from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS, Precision, behind_barrier
+from jaxgnn.ops._dense.reference.fused_linear import behind_barrier
 from jaxgnn.ops._hypergraph import pallas
 from jaxgnn.ops._hypergraph.paths import (
     MIXING_LIMITS,
@@ -33,6 +33,7 @@ from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.checks import check_choice, check_float, from_numpy
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.core.precision import PRECISIONS, Precision
 
 _OP = "hypergraph_conv"
 

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
+from jaxgnn.ops._dense.reference.fused_linear import behind_barrier
 from jaxgnn.ops._graph.attention import edge_scores, row_softmax, weighted_sums
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops._hypergraph.reference.hypergraph_conv import (
@@ -33,6 +33,7 @@ from jaxgnn.ops.core.custom_gradient import custom_vjp, set_gradient
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from jaxgnn.ops.core.eager import run_compiled
 from jaxgnn.ops.core.finite import any_not_finite, exact_matmul, masked_product
+from jaxgnn.ops.core.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from jaxgnn import ops
 from jaxgnn.ops._dense.fused_linear import BACKWARD, FUSED_LINEAR
 from jaxgnn.ops._dense.fused_mlp import BACKWARD as MLP_BACKWARD
 from jaxgnn.ops._dense.fused_mlp import FUSED_MLP
-from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
 from jaxgnn.ops.core.activations import ACTIVATIONS
+from jaxgnn.ops.core.precision import PRECISIONS
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
 from tests.ops.dense._linear import DTYPES, VALUES, check, features, layer, linear
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Literal
-
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -14,22 +10,7 @@ from jaxgnn.graph import CBSR
 from jaxgnn.ops._maxk.reference.maxk import maxk
 from jaxgnn.ops.core.activations import ACTIVATIONS, Name
 from jaxgnn.ops.core.dtypes import accumulation_dtype
-
-Precision = Literal["highest", "tf32", "bf16x3"]
-"""Products of float32 numbers in float32, in TF32, or as three products of bfloat16 parts."""
-
-# JAX's names of the precisions. HIGH is its "tensorfloat32": unlike the algorithm of that name it
-# exists on every backend. The last is float32 where a backend has nothing faster, as on CPU.
-PRECISIONS: Mapping[Precision | None, lax.Precision | lax.DotAlgorithmPreset | None] = (
-    MappingProxyType(
-        {
-            None: None,
-            "highest": lax.Precision.HIGHEST,
-            "tf32": lax.Precision.HIGH,
-            "bf16x3": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
-        }
-    )
-)
+from jaxgnn.ops.core.precision import PRECISIONS, Precision
 
 
 def fused_linear(

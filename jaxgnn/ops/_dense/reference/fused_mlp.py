@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._dense.reference.fused_linear import (
-    Precision,
     behind_barrier,
     fused_linear,
     gradients,
@@ -15,6 +14,7 @@ from jaxgnn.ops._dense.reference.fused_linear import (
 )
 from jaxgnn.ops.core.activations import ACTIVATIONS, Name
 from jaxgnn.ops.core.dtypes import stored
+from jaxgnn.ops.core.precision import Precision
 
 
 def fused_mlp(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import Incidence
 from jaxgnn.graph.plan.row_sums import sum_segments
-from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier, product
+from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, product
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.core.activations import Name as Activation
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -22,6 +22,7 @@ from jaxgnn.ops.core.finite import (
     exact_matmul,
     finite_part,
 )
+from jaxgnn.ops.core.precision import Precision
 
 Weighting = Literal["paper", "pyg"]
 """Hyperedges' weights in the formula of the paper, or only in degrees as in torch-geometric."""
