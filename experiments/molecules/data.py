@@ -15,6 +15,9 @@ from jaxgnn._errors import bad_input
 from jaxgnn.datasets import StructuresDataset
 from jaxgnn.graph import GraphBatch, GraphSample
 
+# Structures that an error names.
+_MOST_NAMES = 5
+
 
 class Split(NamedTuple):
     """Numbers of the structures of each part.
@@ -34,21 +37,24 @@ def load(config: TrainConfig) -> StructuresDataset:
     """Generates or reads the structures of the options, with energies and forces.
 
     Raises:
-      ValueError: if a file is invalid, or lacks energies or forces.
+      ValueError: if a file is invalid, or lacks energies or forces; names the structures that do.
     """
     if config.data is None:
         generate = getattr(datasets, config.system)
         return generate(num=config.structures, seed=streams(config.seed).split)
     if config.data.suffix == ".db":
-        data = datasets.read_ase(config.data)
+        data = datasets.read_ase(config.data, missing="nan")  # a stress is not needed
     else:
         keys = {"energy": config.energy_key, "forces": config.forces_key}
-        data = datasets.read_extxyz(config.data, **keys)
-    first = data[0]
+        data = datasets.read_extxyz(config.data, **keys, missing="nan")
     for name in ("energy", "forces"):
-        if first[name] is None:
+        lacking = data.unlabelled(name)
+        if lacking.size:
             expected = f"structures that all have {name}"
-            raise bad_input("train", "--data", expected, f"{config.data}, where some have none")
+            named = ", ".join(map(str, lacking[:_MOST_NAMES].tolist()))
+            more = f" and {lacking.size - _MOST_NAMES} more" if lacking.size > _MOST_NAMES else ""
+            got = f"{config.data}, where structure {named}{more} of {len(data)} has none"
+            raise bad_input("train", "--data", expected, got)
     return data
 
 

@@ -20,6 +20,7 @@ energy = -0.5 Properties=Z:I:1:pos:R:3
 6 0 0 0
 """
 FIRST, *_ = TEXT.partition("\n\n")
+LATTICE = 'Lattice="4.0 0.0 0.0 1.0 5.0 0.0 0.0 0.0 6.0"'
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def write(tmp_path):
 
 
 def test_structures_have_their_atoms_cells_energies_forces_and_stresses(write):
-    data = read_extxyz(write(TEXT))
+    data = read_extxyz(write(TEXT), missing="nan")
     assert (data.name, data.num_structures, len(data)) == ("data.extxyz", 2, 2)
     assert data.elements == ("H", "C", "O") and data.species.tolist() == [0, 2, 0, 1]
     assert data.num_atoms_of_each.tolist() == [3, 1] and data.energies.tolist() == [-1.5, -0.5]
@@ -45,12 +46,15 @@ def test_structures_have_their_atoms_cells_energies_forces_and_stresses(write):
     np.testing.assert_array_equal(data.stresses[0], [[1, 2, 3], [2, 4, 5], [3, 5, 6]])
     packed = write("", "data.extxyz.gz")
     packed.write_bytes(gzip.compress(TEXT.encode()))
-    np.testing.assert_array_equal(read_extxyz(packed).positions, data.positions)
+    unpacked = read_extxyz(packed, missing="nan")
+    np.testing.assert_array_equal(unpacked.positions, data.positions)
 
 
 def test_keys_and_elements_may_be_chosen(write):
     text = FIRST.replace("energy=", "DFT_energy=").replace("forces", "DFT_forces")
-    bare = read_extxyz(write(text))
+    with pytest.warns(UserWarning, match="no (energy|forces), and 'DFT_") as warned:
+        bare = read_extxyz(write(text))
+    assert len(warned) == 2
     assert bare.energies is None and bare.forces is None
     data = read_extxyz(
         write(text), energy="DFT_energy", forces="DFT_forces", elements=("O", "H", "C")
@@ -64,6 +68,108 @@ def test_a_virial_is_minus_the_stress_times_the_volume(write, numbers):
     text = FIRST.replace('stress="1 2 3 2 4 5 3 5 6"', f'virial="{numbers}"')
     found = read_extxyz(write(text)).stresses[0]
     np.testing.assert_allclose(found, -np.array([[1, 2, 3], [2, 2, 5], [3, 5, 3]]) / 120)
+
+
+SPELLINGS = {
+    "keys in small letters": ("Lattice=", "lattice="),
+    "keys in capitals": ("pbc=", "PBC="),
+    "Properties in small letters": ("Properties=", "properties="),
+    "properties in capitals": ("species:S:1:pos", "SPECIES:S:1:POS"),
+    "properties as ASE calls them": ("species:S:1:pos", "symbols:S:1:positions"),
+    "cell vectors as a nested array": (LATTICE, "Lattice=[[4, 0, 0], [1, 5, 0], [0, 0, 6]]"),
+    "cell vectors in braces": (LATTICE, "Lattice={4 0 0 1 5 0 0 0 6}"),
+    "cell vectors in JSON": (LATTICE, 'Lattice="_JSON [[4, 0, 0], [1, 5, 0], [0, 0, 6]]"'),
+    "flags as words": ('"T T F"', '"True true FALSE"'),
+    "flags as numbers": ('"T T F"', '"1 1 0"'),
+    "flags in JSON": ('"T T F"', '"_JSON [true, true, false]"'),
+    "an empty value before another pair": ("converged", "config_type= "),
+    "an empty value at the end": ("converged", "config_type="),
+    "an empty value before a quote": ("name=", "config_type= name="),
+    "apostrophes": ("converged", "author=O'Brien's"),
+    "a key in quotes": ("converged", '"is it converged?"=yes'),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_structure_may_be_spelt_in_many_ways(name, write):
+    old, new = SPELLINGS[name]
+    assert FIRST.count(old) == 1
+    _assert_same(read_extxyz(write(FIRST.replace(old, new))), read_extxyz(write(FIRST)))
+
+
+def test_one_flag_is_that_of_all_axes(write):
+    for flag, expected in (("T", True), ("False", False), ("1", True)):
+        data = read_extxyz(write(FIRST.replace('"T T F"', flag)))
+        assert data.periodic.tolist() == [[expected] * 3]
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("energy=", "Energy=", "no energy, and 'Energy' is ignored; .*, energy='Energy'"),
+        ("energy=", "REF_energy=", "no energy, and 'REF_energy'"),
+        ("energy=", "energies=", "no energy, and 'energies'"),
+        ("forces:R", "force:R", "no forces, and 'force' is ignored; .*, forces='force'"),
+        ("forces:R", "Forces:R", "no forces, and 'Forces'"),
+        ("stress=", "Stress=", "no stress, and 'Stress'"),
+        ("stress=", "virials=", "no virial, and 'virials'"),
+        (f"{LATTICE} ", 'cell="1 2 3" ', "no Lattice, and 'cell' is ignored; name it Lattice"),
+    ],
+)
+def test_names_that_were_probably_meant_are_in_a_warning(old, new, message, write):
+    text = FIRST.replace(old, new).replace(' pbc="T T F"', "" if "cell" in new else ' pbc="T T F"')
+    with pytest.warns(UserWarning, match=f"data.extxyz: line 2 and 1 more: {message}") as warned:
+        read_extxyz(write(f"{text}\n{text}"))
+    assert len(warned) == 1 and warned[0].filename == __file__
+
+
+def test_a_name_like_that_of_a_label_is_no_matter_where_the_label_is(write):
+    text = FIRST.replace("converged", "Energy=3 free_energy=-1 force_constant=2")
+    assert read_extxyz(write(text)).energies.tolist() == [-1.5]
+
+
+@pytest.mark.parametrize("label", ["energy", "forces", "stress"])
+def test_structures_without_a_label_of_others_are_named_left_out_or_nan(label, write, tmp_path):
+    old, new = {
+        "energy": ("energy=-1.5e0 ", ""),
+        "forces": ("tag:I:1:forces:R:3", "tag:I:1:others:R:3"),
+        "stress": ('stress="1 2 3 2 4 5 3 5 6" ', ""),
+    }[label]
+    full = FIRST.replace('"T T F"', "T")
+    text = write("\n".join([full, full.replace(old, new), full, full.replace(old, new)]))
+    database = tmp_path / "data.db"
+    _database(database, *[ROW | {"pbc": 7} | one for one in [{}, {label: None}] * 2])
+    for read, path, places in (
+        (read_extxyz, text, r"1 \(line 6\), 3 \(line 16\)"),
+        (read_ase, database, r"1 \(row 2\), 3 \(row 4\)"),
+    ):
+        expected = f"expected {label} of all 4 structures, .* got none of structure {places}; "
+        with pytest.raises(ValueError, match=f"{path.name}: {expected}missing='skip'"):
+            read(path)
+        rest = read(path, missing="skip")
+        assert len(rest) == 2 and rest[1][label] is not None
+        partial = read(path, missing="nan")
+        assert len(partial) == 4 and partial[0][label] is None
+        assert partial.unlabelled(label).tolist() == [1, 3] and not rest.unlabelled(label).size
+        values = {"energy": "energies", "stress": "stresses"}.get(label, label)
+        assert 0 < np.isnan(getattr(partial, values)).mean() < 1
+        with pytest.raises(ValueError, match=f"{read.__name__}: missing must be 'error', 'nan'"):
+            read(path, missing="drop")
+
+
+def test_a_stress_is_not_expected_of_structures_without_a_volume(write):
+    molecule = "energy=1 Properties=species:S:1:pos:R:3:forces:R:3\nH 0 0 0 0 0 0\n"
+    crystal = FIRST.replace('"T T F"', "T")
+    data = read_extxyz(write(f"{crystal}\n1\n{molecule}"))
+    assert np.isnan(data.stresses[1]).all() and np.isfinite(data.forces).all()
+    assert [data.unlabelled(name).tolist() for name in ("forces", "stress")] == [[], [1]]
+    with pytest.raises(ValueError, match="label must be one of energy, forces, stress, got pos"):
+        data.unlabelled("pos")
+    bare = read_extxyz(write("1\n\nH 0 0 0\n1\n\nH 0 0 0\n"))
+    assert bare.unlabelled("energy").tolist() == [0, 1]
+    energies, forces = "2\nenergy=1 \nH 0 0 0\nH 0 0 1\n", f"1\n{molecule[8:]}"
+    with pytest.raises(ValueError, match="expected a structure with energy and forces, as others"):
+        read_extxyz(write(energies + forces), missing="skip")
 
 
 def test_plain_xyz_has_symbols_and_positions(write):
@@ -93,12 +199,26 @@ BAD = {
         "1 2 3 4 5",
         "stress: expected 9 or 6 finite numbers",
     ),
-    "bits of pbc": ("T T F", "T T", "line 2: pbc: expected 3 of T and F, got 'T T'"),
+    "bits of pbc": ("T T F", "T T", "line 2: pbc: expected T or F, or 3 of them, got 'T T'"),
+    "numbers of pbc": ("T T F", "1 1 2", "line 2: pbc: expected T or F, or 3 of them, got '1 1 2'"),
+    "an empty pbc": ('"T T F"', '""', "line 2: pbc: expected T or F, or 3 of them, got ''"),
+    "an empty energy": ("-1.5e0", "", "line 2: energy: expected 1 finite number, got ''"),
+    "a long lattice": ("4.0 0.0 0.0 1.0", "4.0 0 0 0 1.0", "line 2: Lattice: expected 9 finite"),
+    "an empty lattice": (LATTICE, "Lattice=", "line 2: Lattice: expected 9 finite numbers, got ''"),
+    "no lattice": (LATTICE, "", "line 2: Lattice: expected linearly independent vectors along"),
+    "two lattices": ("converged", 'lattice="1 0 0 0 1 0 0 0 1"', "Lattice: expected one value"),
+    "two energies": ("converged", "energy=-2", "line 2: energy: expected one value, got 2"),
+    "positions twice": ("tag:I:1:forces", "tag:I:1:POS", "Properties: expected one property pos"),
     "an unknown kind": ("pos:R:3", "pos:Q:3", "line 2: Properties: expected different names"),
     "no positions": ("pos:R:3", "at:R:3", "line 2: Properties: expected pos, and species or Z"),
     "flat positions": ("pos:R:3:tag:I:1", "pos:R:2:tag:I:2", "expected 3 columns of pos, got 2"),
     "an unknown element": ("O 1.0", "Xx 1.0", "line 4, column 1: expected a chemical symbol"),
-    "an open quote": ('"T T F"', '"T T F', "line 2: expected pairs key=value, got ' pbc=\"T T F"),
+    "an open quote": ('"T T F"', '"T T F', "line 2: pbc: expected a quote or bracket that is clo"),
+    "an open bracket": (
+        '"T T F"',
+        "[T T F",
+        "line 2: pbc: expected a quote or bracket that is clo",
+    ),
 }
 
 
@@ -110,6 +230,12 @@ def test_a_bad_extxyz_file_is_named_with_its_line(name, write):
         ValueError, match=f"data.extxyz: {'' if 'line' in message else '.*'}{message}"
     ):
         read_extxyz(write(FIRST.replace(old, new, 1)))
+
+
+def test_comments_that_are_no_pairs_are_ignored(write):
+    for comment in ("it's 5\" wide [", "", "=== frame 3 ===", "don't = won't 'tis", "\\"):
+        data = read_extxyz(write(f"1\n{comment}\nAr 0 0 0\n"))
+        assert data.energies is None and data.elements == ("Ar",)
 
 
 def test_other_bad_input_is_named(write, tmp_path):
@@ -170,10 +296,10 @@ def _assert_same(first, second):
 
 def test_a_database_gives_the_same_record_as_an_extxyz_file(write, tmp_path):
     second = {"numbers": np.array([6], "<i4").tobytes(), "positions": bytes(24), "energy": -0.5}
-    data = read_ase(_database(tmp_path / "data.db", ROW, second))
-    _assert_same(data, read_extxyz(write(TEXT)))
+    data = read_ase(_database(tmp_path / "data.db", ROW, second), missing="nan")
+    _assert_same(data, read_extxyz(write(TEXT), missing="nan"))
     assert data.name == "data.db"
-    chosen = read_ase(tmp_path / "data.db", elements=("O", "H", "C"))
+    chosen = read_ase(tmp_path / "data.db", elements=("O", "H", "C"), missing="nan")
     assert chosen.species.tolist() == [1, 0, 1, 2]
 
 
@@ -256,6 +382,8 @@ def test_files_that_ase_writes_are_read_as_ase_reads_them(tmp_path):
     crystal = ase.Atoms("SiO2", rng.normal(size=(3, 3)), cell=cell, pbc=(True, True, False))
     voigt, forces = rng.normal(size=6), rng.normal(size=(3, 3))
     crystal.calc = SinglePointCalculator(crystal, energy=-3.25, forces=forces, stress=voigt)
+    crystal.info = {"config_type": "", "note": 'a "b" {c}', "REF_energy": 1.5, "flag": None}
+    crystal.info["REF_stress"] = np.diag([1.0, 2.0, 3.0])
     molecule = ase.Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
     molecule.calc = SinglePointCalculator(molecule, energy=-1.0, forces=np.zeros((2, 3)))
     with connect(tmp_path / "data.db") as database:
@@ -272,3 +400,11 @@ def test_files_that_ase_writes_are_read_as_ase_reads_them(tmp_path):
     assert text.species.tolist() == data.species.tolist()
     for name in ("positions", "forces", "cells", "stresses"):
         np.testing.assert_allclose(getattr(text, name), getattr(data, name), atol=1e-8)
+    assert (
+        text.energies.tolist() == [-3.25, -1] and text.periodic.tolist() == data.periodic.tolist()
+    )
+    named = {"energy": "REF_energy", "stress": "REF_stress", "missing": "nan"}
+    with pytest.warns(UserWarning, match="no REF_energy, and 'energy' is ignored"):
+        chosen = read_extxyz(tmp_path / "data.extxyz", **named)
+    assert chosen.energies[0] == 1.5
+    np.testing.assert_array_equal(chosen.stresses[0], crystal.info["REF_stress"])

@@ -166,7 +166,12 @@ def test_energies_of_species_are_those_of_lone_atoms(tmp_path):
             file.writelines(f"{word} {place} 0 0\n" for place, word in enumerate(words))
     found = species_energies(datasets.read_extxyz(path), np.arange(4))
     np.testing.assert_allclose(found, [-1.5, -4.0])
-    with pytest.raises(ValueError, match="train: --data must be structures that all have forces"):
+    expected = "train: --data must be structures that all have forces, got .*, where structure"
+    with pytest.raises(ValueError, match=f"{expected} 0, 1, 2, 3 of 4 has none"):
+        load(_config(tmp_path, data=path))
+    whole = "1\nenergy=-2 Properties=species:S:1:pos:R:3:forces:R:3\nH 1 2 3 0 0 0\n"
+    path.write_text(whole + "1\nenergy=-2 Properties=species:S:1:pos:R:3\nH 1 2 3\n" + whole)
+    with pytest.raises(ValueError, match=f"{expected} 1 of 3 has none"):
         load(_config(tmp_path, data=path))
     path.write_text("1\nE=-2 Properties=species:S:1:F:R:3:pos:R:3\nH 1 2 3 0 0 0\n")
     read = load(_config(tmp_path, data=path, energy_key="E", forces_key="F"))

@@ -14,9 +14,12 @@ import numpy as np
 from jaxgnn.datasets.formats.file_errors import BadFileError, bad_file, naming, require_file
 from jaxgnn.datasets.readers.structure_checks import (
     SPANNING,
+    Missing,
     check_elements,
+    check_missing,
     expected_element,
     full_stress,
+    settle_missing,
     spans,
 )
 from jaxgnn.datasets.records.elements import SYMBOLS
@@ -33,7 +36,10 @@ _HEADER = b"SQLite format 3\x00"
 
 
 def read_ase(
-    path: str | PathLike[str], *, elements: Sequence[str] | None = None
+    path: str | PathLike[str],
+    *,
+    elements: Sequence[str] | None = None,
+    missing: Missing = "error",
 ) -> StructuresDataset:
     """Reads structures from a database of ASE, ``.db``, by the sqlite3 module of Python.
 
@@ -43,12 +49,15 @@ def read_ase(
     Args:
       path: the file, of version 5 to 9 of the format.
       elements: symbol of each species; None for the elements that occur, by atomic number.
+      missing: treatment of structures without an energy, forces or a stress that others have; see
+        ``read_extxyz``.
 
     Returns:
       The structures in the order of their ids: in electron volts and Å, the units of ASE.
 
     Raises:
-      ValueError: the file, the id of the row and the fault; or an unknown version.
+      ValueError: the file, the id of the row and the fault; the structures without a label; or an
+        unknown version.
 
     Example:
       >>> from jaxgnn import datasets
@@ -59,6 +68,7 @@ def read_ase(
     """
     path = Path(path)
     known = check_elements("read_ase", elements)
+    check_missing("read_ase", missing)
     require_file(path, "a database of ASE")
     with path.open("rb") as file:
         if file.read(len(_HEADER)) != _HEADER:
@@ -69,6 +79,7 @@ def read_ase(
         structures = list(_structures(path, rows, known))
     if not structures:
         raise bad_file(path, "expected at least one structure, got none")
+    structures = settle_missing(path, structures, missing)
     return join_structures(path.name, structures, elements)
 
 
@@ -119,6 +130,7 @@ class _Row:
             energy=self._energy(),
             forces=self._array("forces", atoms),
             stress=None if stress is None else full_stress(stress),
+            place=f"row {self._values['id']}",
         )
 
     def _bad(self, message: str) -> BadFileError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,15 @@ import numpy as np
 
 from jaxgnn.datasets.formats.file_errors import BadFileError, bad_file
 from jaxgnn.datasets.formats.files import read_text, real_number, whole_number
+from jaxgnn.datasets.readers.extxyz_pairs import Pairs, near_names, words_of
 from jaxgnn.datasets.readers.structure_checks import (
     SPANNING,
+    Missing,
     check_elements,
+    check_missing,
     expected_element,
     full_stress,
+    settle_missing,
     spans,
 )
 from jaxgnn.datasets.records.elements import NUMBERS
@@ -27,22 +32,16 @@ from jaxgnn.datasets.records.structures_dataset import (
     join_structures,
 )
 
-# A pair is key=value or a key alone; values with spaces are in quotes, braces or brackets.
-_PAIR = re.compile(
-    r"""\s* ("(?:[^"\\]|\\.)*" | [^\s="]+)
-        (?: \s*=\s* ( "(?:[^"\\]|\\.)*" | '[^']*' | \{[^}]*\} | \[[^=]*\] | [^\s"'{\[]\S* ) )?
-        (?= \s | $ )""",
-    re.VERBOSE,
-)
-_TRUTH = {
-    **dict.fromkeys(("T", "True", "true", "TRUE", "1"), True),
-    **dict.fromkeys(("F", "False", "false", "FALSE", "0"), False),
-}
+_TRUTH = dict.fromkeys(("t", "true", "1"), True) | dict.fromkeys(("f", "false", "0"), False)
+# Names of columns, in any case: those of the format and those of ASE.
+_POSITIONS, _SYMBOLS, _NUMBERS = ("pos", "positions"), ("species", "symbols"), ("z", "numbers")
+# Keys in small letters that other programs use for what is Lattice here.
+_CELLS = ("cell", "box", "unit_cell", "unitcell", "cell_vectors", "lattice_vectors")
 _NO_PROPERTIES = "species:S:1:pos:R:3"
 
 
 @dataclass(frozen=True)
-class Names:
+class _Names:
     """Keys and properties of an extxyz file that hold energies, forces and stresses."""
 
     energy: str
@@ -51,9 +50,28 @@ class Names:
     virial: str
 
 
-class _Column(NamedTuple):
-    """A property of atoms: its first column, and their number."""
+class _Ignored:
+    """Names in a file that were probably meant to be read, with the numbers of their lines."""
 
+    def __init__(self):
+        self._lines: dict[tuple[str, str, str], list[int]] = {}
+
+    def note(self, at: int, wanted: str, name: str, remedy: str) -> None:
+        self._lines.setdefault((wanted, name, remedy), []).append(at)
+
+    def warn(self, path: Path) -> None:
+        """Warns of each name once."""
+        for (wanted, name, remedy), lines in self._lines.items():
+            others = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+            text = f"line {lines[0]}{others}: no {wanted}, and {name!r} is ignored; {remedy}"
+            warnings.warn(f"{path}: {text}", stacklevel=3)
+
+
+class _Column(NamedTuple):
+    """A property of atoms: its name, its kind, its first column, and the number of columns."""
+
+    name: str
+    kind: str
     start: int
     width: int
 
@@ -64,6 +82,7 @@ class _Source:
 
     path: Path
     lines: Sequence[bytes]
+    ignored: _Ignored = field(default_factory=_Ignored)
 
     def text(self, number: int) -> str:
         return self.lines[number - 1].decode("utf-8", "replace")
@@ -81,14 +100,19 @@ def read_extxyz(
     forces: str = "forces",
     stress: str = "stress",
     virial: str = "virial",
+    missing: Missing = "error",
 ) -> StructuresDataset:
     """Reads structures from a file in the extended XYZ format, packed if it ends in ``.gz``.
 
     Of each structure the file has a line with the number of atoms, a line of pairs ``key=value``,
     and a line for each atom. ``Properties`` gives the columns of atoms: symbols ``species`` or
     atomic numbers ``Z``, ``pos``, and forces. ``Lattice`` has the three cell vectors, and ``pbc``
-    whether each is periodic; by default all are if there is a ``Lattice``. Other pairs and columns
-    are ignored. Energies, forces and stresses are optional.
+    whether each is periodic; by default all are if there is a ``Lattice``. These names may be in
+    any case. Other pairs and columns are ignored.
+
+    Energies, forces and stresses are optional, but those that one structure has are expected of
+    all: stresses of all that are periodic in three directions. They are read by their exact names;
+    a warning says where a structure has a similar name instead, such as ``Energy`` or ``force``.
 
     Args:
       path: the file.
@@ -99,12 +123,15 @@ def read_extxyz(
       stress: key of the stress: 9 numbers, or 6 in the order xx, yy, zz, yz, xz, xy.
       virial: key of the virial, 9 or 6 numbers, read where there is no stress: minus the stress
         times the volume of the cell.
+      missing: treatment of structures without a label that others have: ``"error"``; ``"skip"`` to
+        leave them out; or ``"nan"`` to read NaN, whereupon ``dataset[i]`` has None for this label
+        of all structures.
 
     Returns:
       The structures, in the units of the file.
 
     Raises:
-      ValueError: the file, the line and the fault.
+      ValueError: the file, the line and the fault; or the structures without a label.
 
     Example:
       >>> import pathlib, tempfile
@@ -123,15 +150,18 @@ def read_extxyz(
     """
     path = Path(path)
     known = check_elements("read_extxyz", elements)
+    check_missing("read_extxyz", missing)
     lines = read_text(path, "structures in extended XYZ format").splitlines()
-    names = Names(energy, forces, stress, virial)
-    structures = list(_structures(_Source(path, lines), names, known))
+    source = _Source(path, lines)
+    structures = list(_structures(source, _Names(energy, forces, stress, virial), known))
     if not structures:
         raise bad_file(path, "expected at least one structure, got an empty file")
+    source.ignored.warn(path)
+    structures = settle_missing(path, structures, missing)
     return join_structures(path.name, structures, elements)
 
 
-def _structures(source: _Source, names: Names, known: frozenset[str]) -> Iterator[Structure]:
+def _structures(source: _Source, names: _Names, known: frozenset[str]) -> Iterator[Structure]:
     at, end = 1, len(source.lines)
     while at <= end:
         text = source.text(at).strip()
@@ -160,112 +190,162 @@ def _count(source: _Source, at: int, text: str) -> int:
 
 
 def _structure(
-    source: _Source, at: int, count: int, names: Names, known: frozenset[str]
+    source: _Source, at: int, count: int, names: _Names, known: frozenset[str]
 ) -> Structure:
-    pairs = _pairs(source, at + 1)
-    columns = _columns(source, at + 1, pairs.get("Properties", _NO_PROPERTIES))
-    rows = _rows(source, at + 2, count, sum(column.width for column in columns.values()))
-    cell, periodic = _cell(source, at + 1, pairs)
-    energy = None
-    if names.energy in pairs:
-        energy = float(_numbers(source, at + 1, names.energy, pairs[names.energy], (1,))[0])
-    has_forces = names.forces in columns
+    line = _Line(source, at + 1)
+    columns = _columns(line)
+    rows = _rows(source, at + 2, count, sum(column.width for column in columns))
+    cell, periodic = _cell(line)
+    energy = line.label("energy", names)
+    forces = _column(columns, lambda column: column.name == names.forces)
+    if forces is None:
+        line.note_near([column.name for column in columns], "forces", names)
+    positions = _column(columns, lambda column: column.name.lower() in _POSITIONS)
+    assert positions is not None  # by _columns
     return Structure(
         numbers=_atomic_numbers(source, at + 2, rows, columns, known),
-        positions=_vectors(source, at + 2, rows, columns, "pos"),
+        positions=_vectors(source, at + 2, rows, positions),
         cell=cell,
         periodic=periodic,
-        energy=energy,
-        forces=_vectors(source, at + 2, rows, columns, names.forces) if has_forces else None,
-        stress=_stress(source, at + 1, pairs, names, cell),
+        energy=None if energy is None else float(line.numbers(names.energy, energy, (1,))[0]),
+        forces=None if forces is None else _vectors(source, at + 2, rows, forces),
+        stress=_stress(line, names, cell),
+        place=f"line {at}",
     )
 
 
 # -- the line of pairs ---------------------------------------------------------------------------
 
 
-def _pairs(source: _Source, at: int) -> dict[str, str]:
-    """The pairs of a line, without quotes; a key alone is true."""
-    text, place, found = source.text(at).rstrip(), 0, {}
-    while place < len(text):
-        match = _PAIR.match(text, place)
-        if match is None:
-            raise source.bad(at, f"expected pairs key=value, got {text[place : place + 80]!r}")
-        key, value = match.groups()
-        found[_unquoted(key)] = "T" if value is None else _unquoted(value)
-        place = match.end()
-    return found
+class _Line:
+    """The line of pairs of a structure, with errors that name it.
+
+    Attributes:
+      keys: the keys in their order.
+    """
+
+    def __init__(self, source: _Source, at: int):
+        self._source, self._at = source, at
+        try:
+            self._pairs = Pairs.parse(source.text(at))
+        except ValueError as error:
+            raise self.bad(str(error)) from None
+        self.keys = self._pairs.keys
+
+    def bad(self, message: str) -> BadFileError:
+        return self._source.bad(self._at, message)
+
+    def value(self, key: str, *, any_case: bool = False) -> str | None:
+        """The value of a key, or None."""
+        try:
+            return self._pairs.value(key, any_case=any_case)
+        except ValueError as error:
+            raise self.bad(str(error)) from None
+
+    def label(self, option: str, names: _Names) -> str | None:
+        """The value of the key of an option; None, with a note of similar keys, without it."""
+        value = self.value(getattr(names, option))
+        if value is None:
+            self.note_near(self.keys, option, names)
+        return value
+
+    def note_near(self, candidates: Sequence[str], option: str, names: _Names) -> None:
+        """Notes names that are similar to the one of an option."""
+        wanted = getattr(names, option)
+        for name in near_names(candidates, wanted):
+            remedy = f"read_extxyz(..., {option}={name!r}) reads it"
+            self._source.ignored.note(self._at, wanted, name, remedy)
+
+    def note_cells(self) -> None:
+        """Notes keys that other programs use for the cell vectors."""
+        for key in self.keys:
+            if key.lower() in _CELLS:
+                self._source.ignored.note(self._at, "Lattice", key, "name it Lattice")
+
+    def numbers(self, key: str, text: str, lengths: tuple[int, ...]) -> np.ndarray:
+        """Finite numbers, as many as one of ``lengths``, between spaces, commas or brackets."""
+        expected = " or ".join(map(str, lengths)) + f" finite number{'s' * (lengths != (1,))}"
+        try:
+            numbers = np.array([real_number(word) for word in words_of(text)])
+        except ValueError:
+            numbers = np.array([])
+        if len(numbers) not in lengths or not np.isfinite(numbers).all():
+            raise self.bad(f"{key}: expected {expected}, got {text[:80]!r}")
+        return numbers
 
 
-def _unquoted(word: str) -> str:
-    if len(word) > 1 and word[0] + word[-1] in ('""', "''", "{}", "[]"):
-        return re.sub(r"\\(.)", r"\1", word[1:-1])
-    return word
-
-
-def _numbers(source: _Source, at: int, key: str, text: str, lengths: tuple[int, ...]) -> np.ndarray:
-    """Finite numbers, as many as one of ``lengths``, between spaces, commas or brackets."""
-    words = re.split(r"[\s,\[\]]+", text.strip(" \t,[]"))
-    expected = " or ".join(map(str, lengths)) + f" finite number{'s' * (lengths != (1,))}"
-    try:
-        numbers = np.array([real_number(word) for word in words])
-    except ValueError:
-        numbers = np.array([])
-    if len(numbers) not in lengths or not np.isfinite(numbers).all():
-        raise source.bad(at, f"{key}: expected {expected}, got {text[:80]!r}")
-    return numbers
-
-
-def _cell(source: _Source, at: int, pairs: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def _cell(line: _Line) -> tuple[np.ndarray, np.ndarray]:
     """The cell vectors as rows, and whether each is periodic."""
-    cell, has_cell = np.zeros((3, 3)), "Lattice" in pairs
-    if has_cell:
-        cell = _numbers(source, at, "Lattice", pairs["Lattice"], (9,)).reshape(3, 3)
-    words = [str(has_cell)] * 3
-    if "pbc" in pairs:
-        words = re.split(r"[\s,\[\]]+", pairs["pbc"].strip(" \t,[]"))
+    lattice, flags = (line.value(key, any_case=True) for key in ("Lattice", "pbc"))
+    cell = np.zeros((3, 3))
+    if lattice is None:
+        line.note_cells()
+    else:
+        cell = line.numbers("Lattice", lattice, (9,)).reshape(3, 3)
+    words = [str(lattice is not None)] if flags is None else words_of(flags)
+    words = [word.lower() for word in words] * (3 if len(words) == 1 else 1)
     if len(words) != 3 or not all(word in _TRUTH for word in words):
-        raise source.bad(at, f"pbc: expected 3 of T and F, got {pairs['pbc'][:80]!r}")
+        raise line.bad(f"pbc: expected T or F, or 3 of them, got {(flags or '')[:80]!r}")
     periodic = np.array([_TRUTH[word] for word in words])
     if not spans(cell, periodic):
-        raise source.bad(at, f"Lattice: expected {SPANNING}, got {cell.tolist()}")
+        raise line.bad(f"Lattice: expected {SPANNING}, got {cell.tolist()}")
     return cell, periodic
 
 
-def _stress(
-    source: _Source, at: int, pairs: Mapping[str, str], names: Names, cell: np.ndarray
-) -> np.ndarray | None:
-    key = names.stress if names.stress in pairs else names.virial
-    if key not in pairs:
+def _stress(line: _Line, names: _Names, cell: np.ndarray) -> np.ndarray | None:
+    stress, virial = line.value(names.stress), line.value(names.virial)
+    if stress is not None:
+        return full_stress(line.numbers(names.stress, stress, (9, 6)))
+    if virial is None:
+        for option in ("stress", "virial"):
+            line.note_near(line.keys, option, names)
         return None
-    numbers = _numbers(source, at, key, pairs[key], (9, 6))
-    stress = full_stress(numbers)
-    if key == names.stress:
-        return stress
+    of_cell = full_stress(line.numbers(names.virial, virial, (9, 6)))
     volume = abs(np.linalg.det(cell))
     if volume == 0:
-        raise source.bad(at, f"{key}: expected a Lattice whose volume the virial is of, got none")
-    return -stress / volume
+        expected = "a Lattice whose volume the virial is of"
+        raise line.bad(f"{names.virial}: expected {expected}, got none")
+    return -of_cell / volume
 
 
 # -- the lines of atoms --------------------------------------------------------------------------
 
 
-def _columns(source: _Source, at: int, text: str) -> dict[str, _Column]:
+def _columns(line: _Line) -> list[_Column]:
     """The columns of each property of atoms: ``species:S:1:pos:R:3``."""
-    words, found, start = text.split(":"), {}, 0
+    text = line.value("Properties", any_case=True)
+    text = _NO_PROPERTIES if text is None else text
+
+    def bad(expected: str) -> BadFileError:
+        return line.bad(f"Properties: expected {expected}, got {text[:80]!r}")
+
+    words, columns, start = text.split(":"), list[_Column](), 0
     for name, kind, width in zip(words[::3], words[1::3], words[2::3], strict=False):
         if kind not in ("S", "R", "I", "L") or not re.fullmatch(r"[1-9][0-9]{0,5}", width):
             break
-        found[name] = _Column(start, int(width))
+        columns.append(_Column(name, kind, start, int(width)))
         start += int(width)
-    if 3 * len(found) != len(words):
-        expected = f"different names with kinds and widths, such as {_NO_PROPERTIES}"
-        raise source.bad(at, f"Properties: expected {expected}, got {text[:80]!r}")
-    if "pos" not in found or not found.keys() & {"species", "Z"}:
-        expected = "pos, and species or Z"
-        raise source.bad(at, f"Properties: expected {expected}, got {text[:80]!r}")
-    return found
+    names = [column.name.lower() for column in columns]
+    if 3 * len({column.name for column in columns}) != len(words):
+        raise bad(f"different names with kinds and widths, such as {_NO_PROPERTIES}")
+    if not any(name in _POSITIONS for name in names) or _elements(columns) is None:
+        raise bad("pos, and species or Z")
+    for synonyms in (_POSITIONS, _SYMBOLS):
+        if sum(name in synonyms for name in names) > 1:
+            raise bad(f"one property {synonyms[0]}")
+    return columns
+
+
+def _column(columns: Sequence[_Column], is_wanted: Callable[[_Column], bool]) -> _Column | None:
+    return next((column for column in columns if is_wanted(column)), None)
+
+
+def _elements(columns: Sequence[_Column]) -> _Column | None:
+    """The property of symbols, otherwise that of atomic numbers; None without any."""
+    symbols = _column(columns, lambda column: column.name.lower() in _SYMBOLS)
+    if symbols is not None:
+        return symbols
+    return _column(columns, lambda column: column.kind == "I" and column.name.lower() in _NUMBERS)
 
 
 def _rows(source: _Source, start: int, count: int, width: int) -> list[list[str]]:
@@ -281,11 +361,12 @@ def _atomic_numbers(
     source: _Source,
     start: int,
     rows: list[list[str]],
-    columns: Mapping[str, _Column],
+    columns: Sequence[_Column],
     known: frozenset[str],
 ) -> np.ndarray:
-    is_symbol = "species" in columns
-    column = columns["species" if is_symbol else "Z"].start
+    elements = _elements(columns)
+    assert elements is not None  # by _columns
+    is_symbol, column = elements.name.lower() in _SYMBOLS, elements.start
     symbols = [row[column] for row in rows]
     if not is_symbol:
         of_numbers = {str(number): symbol for symbol, number in NUMBERS.items()}
@@ -298,11 +379,9 @@ def _atomic_numbers(
     return np.array([NUMBERS[symbol] for symbol in symbols])
 
 
-def _vectors(
-    source: _Source, start: int, rows: list[list[str]], columns: Mapping[str, _Column], name: str
-) -> np.ndarray:
+def _vectors(source: _Source, start: int, rows: list[list[str]], column: _Column) -> np.ndarray:
     """A property of three finite numbers for each atom, float64 [atoms, 3]."""
-    first, width = columns[name]
+    name, _, first, width = column
     if width != 3:
         raise source.bad(start - 1, f"Properties: expected 3 columns of {name}, got {width}")
     found = np.empty((len(rows), 3))

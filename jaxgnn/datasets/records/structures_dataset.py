@@ -67,7 +67,7 @@ class StructuresDataset(Record):
 
         Arrays are views. ``cell`` and ``periodic`` are None if no cell vector is periodic. The
         energy, the forces or the stress are None unless all structures of the data set have it, so
-        that all samples fit in one batch.
+        that all samples fit in one batch; ``unlabelled`` says which have not.
 
         Raises:
           ValueError: there is no such structure.
@@ -89,6 +89,26 @@ class StructuresDataset(Record):
             "forces": None if forces is None else forces[atoms],
             "stress": None if stresses is None else stresses[place],
         }
+
+    def unlabelled(self, label: str) -> np.ndarray:
+        """Returns the numbers of the structures without a label, int [structures without it].
+
+        Args:
+          label: ``"energy"``, ``"forces"`` or ``"stress"``.
+
+        Raises:
+          ValueError: on any other label.
+        """
+        fields = {"energy": self.energies, "forces": self.forces, "stress": self.stresses}
+        if label not in fields:
+            raise bad_input("StructuresDataset", "label", f"one of {', '.join(fields)}", label)
+        values = fields[label]
+        if values is None:
+            return np.arange(self.num_structures)
+        is_nan = np.isnan(values).reshape(len(values), -1).any(1)
+        if label == "forces":
+            return np.unique(np.searchsorted(self._ends, np.flatnonzero(is_nan), "right") - 1)
+        return np.flatnonzero(is_nan)
 
     def _facts(self) -> list[tuple[str, Any]]:
         return [
@@ -119,6 +139,7 @@ class Structure(NamedTuple):
       energy: the energy, or None.
       forces: float64 [atoms, 3], or None.
       stress: float64 [3, 3], or None.
+      place: description of its place in a file, for errors.
     """
 
     numbers: np.ndarray
@@ -128,6 +149,7 @@ class Structure(NamedTuple):
     energy: float | None = None
     forces: np.ndarray | None = None
     stress: np.ndarray | None = None
+    place: str = ""
 
 
 def join_structures(
