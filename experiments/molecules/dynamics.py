@@ -151,7 +151,9 @@ class _Forces:
         moved = np.sqrt(np.max(np.sum((x - self._origin) ** 2, axis=1)))
         if not moved < _SKIN / 2:
             self._find(x)
-        found = self._predict(self._model, self._batch, x.astype(np.float32))
+        # Differences in float64, as atoms may have drifted far from the origin.
+        placed = self._placed + (x - self._origin)
+        found = self._predict(self._model, self._batch, placed.astype(np.float32))
         return float(found.energy[0]), np.asarray(found.forces[: len(x)], np.float64)
 
     def _find(self, x: np.ndarray) -> None:
@@ -160,7 +162,7 @@ class _Forces:
         if self._shape is None or sample.num_edges > self._shape[1]:
             self._shape = len(x) + 1, int(_SPARE * sample.num_edges)
         self._batch = jax.device_put(GraphBatch.from_graphs([sample], pad_to=self._shape))
-        self._origin = x
+        self._origin, self._placed = x, sample.nodes["positions"].astype(np.float64)
         self.rebuilds += 1
 
 

@@ -22,6 +22,8 @@ def potential_of(config: TrainConfig, batches: Batches) -> nnx.Module:
         "num_interactions": config.num_layers,
         "species_shift": species_energies(data, train),
         "species_scale": force_scale(batches),
+        # The shift is a mean energy, not that of lone atoms, and runs of earlier versions resume.
+        "subtract_lone_atoms": False,
         "implementation": config.implementation,
         "rngs": nnx.Rngs(streams(config.seed).parameters),
     }

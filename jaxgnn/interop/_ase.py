@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -31,11 +33,15 @@ def ase_calculator(
 
     Edges are found on the host within the cutoff and a skin, and again when atoms have moved so far
     that some may be missing. They are padded to a few sizes: steps compile nothing as long as their
-    number does not change much.
+    number does not change much. Positions are float64 until they are taken from an origin near to
+    the atoms, so they may drift as far as they like.
+
+    A calculator of a module can be pickled and copied; what is loaded compiles and searches again.
 
     Args:
       model: a potential such as ``models.SchNet``, or any module or function from a
-        ``GraphBatch`` to energies. Its parameters are read once.
+        ``GraphBatch`` to energies. The arrays of a module are copied by this call: training it
+        further changes no calculator that exists. A function is traced for each size of edges.
       species: symbols or atomic numbers of the rows in the model's tables, such as
         ``["H", "O"]``; each once, and not more than the model has.
       cutoff: radius of the edges, at least the model's; None for the model's.
@@ -69,15 +75,31 @@ def ase_calculator(
         raise bad_input(_WHERE, "cutoff", f"at least the model's, {model.cutoff:g}", repr(radius))
     if not isinstance(skin, int | float) or not 0 <= skin < np.inf:
         raise bad_input(_WHERE, "skin", "a number of at least 0", repr(skin))
-    make, rows = _calculator_class(), _rows_of_numbers(species)
+    _, rows = _calculator_class(), _rows_of_numbers(species)
     if isinstance(model, InteratomicPotential) and len(species) > model.num_species:
         expected = f"at most {model.num_species}, the rows of the model's tables"
         raise bad_input(_WHERE, "species", expected, f"{len(species)} of them")
-    return make(_Program(model), rows, MovingAtoms(float(radius), float(skin)))
+    return _calculator(_Program(_copied(model)), rows, float(radius), float(skin))
+
+
+def _copied(model: Any) -> Any:
+    """A module whose arrays are copies; a function is returned as it is."""
+    if not isinstance(model, nnx.Module):
+        return model
+    graphdef, state = nnx.split(model)
+    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+
+
+def _calculator(program: _Program, rows: np.ndarray, radius: float, skin: float) -> Any:
+    """A new calculator; a pickled one is loaded by this function."""
+    return _calculator_class()(program, rows, MovingAtoms(radius, skin))
 
 
 class _Program:
     """Computes potentials of batches, compiled once for each shape.
+
+    Args:
+      model: the potential, which nobody else changes.
 
     Attributes:
       num_traces: how many times it was traced.
@@ -85,12 +107,24 @@ class _Program:
 
     def __init__(self, model: Callable[[GraphBatch], Any]):
         self.num_traces = 0
+        self._model = model
         if isinstance(model, nnx.Module):
             graphdef, self._state = nnx.split(model)
             self._merged: Callable[[Any], Any] = lambda state: nnx.merge(graphdef, state)
         else:
             self._state, self._merged = (), lambda _: model
         self._compiled = jax.jit(self._compute, static_argnums=2)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The compiled program stays behind. Tried here, as pickle's own errors name what is deep
+        # inside of the model.
+        try:
+            pickle.dumps(self._model)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            expected = "a module or a function of a module of Python, to pickle the calculator"
+            got = getattr(self._model, "__qualname__", type(self._model).__name__)
+            raise pickle.PicklingError(f"{_WHERE}: model must be {expected}, got {got}") from error
+        return _Program, (self._model,)
 
     def __call__(self, batch: GraphBatch, *, stress: bool) -> Potential:
         return jax.device_get(self._compiled(self._state, batch, stress))
@@ -138,6 +172,14 @@ def _calculator_class() -> Any:
         def __init__(self, program: _Program, rows: np.ndarray, atoms_of_steps: MovingAtoms):
             super().__init__()
             self._program, self._rows, self._moving = program, rows, atoms_of_steps
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            # The class exists only where ASE is imported, so it is found by a function.
+            moving = self._moving
+            arguments = self._program, self._rows, moving.r, moving.skin
+            left = {"_program", "_rows", "_moving"}
+            rest = {name: value for name, value in vars(self).items() if name not in left}
+            return _calculator, arguments, rest
 
         @property
         def num_searches(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxgnn.graph import GraphBatch
 from jaxgnn.models import atomic_sample
+from jaxgnn.models.atomic_origin import Origin
 
 # More edge slots than edges, at a search that needs new ones.
 _HEADROOM = 1.1
@@ -35,7 +36,8 @@ class MovingAtoms:
     """Makes batches of one structure of the same shape, as long as its edges fit.
 
     Edges are found on the host within ``r + skin``. Until an atom has moved by more than half of
-    the skin, they contain all pairs within ``r`` and are used again.
+    the skin, they contain all pairs within ``r`` and are used again. Positions are taken from an
+    origin near to the atoms, by whole cells for each atom, before they are rounded.
 
     Attributes:
       num_searches: how many times edges were found.
@@ -44,15 +46,16 @@ class MovingAtoms:
     def __init__(self, r: float, skin: float):
         self.r, self.skin = r, skin
         self.num_searches = 0
-        self._found: tuple[Placed, GraphBatch] | None = None
+        self._found: tuple[Placed, Origin, GraphBatch] | None = None
 
     def batch(self, now: Placed) -> GraphBatch:
         """The batch of a structure; ValueError names a position that is not finite."""
         if self._found is None or self._needs_search(self._found[0], now):
-            self._found = now, self._searched(now)
-        _, batch = self._found
+            self._found = now, *self._searched(now)
+        _, origin, batch = self._found
         nodes, of_graphs = dict(batch.nodes), dict(batch.globals)
-        nodes["positions"] = _padded(now.positions, nodes["positions"])
+        positions = origin.subtracted(now.positions, now.cell)
+        nodes["positions"] = _padded(positions, nodes["positions"])
         if now.cell is not None:
             of_graphs["cell"] = _padded(now.cell[None], of_graphs["cell"])
         return dataclasses.replace(batch, nodes=nodes, globals=of_graphs)
@@ -72,16 +75,28 @@ class MovingAtoms:
         nearer = 2 * moves.max(initial=0) + self.r * stretch
         return not nearer <= self.skin  # true for NaN
 
-    def _searched(self, now: Placed) -> GraphBatch:
+    def _searched(self, now: Placed) -> tuple[Origin, GraphBatch]:
         """A new search. The number of slots stays if the edges fit and use half of it."""
         self.num_searches += 1
+        origin, positions = _origin(now), now.positions
+        if origin is not None:
+            positions = origin.subtracted(positions, now.cell)
         box = {"cell": now.cell, "periodic": now.periodic}
-        sample = atomic_sample(now.positions, now.species, self.r + self.skin, **box)
-        slots = 0 if self._found is None else self._found[1].graph.num_edges
+        sample = atomic_sample(positions, now.species, self.r + self.skin, **box)
+        assert origin is not None  # as the sample is finite
+        slots = 0 if self._found is None else self._found[2].graph.num_edges
         if not slots / 2 <= sample.num_edges <= slots:
             slots = bucket(int(sample.num_edges * _HEADROOM) + 1)
         batch = GraphBatch.from_graphs([sample], pad_to=(sample.num_nodes + 1, slots, 2))
-        return jax.device_put(batch)
+        return origin, jax.device_put(batch)
+
+
+def _origin(now: Placed) -> Origin | None:
+    """The origin of a structure, or None if it is not finite."""
+    cell = np.zeros(0) if now.cell is None else now.cell
+    if not (np.isfinite(now.positions).all() and np.isfinite(cell).all()):
+        return None
+    return Origin.of(now.positions, now.cell, now.periodic, near=0.0)
 
 
 def bucket(count: int) -> int:

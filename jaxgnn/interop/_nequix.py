@@ -151,6 +151,7 @@ def _abstract_model(options: dict[str, Any], energies: np.ndarray) -> models.Neq
         "norm": "nequix" if options["layer_norm"] else None,
         "species_shift": energies.astype(np.float64) + options["shift"],
         "species_scale": options["scale"],
+        "subtract_lone_atoms": False,  # nequix adds the energies of atoms to what its network gives
     }
     model = nnx.eval_shape(lambda: models.NequIP(len(energies), **given, rngs=nnx.Rngs(0)))
     model.species_shift.set_value(jnp.asarray(given["species_shift"], jnp.float32))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from jaxgnn._arrays.arrays import is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphSample, radius_graph
+from jaxgnn.models.atomic_origin import Origin, near_distance
 
 _WHERE = "models.atomic_sample"
 # Cell vectors of length one must span at least this volume, or they count as dependent.
@@ -53,6 +54,11 @@ def atomic_sample(
       without a cell, and ``"radius"``; and the targets that were given, ``"forces"`` in ``nodes``,
       ``"energy"`` and ``"stress"`` in ``globals``.
 
+      A structure that is further than 32 radii from the origin is moved to it, and atoms that have
+      left its cell so far are put back by whole cells, both in float64: float32 would lose digits
+      of their distances, and energies do not change. So to move atoms of a sample, add their moves
+      to its positions.
+
     Raises:
       ValueError: if there are no atoms; if an array has the wrong shape or dtype, is traced or has
         entries that are not finite, which the message names; if periodic cell vectors are linearly
@@ -65,29 +71,32 @@ def atomic_sample(
       >>> chain.num_edges, chain.edges["images"][0].tolist()
       (6, [-1, 0, 0])
     """
-    positions = _finite("positions", positions, None)
-    if positions.ndim != 2 or positions.shape[1] != 3 or not len(positions):
+    wide = _finite("positions", positions, None)
+    if wide.ndim != 2 or wide.shape[1] != 3 or not len(wide):
         expected = "of shape [atoms, 3], of at least one atom"
-        raise bad_input(_WHERE, "positions", expected, f"shape {positions.shape}")
-    dtype = positions.dtype
+        raise bad_input(_WHERE, "positions", expected, f"shape {wide.shape}")
+    dtype = jax.dtypes.canonicalize_dtype(np.promote_types(wide.dtype, np.float32))
     if not (isinstance(r, int | float | np.number) and 0 < r < np.inf):
         raise bad_input(_WHERE, "r", "a positive number", repr(r))
     cell = None if cell is None else _finite("cell", cell, (3, 3))
     flags = _checked_periodic(cell, periodic)
+    origin = Origin.of(wide, cell, flags, near_distance(float(r)))
+    positions = _narrowed("positions", origin.subtracted(wide, cell), dtype)
+    cell = None if cell is None else _narrowed("cell", cell, dtype)
     edges = radius_graph(positions, r, box=cell, periodic=flags)
     nodes: dict[str, Any] = {
         "positions": positions,
         "species": _checked_species(species, len(positions)),
     }
     of_graph: dict[str, Any] = {
-        "cell": np.eye(3, dtype=dtype) if cell is None else cell.astype(dtype),
+        "cell": np.eye(3, dtype=dtype) if cell is None else cell,
         "radius": np.asarray(r, dtype),
     }
     if forces is not None:
-        nodes["forces"] = _finite("forces", forces, positions.shape).astype(dtype)
+        nodes["forces"] = _narrowed("forces", _finite("forces", forces, positions.shape), dtype)
     for name, value, shape in (("energy", energy, ()), ("stress", stress, (3, 3))):
         if value is not None:
-            of_graph[name] = _finite(name, value, shape).astype(dtype)
+            of_graph[name] = _narrowed(name, _finite(name, value, shape), dtype)
     return GraphSample(
         senders=np.asarray(edges.senders),
         receivers=np.asarray(edges.receivers),
@@ -99,7 +108,7 @@ def atomic_sample(
 
 
 def _finite(name: str, values: Any, shape: tuple[int, ...] | None) -> np.ndarray:
-    """A floating array of JAX's width; ValueError names its first entry that is not finite."""
+    """A floating array of its own width; ValueError names its first entry that is not finite."""
     if not is_concrete(*jax.tree.leaves(values)):
         raise bad_input(_WHERE, name, "concrete; make samples outside jit", "a tracer")
     array = np.asarray(values)
@@ -110,13 +119,19 @@ def _finite(name: str, values: Any, shape: tuple[int, ...] | None) -> np.ndarray
     if shape is not None and array.shape != shape:
         raise bad_input(_WHERE, name, f"of shape {list(shape)}", f"shape {list(array.shape)}")
     wide = np.promote_types(array.dtype, np.float32)
-    array = array.astype(jax.dtypes.canonicalize_dtype(wide))
-    bad = np.argwhere(~np.isfinite(array))
+    return _narrowed(name, array, wide)
+
+
+def _narrowed(name: str, array: np.ndarray, dtype: Any) -> np.ndarray:
+    """The array in another dtype; ValueError names its first entry that is not finite there."""
+    with np.errstate(over="ignore"):
+        narrow = array.astype(dtype)
+    bad = np.argwhere(~np.isfinite(narrow))
     if len(bad):
         at = tuple(bad[0].tolist())
         place = "".join(f"[{i}]" for i in at)
         raise bad_input(_WHERE, f"{name}{place}", "finite", array[at])
-    return array
+    return narrow
 
 
 def _checked_periodic(cell: np.ndarray | None, periodic: Any) -> tuple[bool, ...]:

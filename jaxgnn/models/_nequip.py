@@ -51,7 +51,10 @@ class NequIP(InteratomicPotential):
 
         x_i = embedding[species_i]
         x_i = gate(conv(linear(x))_i + self_connection(x_i, species_i))
-        E = Σ_i species_scale[species_i] linear(x_i) + species_shift[species_i]
+        e_i = linear(x_i)
+        E = Σ_i species_scale[species_i] (e_i - lone[species_i]) + species_shift[species_i]
+
+    ``lone`` is e of an atom without neighbours, whose energy is thus ``species_shift``.
 
     The layers are ``nn.EquivariantConv``, ``nn.EquivariantLinear`` and ``nn.Gate``; the basis is
     ``nn.BesselBasis`` times ``nn.polynomial_envelope``. A step has those irreps that its input can
@@ -105,6 +108,7 @@ class NequIP(InteratomicPotential):
         species_scale=anything,
         species_shift=anything,
         species_weights=flag,
+        subtract_lone_atoms=flag,
     )
     def __init__(
         self,
@@ -123,13 +127,15 @@ class NequIP(InteratomicPotential):
         norm: Literal["rms", "nequix"] | None = None,
         species_shift: SpeciesNumbers = 0.0,
         species_scale: SpeciesNumbers = 1.0,
+        subtract_lone_atoms: bool = True,
         precision: ops.Precision | None = "highest",
         recompute_weights: bool | None = None,
         rngs: nnx.Rngs,
         **common: Unpack[CommonOptions],
     ):
         tables = {"species_shift": species_shift, "species_scale": species_scale}
-        super().__init__(num_species, cutoff=cutoff, **tables, **common)
+        options = {"cutoff": cutoff, "subtract_lone_atoms": subtract_lone_atoms}
+        super().__init__(num_species, **options, **tables, **common)
         self.irreps = as_irreps(self._name, "irreps", irreps)
         scalars = tuple(entry for entry in self.irreps if entry.irrep == _EVEN)
         if not scalars:

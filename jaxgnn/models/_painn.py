@@ -16,7 +16,7 @@ from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import BesselBasis, FusedMLP, check_widths, cosine_cutoff
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer
-from jaxgnn.nn.shared.options import anything, at_least, checked_options, positive
+from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, positive
 
 # Added to squared lengths of vectors, so that the slope of a length is finite at zero.
 _EPSILON = 1e-8
@@ -34,7 +34,10 @@ class PaiNN(InteratomicPotential):
         v_i = v_i + Σ_j v_j ψ_j w'_ij + u_ij χ_j w''_ij
         [a, b, c]_i = mlp([s_i ; |V v_i|])
         s_i = s_i + a_i + b_i ⟨U v_i, V v_i⟩,  v_i = v_i + c_i U v_i
-        E = Σ_i species_scale[species_i] mlp(s_i) + species_shift[species_i]
+        e_i = mlp(s_i)
+        E = Σ_i species_scale[species_i] (e_i - lone[species_i]) + species_shift[species_i]
+
+    ``lone`` is e of an atom without neighbours, whose energy is thus ``species_shift``.
 
     The basis is ``nn.BesselBasis``, and C is ``nn.cosine_cutoff``. No array of edges times
     features is stored. The energy is invariant under rotations, reflections and translations. It
@@ -64,6 +67,7 @@ class PaiNN(InteratomicPotential):
         num_species=at_least(1),
         species_scale=anything,
         species_shift=anything,
+        subtract_lone_atoms=flag,
     )
     def __init__(
         self,
@@ -75,11 +79,13 @@ class PaiNN(InteratomicPotential):
         num_basis: int = 20,
         species_shift: SpeciesNumbers = 0.0,
         species_scale: SpeciesNumbers = 1.0,
+        subtract_lone_atoms: bool = True,
         rngs: nnx.Rngs,
         **common: Unpack[CommonOptions],
     ):
         tables = {"species_shift": species_shift, "species_scale": species_scale}
-        super().__init__(num_species, cutoff=cutoff, **tables, **common)
+        options = {"cutoff": cutoff, "subtract_lone_atoms": subtract_lone_atoms}
+        super().__init__(num_species, **options, **tables, **common)
         check_widths(self._name, features)
         shape = num_species, features
         initial = nnx.initializers.normal(1.0)(rngs.params(), shape, self.param_dtype)

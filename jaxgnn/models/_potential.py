@@ -81,9 +81,10 @@ def energy_forces_stress(
     """
     if not callable(model):
         raise bad_input(_WHERE, "model", "a potential", type(model).__name__)
-    check_structures(_WHERE, batch)
     if isinstance(model, InteratomicPotential):
         model.check_batch(batch)
+    else:
+        check_structures(_WHERE, batch)
     if stress:
         _require_volume(batch)
     if isinstance(model, nnx.Module):
@@ -95,12 +96,17 @@ def energy_forces_stress(
 def _of_module(static: tuple[Any, bool], arguments: tuple[GraphBatch, Any]) -> Potential:
     graphdef, with_stress = static
     batch, state = arguments
-    return _of_function((nnx.merge(graphdef, state), with_stress), batch)
+    model = nnx.merge(graphdef, state)
+    # A class of one's own may do more in a call, which checks the batch again.
+    is_potential = isinstance(model, InteratomicPotential)
+    if is_potential and type(model).__call__ is InteratomicPotential.__call__:
+        model = model.energies_of_checked
+    return _of_function((model, with_stress), batch)
 
 
 def _of_function(static: tuple[Callable[..., Any], bool], batch: GraphBatch) -> Potential:
     model, with_stress = static
-    structures = Structures.of_batch(_WHERE, batch)
+    structures = Structures.of_checked(batch)
     positions, cells = structures.positions, structures.cells
     is_graph = jnp.asarray(batch.graph_mask)
 

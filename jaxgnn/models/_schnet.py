@@ -13,7 +13,7 @@ from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows
 from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import SchNetInteraction, check_widths, shifted_softplus
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.options import anything, at_least, checked_options, positive
+from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, positive
 
 
 @saveable
@@ -25,7 +25,9 @@ class SchNet(InteratomicPotential):
 
         x_i = embedding[species_i],  x = x + interaction(x, distances)
         e_i = w₂ · shifted_softplus(W₁ x_i + b₁) + b₂
-        E = Σ_i species_scale[species_i] e_i + species_shift[species_i]
+        E = Σ_i species_scale[species_i] (e_i - lone[species_i]) + species_shift[species_i]
+
+    ``lone`` is e of an atom without neighbours, whose energy is thus ``species_shift``.
 
     The energy is invariant under rotations, reflections and translations. It and its forces are
     continuous at the cutoff. ``models.energy_forces_stress`` computes forces and stress.
@@ -55,6 +57,7 @@ class SchNet(InteratomicPotential):
         num_species=at_least(1),
         species_scale=anything,
         species_shift=anything,
+        subtract_lone_atoms=flag,
     )
     def __init__(
         self,
@@ -67,11 +70,13 @@ class SchNet(InteratomicPotential):
         num_gaussians: int = 50,
         species_shift: SpeciesNumbers = 0.0,
         species_scale: SpeciesNumbers = 1.0,
+        subtract_lone_atoms: bool = True,
         rngs: nnx.Rngs,
         **common: Unpack[CommonOptions],
     ):
         tables = {"species_shift": species_shift, "species_scale": species_scale}
-        super().__init__(num_species, cutoff=cutoff, **tables, **common)
+        options = {"cutoff": cutoff, "subtract_lone_atoms": subtract_lone_atoms}
+        super().__init__(num_species, **options, **tables, **common)
         check_widths(self._name, features)
         initial = nnx.initializers.normal(1.0)(
             rngs.params(), (num_species, features), self.param_dtype

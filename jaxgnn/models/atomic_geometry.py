@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import as_jax, shown
+from jaxgnn._arrays.arrays import in_native_order, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.ops.shared import at_ends
@@ -68,8 +68,12 @@ class Structures(NamedTuple):
           where: the public function or class, for error messages.
           batch: a ``GraphBatch`` of samples such as ``models.atomic_sample`` makes.
         """
-        batch = check_structures(where, batch)
-        positions = as_jax(where, "batch.nodes['positions']", batch.nodes["positions"])
+        return cls.of_checked(check_structures(where, batch))
+
+    @classmethod
+    def of_checked(cls, batch: GraphBatch) -> Structures:
+        """Reads a batch that ``check_structures`` has passed."""
+        positions = jnp.asarray(in_native_order(batch.nodes["positions"]))
         dtype = np.promote_types(positions.dtype, np.float32)
         is_node, is_graph = jnp.asarray(batch.node_mask), jnp.asarray(batch.graph_mask)
         cells = jnp.asarray(batch.globals["cell"]).astype(dtype)

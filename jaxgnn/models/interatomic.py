@@ -27,27 +27,35 @@ _ROUNDING = 1e-5
 
 
 class InteratomicPotential(GraphLayer):
-    """Base class of potentials, ``E = Σ_i scale_s(i) e_i + shift_s(i)`` over the atoms.
+    """Base class of potentials: ``E = Σ_i scale_s(i) (e_i - lone_s(i)) + shift_s(i)`` over atoms.
 
-    A subclass computes ``e_i`` of all atoms by ``_energies_of_atoms``.
+    A subclass computes ``e_i`` of all atoms by ``_energies_of_atoms``. ``lone`` is the same of an
+    atom without neighbours, or zero without ``subtract_lone_atoms``.
 
     Args:
       num_species: number of species, the rows of its tables.
       cutoff: distance beyond which atoms do not interact, in the unit of the positions.
       species_shift: energy of an atom to which the network adds, a number or [species].
       species_scale: factor of the network's output for each species, a number or [species].
+      subtract_lone_atoms: whether the network's output for a lone atom is subtracted, so that
+        ``species_shift`` is the energy of a lone atom.
     """
 
     option_lines = GraphLayer.option_lines | {
         "num_species": "number of species; each is a row of the tables of the model.",
         "cutoff": "distance beyond which atoms do not interact, in the unit of the positions.",
         "species_shift": (
-            "energy of an atom of each species to which the network adds, such as that of a lone\n"
-            "  atom, [species], or one number for all; not trained."
+            "energy of a lone atom of each species, to which the network adds, [species], or one\n"
+            "  number for all; not trained."
         ),
         "species_scale": (
             "factor of what the network adds to it, [species], or one number for all,\n"
             "  such as the root mean square of the forces; not trained."
+        ),
+        "subtract_lone_atoms": (
+            "whether the network's value for an atom without neighbours is subtracted from that\n"
+            "  of each atom. Otherwise a lone atom has another energy than ``species_shift``, as\n"
+            "  in models of earlier versions and in the published NequIP, PaiNN and SchNet."
         ),
     }
 
@@ -58,12 +66,16 @@ class InteratomicPotential(GraphLayer):
         cutoff: float,
         species_shift: SpeciesNumbers,
         species_scale: SpeciesNumbers,
+        subtract_lone_atoms: bool,
         **common: Unpack[CommonOptions],
     ):
         super().__init__(**common)
         self.num_species, self.cutoff = num_species, cutoff
         self.species_shift = self._species_table("species_shift", species_shift)
         self.species_scale = self._species_table("species_scale", species_scale)
+        # An array, so that checkpoints of a model with the other option do not fit, and nobody
+        # takes energies of one convention for those of the other.
+        self.lone_share = self._species_table("", 1.0) if subtract_lone_atoms else None
 
     def __call__(self, batch: GraphBatch) -> Float[Array, " graphs"]:
         """Returns the energy of each structure, zero for padding.
@@ -83,6 +95,19 @@ class InteratomicPotential(GraphLayer):
         self.check_batch(batch)
         graphdef, state = nnx.split(self)
         return run_compiled(_energies, graphdef, (batch, state))
+
+    def energies_of_checked(self, batch: GraphBatch) -> Float[Array, " graphs"]:
+        """Returns what a call does, for a batch that ``check_batch`` has passed."""
+        structures = Structures.of_checked(batch)
+        edges = structures.edges()
+        of_atoms = self._scaled_energies(structures.graph, structures.species, edges)
+        energies = pool(of_atoms[:, None], batch, "sum")[:, 0]
+        radius = batch.globals.get("radius")
+        if radius is None:
+            return energies
+        # A factor, so that the forces are NaN as well.
+        is_short = jnp.asarray(batch.graph_mask) & (jnp.asarray(radius) < self._least_radius)
+        return energies * jnp.where(is_short, jnp.nan, 1).astype(energies.dtype)
 
     def check_batch(self, batch: GraphBatch) -> None:
         """Raises ValueError unless the batch fits the model, as far as its arrays are concrete."""
@@ -164,7 +189,17 @@ class InteratomicPotential(GraphLayer):
         of_atoms = self._energies_of_atoms(graph, species, edges).astype(dtype)
         tables = (self.species_scale, self.species_shift)
         scale, shift = (rows_of_species(table[...].astype(dtype), species) for table in tables)
+        if self.lone_share is not None:
+            lone = self._energies_of_lone_atoms(dtype) * self.lone_share[...].astype(dtype)
+            of_atoms = of_atoms - rows_of_species(lone, species)
         return of_atoms * scale + shift
+
+    def _energies_of_lone_atoms(self, dtype: Any) -> Float[Array, " species"]:
+        """The energy of an atom of each species without neighbours, without scale and shift."""
+        alone = CSRGraph.from_edges(np.zeros(0, int), np.zeros(0, int), self.num_species)
+        edges = AtomicEdges(jnp.zeros((0, 3), dtype), jnp.zeros(0, dtype))
+        species = jnp.arange(self.num_species, dtype=jnp.int32)
+        return self._energies_of_atoms(alone, species, edges).astype(dtype)
 
     @property
     def _least_radius(self) -> float:
@@ -202,17 +237,7 @@ def rows_of_species(
 
 def _energies(graphdef: Any, arguments: tuple[GraphBatch, Any]) -> Float[Array, " graphs"]:
     batch, state = arguments
-    model = nnx.merge(graphdef, state)
-    structures = Structures.of_batch(model._name, batch)
-    edges = structures.edges()
-    of_atoms = model._scaled_energies(structures.graph, structures.species, edges)
-    energies = pool(of_atoms[:, None], batch, "sum")[:, 0]
-    radius = batch.globals.get("radius")
-    if radius is None:
-        return energies
-    # A factor, so that the forces are NaN as well.
-    is_short = jnp.asarray(batch.graph_mask) & (jnp.asarray(radius) < model._least_radius)
-    return energies * jnp.where(is_short, jnp.nan, 1).astype(energies.dtype)
+    return nnx.merge(graphdef, state).energies_of_checked(batch)
 
 
 def _energies_of_vectors(graphdef: Any, arguments: Any) -> Float[Array, " nodes"]:

@@ -70,6 +70,10 @@ _RECIPE = """; the arrays of a network of your own are written, and read by the 
     data = Path("network.msgpack").read_bytes()
     nnx.update(again, flax.serialization.from_bytes(arrays_of(again), data))
 """
+# Options that files of earlier versions lack, with what these versions did.
+_EARLIER: dict[str, dict[str, Any]] = {
+    network: {"subtract_lone_atoms": False} for network in ("NequIP", "PaiNN", "SchNet")
+}
 # Options that are no sizes; steps are one where each has parameters of its own.
 _NO_SIZES = ("cutoff", "num_steps", "recompute_every", "species_scale", "species_shift")
 _STEPS_ARE_SIZES = ("EncodeProcessDecode",)
@@ -237,7 +241,7 @@ def _described(
     if not isinstance(saved, dict) or not all(_is_plain(n, v) for n, v in saved.items()):
         raise ValueError(f"{path}: expected options of {network} that are numbers or names")
     _check_sizes(str(path), network, saved, found)
-    return network, saved
+    return network, _EARLIER.get(network, {}) | saved
 
 
 def _is_plain(name: str, value: Any) -> bool:

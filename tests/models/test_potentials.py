@@ -41,9 +41,35 @@ def test_energies_are_those_of_the_formula(name):
         )
         vectors = r[sample.senders] + sample.edges["images"] @ cell - r[sample.receivers]
         of_atoms = case.formula(of_all, species, sample.senders, sample.receivers, vectors)
+        nobody = np.zeros(0, int)
+        lone = case.formula(of_all, np.arange(2), nobody, nobody, np.zeros((0, 3)))
+        of_atoms = of_atoms - lone[species]
         expected = np.sum(np.array(SCALE)[species] * of_atoms + np.array(SHIFT)[species])
         np.testing.assert_allclose(found[place], expected, rtol=1e-5)
     assert not found[len(SAMPLES) :].any()
+
+
+@each_potential
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_shift_of_a_species_is_the_energy_of_a_lone_atom(name, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        options = {"param_dtype": dtype, "dtype": dtype} if dtype == "float64" else {}
+        places = np.array([[0.0, 0, 0], [9, 0, 0], [0, 9, 0]], dtype)
+        samples = [atomic_sample(places[:1], [s], CUTOFF) for s in (1, 0)]
+        samples += [atomic_sample(places, [0, 1, 1], CUTOFF)]
+        samples += [structure(8, 1, cell=None, dtype=np.dtype(dtype))]
+        samples += [atomic_sample(places[:1], [1], CUTOFF, cell=9 * np.eye(3))]
+        batch = GraphBatch.from_graphs(samples, pad_to=(24, 600, 6))
+        model = POTENTIALS[name].make(**options)
+        expected = [SHIFT[1], SHIFT[0], SHIFT[0] + 2 * SHIFT[1], SHIFT[1]]
+        found = energy_forces_stress(model, batch)
+        close = {"rtol": 2e-6, "atol": 2e-6} if dtype == "float32" else {"rtol": 1e-13}
+        np.testing.assert_allclose(np.asarray(found.energy)[[0, 1, 2, 4]], expected, **close)
+        assert not found.forces[:5].any() and found.energy.dtype == dtype
+        plain = POTENTIALS[name].make(subtract_lone_atoms=False, **options)
+        of_plain = energy_forces_stress(plain, batch)
+        assert np.abs(of_plain.energy - found.energy)[:5].min() > 1e-2
+        np.testing.assert_allclose(of_plain.forces, found.forces, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.costly(1)
@@ -173,7 +199,8 @@ def test_a_subclass_without_energies_of_atoms_says_so():
         pass
 
     with pytest.raises(NotImplementedError, match="Own has no energies of atoms"):
-        Own(2, cutoff=CUTOFF, species_shift=0, species_scale=1)(BATCH)
+        options = {"species_shift": 0, "species_scale": 1, "subtract_lone_atoms": True}
+        Own(2, cutoff=CUTOFF, **options)(BATCH)
 
 
 @each_potential

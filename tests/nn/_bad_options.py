@@ -139,6 +139,7 @@ BAD = {
     "species_shift": _NO_NUMBERS_OF_SPECIES,
     "species_weights": _NO_FLAGS,
     "strength": ["0.5", jnp.nan],
+    "subtract_lone_atoms": _NO_FLAGS,
     "summed": _NO_NAMES,
     "strategy": ["pairs", [{0, 99}]],
     "towers": _NO_NUMBERS,
