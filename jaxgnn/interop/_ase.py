@@ -40,8 +40,8 @@ def ase_calculator(
 
     Args:
       model: a potential such as ``models.SchNet``, or any module or function from a
-        ``GraphBatch`` to energies. The arrays of a module are copied by this call: training it
-        further changes no calculator that exists. A function is traced for each size of edges.
+        ``GraphBatch`` to energies. A module is copied by this call, in evaluation mode: to train it
+        further changes no calculator that exists. A function is traced for each number of slots.
       species: symbols or atomic numbers of the rows in the model's tables, such as
         ``["H", "O"]``; each once, and not more than the model has.
       cutoff: radius of the edges, at least the model's; None for the model's.
@@ -83,11 +83,13 @@ def ase_calculator(
 
 
 def _copied(model: Any) -> Any:
-    """A module whose arrays are copies; a function is returned as it is."""
+    """A module whose arrays are copies, in evaluation mode; a function is returned as it is."""
     if not isinstance(model, nnx.Module):
         return model
     graphdef, state = nnx.split(model)
-    return nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+    copied = nnx.merge(graphdef, jax.tree.map(jnp.copy, state))
+    copied.eval()
+    return copied
 
 
 def _calculator(program: _Program, rows: np.ndarray, radius: float, skin: float) -> Any:

@@ -32,6 +32,10 @@ def jax_md_energy(
     imported. Forces are by the nearest image, as jax-md's distances, so the box has to be at least
     twice as wide as the cutoff.
 
+    jax-md keeps positions in JAX's dtype. Let it put them back into the box, as
+    ``jax_md.space.periodic`` does by default: far from the origin, float32 loses digits of
+    distances. Parameters of the model are read at each call, and under ``jit`` once.
+
     Args:
       model: a potential such as ``models.SchNet``.
       displacement: function of two positions, one minus the other, such as ``jax_md.space``

@@ -14,7 +14,12 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
-from jaxgnn.models.atomic_geometry import Structures, check_structures, strained
+from jaxgnn.models.atomic_geometry import (
+    Structures,
+    check_structures,
+    near_origin,
+    strained,
+)
 from jaxgnn.models.interatomic import InteratomicPotential
 from jaxgnn.ops.core.eager import run_compiled
 
@@ -83,6 +88,7 @@ def energy_forces_stress(
         raise bad_input(_WHERE, "model", "a potential", type(model).__name__)
     if isinstance(model, InteratomicPotential):
         model.check_batch(batch)
+        batch = near_origin(batch)
     else:
         check_structures(_WHERE, batch)
     if stress:

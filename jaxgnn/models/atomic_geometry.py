@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxgnn._arrays.arrays import in_native_order, shown
+from jaxgnn._arrays.arrays import in_native_order, is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.ops.shared import at_ends
@@ -128,7 +129,25 @@ def atomic_edges(batch: GraphBatch) -> AtomicEdges:
       >>> edges.vectors.tolist(), edges.distances.tolist()
       ([[0.0, 0.0, 2.0], [0.0, 0.0, -2.0]], [2.0, 2.0])
     """
-    return Structures.of_batch("models.atomic_edges", batch).edges()
+    batch = check_structures("models.atomic_edges", batch)
+    return Structures.of_checked(near_origin(batch)).edges()
+
+
+def near_origin(batch: GraphBatch) -> GraphBatch:
+    """The batch with positions from the first atom of each structure, if rounding needs it.
+
+    Samples of ``models.atomic_sample`` do not. Float64 positions of numpy from elsewhere, which JAX
+    would round to float32, are subtracted before. Vectors of edges do not change.
+    """
+    positions = batch.nodes["positions"]
+    is_rounded = jax.dtypes.canonicalize_dtype(positions.dtype).itemsize < positions.dtype.itemsize
+    if not isinstance(positions, np.ndarray) or not is_rounded or not is_concrete(batch.graph_ids):
+        return batch
+    ids = np.asarray(batch.graph_ids)
+    first = np.zeros(batch.num_graphs, int)
+    first[ids[::-1]] = np.arange(len(ids))[::-1]
+    nodes = {**batch.nodes, "positions": positions - positions[first[ids]]}
+    return dataclasses.replace(batch, nodes=nodes)
 
 
 def strained(

@@ -13,7 +13,12 @@ from jaxtyping import Array, Float, Int
 from jaxgnn._arrays.arrays import is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
-from jaxgnn.models.atomic_geometry import AtomicEdges, Structures, check_structures
+from jaxgnn.models.atomic_geometry import (
+    AtomicEdges,
+    Structures,
+    check_structures,
+    near_origin,
+)
 from jaxgnn.nn import pool
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer, without_padding
@@ -94,7 +99,7 @@ class InteratomicPotential(GraphLayer):
         """
         self.check_batch(batch)
         graphdef, state = nnx.split(self)
-        return run_compiled(_energies, graphdef, (batch, state))
+        return run_compiled(_energies, graphdef, (near_origin(batch), state))
 
     def energies_of_checked(self, batch: GraphBatch) -> Float[Array, " graphs"]:
         """Returns what a call does, for a batch that ``check_batch`` has passed."""

@@ -223,6 +223,67 @@ def test_distances_far_from_the_origin_do_not_cancel():
     assert rows_of(graph.radius_graph(points, 0.0625)) == expected
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e25, 1e37])
+def test_distances_whose_squares_do_not_fit_the_dtype_are_told_apart(scale):
+    points = (np.random.default_rng(1).normal(size=(17, 3)) * scale).astype(np.float32)
+    expected = rows_of(graph.knn_graph(points, 3))
+    assert len(set(map(tuple, expected))) > 3
+    assert rows_of(graph.knn_graph_on_device(points, 3)) == expected
+    r = np.float32(1.2 * scale)
+    within = rows_of(graph.radius_graph(points, r))
+    assert rows_of(graph.radius_graph_on_device(points, r, max_neighbours=16)) == within
+    grid = graph.CellGrid.for_points(points, r)
+    by_cells = graph.radius_graph_on_device(points, r, grid=grid, max_edges=300).checked()
+    assert [sorted(row) for row in rows_of(by_cells)] == [sorted(row) for row in within]
+
+
+def test_clouds_of_any_size_and_tiny_distances_beside_large_ones_agree_with_the_host():
+    rng = np.random.default_rng(2)
+    tiny = (rng.normal(size=(8, 3)) * 1e-30).astype(np.float32)
+    points = np.concatenate([tiny, rng.normal(size=(9, 3)).astype(np.float32)])
+    padding = np.full((2, 3), 1e38, np.float32)  # which must not set the scale
+    for batch in (None, np.repeat([0, 1], [8, 9])):
+        expected = rows_of(graph.knn_graph(points, 3, batch))
+        assert rows_of(graph.knn_graph_on_device(points, 3, batch)) == expected
+    batch = np.repeat([0, 1, -1], [8, 9, 2])
+    found = graph.knn_graph_on_device(np.concatenate([points, padding]), 3, batch)
+    assert rows_of(found)[:17] == expected
+
+
+def test_squares_of_float64_do_not_underflow_on_the_host_either():
+    with jax.enable_x64(True):
+        points = np.random.default_rng(1).normal(size=(17, 3))
+        for scale in (1e-170, 1e90):
+            expected = rows_of(graph.knn_graph(points, 3))
+            assert rows_of(graph.knn_graph(points * scale, 3)) == expected
+            assert rows_of(graph.knn_graph_on_device(points * scale, 3)) == expected
+            for periodic in (None, False):
+                within = graph.radius_graph(points, 1.2, periodic=periodic)
+                found = graph.radius_graph(points * scale, 1.2 * scale, periodic=periodic)
+                assert rows_of(found) == rows_of(within)
+
+
+@pytest.mark.parametrize("search", ["host", "device", "cells"])
+def test_float64_points_far_from_the_origin_are_subtracted_before_they_are_rounded(search):
+    near = np.random.default_rng(3).random((17, 3)) * 4
+    points, box = near + 13_000.0 * np.arange(1, 4), 4.0 * np.eye(3)
+    if search == "host":
+        edges = graph.radius_graph(points, 1.9, box=box)
+        expected = graph.radius_graph(near, 1.9, box=box)
+    elif search == "device":
+        edges, expected = (graph.knn_graph_on_device(p, 3) for p in (points, near))
+    else:
+        grid = graph.CellGrid.for_points(points, 1.9, box=box)
+        options = {"grid": grid, "box": box, "max_edges": 400}
+        edges, expected = (
+            graph.radius_graph_on_device(p, 1.9, **options).checked() for p in (points, near)
+        )
+    assert [sorted(row) for row in rows_of(edges)] == [sorted(row) for row in rows_of(expected)]
+    lengths = np.sort(edges.distances(points))
+    np.testing.assert_allclose(lengths, np.sort(expected.distances(near)), rtol=3e-6)
+    assert lengths.dtype == np.float32
+
+
 def test_a_radius_is_rounded_to_the_dtype_of_the_points():
     """The float32 next to 0.1 is larger than 0.1, and yet points so far apart are neighbours."""
     points = np.float32([[0.0], [0.1]])

@@ -1,5 +1,7 @@
 """Potentials as calculators of ASE: values, dynamics, searches for edges, and bad input."""
 
+import copy
+import pickle
 import sys
 
 import jax
@@ -42,6 +44,94 @@ def test_energy_forces_and_stress_are_those_of_the_model(ase):
     np.testing.assert_allclose(atoms.get_forces(), expected.forces, atol=1e-5)
     stress = np.asarray(expected.stress[0])
     np.testing.assert_allclose(atoms.get_stress(voigt=False), stress, atol=1e-6)
+
+
+def _drift(name, atoms):
+    """Float64 moves of atoms that change no energy: of all alike, or of each by whole cells."""
+    turns = np.random.default_rng(3).integers(-4000, 4000, (len(atoms), 3))
+    turns = np.where(atoms.pbc, turns, 0)
+    together = np.array([13_000.0, -70_000.0, 4_000.0])
+    return {"together": together, "apart": turns @ CELL, "both": together + turns @ CELL}[name]
+
+
+@pytest.mark.parametrize("name", ["together", "apart", "both"])
+@pytest.mark.parametrize("pbc", [True, (True, False, True), False])
+def test_forces_do_not_depend_on_how_far_atoms_have_drifted(name, pbc, ase):
+    atoms = _crystal(ase, pbc=pbc)
+    atoms.calc = calculator = ase_calculator(MODEL, ["C", "Si"], skin=0.4)
+    expected = atoms.get_potential_energy(), atoms.get_forces()
+    atoms.positions += _drift(name, atoms)
+    np.testing.assert_allclose(atoms.get_potential_energy(), expected[0], rtol=1e-5)
+    np.testing.assert_allclose(atoms.get_forces(), expected[1], atol=2e-6)
+    # With the same edges, atoms that move and a cell that changes.
+    atoms.positions[0] += 0.01
+    atoms.set_cell(CELL * 1.001, scale_atoms=True)
+    searches, forces = calculator.num_searches, atoms.get_forces()
+    if pbc is True:  # a strain moves atoms far along open directions
+        assert calculator.num_searches == searches
+    fresh = ase_calculator(MODEL, ["C", "Si"], skin=0.0).get_forces(atoms)
+    np.testing.assert_allclose(forces, fresh, atol=2e-6)
+
+
+def test_a_calculator_keeps_the_parameters_that_it_was_made_with(ase):
+    model = nnx.clone(MODEL)
+    atoms = _crystal(ase)
+    atoms.calc = calculator = ase_calculator(model, ["C", "Si"])
+    expected = atoms.get_forces()
+    for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)):
+        leaf.delete()  # as an optimiser does that takes over the memory of its arguments
+    nnx.update(model, jax.tree.map(lambda leaf: 0 * leaf, nnx.state(MODEL, nnx.Param)))
+    calculator.reset()
+    np.testing.assert_array_equal(atoms.get_forces(), expected)
+    assert not np.allclose(ase_calculator(model, ["C", "Si"]).get_forces(atoms), expected)
+    noisy = _Noisy(MODEL)
+    assert ase_calculator(noisy, ["C", "Si"]).get_potential_energy(atoms) == pytest.approx(
+        float(atoms.get_potential_energy()), rel=1e-5
+    )
+    assert not noisy.dropout.deterministic
+
+
+class _Noisy(nnx.Module):
+    """A potential with dropout of all of its energies, in training mode."""
+
+    def __init__(self, model):
+        self.cutoff, self.model = model.cutoff, model
+        self.dropout = nnx.Dropout(0.9, rngs=nnx.Rngs(0))
+
+    def __call__(self, batch):
+        return self.dropout(self.model(batch))
+
+
+def _repulsion(batch):
+    pairs = jax.nn.relu(3.0 - models.atomic_edges(batch).distances) ** 2
+    return nn.pool(ops.aggregate(batch.graph, pairs[:, None], "sum"), batch, "sum")[:, 0]
+
+
+@pytest.mark.parametrize("model", [MODEL, _repulsion], ids=["module", "function"])
+def test_a_calculator_that_was_pickled_or_copied_has_the_same_energies(model, ase):
+    atoms = _crystal(ase)
+    atoms.calc = calculator = ase_calculator(model, ["C", "Si"], cutoff=3.0)
+    expected = atoms.get_potential_energy(), atoms.get_forces(), atoms.get_stress()
+    for again in (pickle.loads(pickle.dumps(calculator)), copy.deepcopy(calculator)):
+        assert again.results.keys() == calculator.results.keys()
+        again.reset()
+        other = atoms.copy()
+        other.calc = again
+        found = other.get_potential_energy(), other.get_forces(), other.get_stress()
+        for one, value in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, value)
+        assert again.num_searches == 1
+    whole = pickle.loads(pickle.dumps(atoms))
+    np.testing.assert_array_equal(whole.get_forces(), expected[1])
+
+
+def test_a_calculator_that_can_not_be_pickled_says_why(ase):
+    calculator = ase_calculator(lambda batch: _repulsion(batch), ["C", "Si"], cutoff=3.0)
+    with pytest.raises(
+        pickle.PicklingError, match=r"^interop.ase_calculator: model must be .*<lam"
+    ):
+        pickle.dumps(calculator)
+    assert np.isfinite(calculator.get_potential_energy(_crystal(ase)))
 
 
 def test_dynamics_conserve_energy_with_one_program_and_few_searches(ase):
@@ -136,10 +226,6 @@ def test_edges_are_found_again_before_one_can_be_missing():
 
 
 def test_functions_are_potentials_too(ase):
-    def repulsion(batch):
-        pairs = jax.nn.relu(3.0 - models.atomic_edges(batch).distances) ** 2
-        return nn.pool(ops.aggregate(batch.graph, pairs[:, None], "sum"), batch, "sum")[:, 0]
-
     atoms = _crystal(ase)
-    atoms.calc = ase_calculator(repulsion, ["C", "Si"], cutoff=3.0)
+    atoms.calc = ase_calculator(_repulsion, ["C", "Si"], cutoff=3.0)
     assert atoms.get_potential_energy() > 0

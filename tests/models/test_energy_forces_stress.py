@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxgnn import models
 from jaxgnn.graph import GraphBatch
-from jaxgnn.models import atomic_sample, energy_forces_stress
+from jaxgnn.models import _potential, atomic_sample, energy_forces_stress, interatomic
 from jaxgnn.models.atomic_geometry import Structures
 from tests.models._structures import (
     CELL,
@@ -147,6 +147,79 @@ def test_targets_are_in_the_sample_and_integers_are_floats():
     assert sample.globals["radius"] == CUTOFF and sample.globals["stress"].shape == (3, 3)
     slab = structure(2, 0, cell=np.diag([3.0, 3.0, 0.0]), periodic=(True, True, False))
     assert not slab.edges["images"][:, 2].any()
+
+
+@pytest.mark.parametrize("periodic", [True, (True, False, True), False])
+def test_samples_far_from_the_origin_have_the_energies_of_near_ones(periodic):
+    near = np.array(structure(8, 1).nodes["positions"], np.float64)
+    species, flags = np.arange(8) % 2, np.broadcast_to(periodic, 3)
+    turns = np.where(flags, np.random.default_rng(4).integers(-9000, 9000, (8, 3)), 0)
+    given = {"cell": CELL, "periodic": periodic}
+    expected = None
+    far = np.array([13_000, -70_000, 4_000])
+    for positions in (near, near + far, near + 500 + turns @ CELL):
+        sample = atomic_sample(positions, species, CUTOFF, **given)
+        assert sample.nodes["positions"].dtype == np.float32
+        batch = GraphBatch.from_graphs([sample])
+        found = energy_forces_stress(pair_energies, batch, stress=True)
+        if expected is None:
+            np.testing.assert_array_equal(sample.nodes["positions"], near.astype(np.float32))
+            expected = found
+        for one, value in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, value, rtol=2e-5, atol=2e-5)
+
+
+def test_an_atom_that_left_in_an_open_direction_leaves_the_others_at_the_origin():
+    positions = np.concatenate([np.zeros((1, 3)), np.eye(3), [[0, 0, 1e6]]])
+    sample = atomic_sample(positions, np.zeros(5, int), CUTOFF)
+    np.testing.assert_array_equal(sample.nodes["positions"], positions)
+    inside = atomic_sample(positions[:4] + 5.0, np.zeros(4, int), CUTOFF, cell=5 * np.eye(3))
+    np.testing.assert_array_equal(inside.nodes["positions"], positions[:4] + 5)  # as it was given
+
+
+def test_float64_positions_of_a_batch_are_subtracted_before_they_are_rounded():
+    positions = np.asarray(BATCH.nodes["positions"], np.float64)
+    far = moved(BATCH, positions + 13_000.0 * np.asarray(BATCH.graph_ids)[:, None])
+    expected, found = models.atomic_edges(BATCH), models.atomic_edges(far)
+    np.testing.assert_allclose(found.vectors, expected.vectors, atol=1e-6)
+    model = models.SchNet(2, 4, cutoff=CUTOFF, num_interactions=1, rngs=nnx.Rngs(0))
+    for call in (model, lambda batch: energy_forces_stress(model, batch).forces):
+        np.testing.assert_allclose(call(far), call(BATCH), atol=1e-5)
+
+
+def test_a_batch_is_checked_once_and_its_module_is_split_once(monkeypatch):
+    calls = []
+
+    def count(place, name):
+        function = getattr(place, name)
+
+        def counting(*arguments):
+            calls.append(name)
+            return function(*arguments)
+
+        monkeypatch.setattr(place, name, counting)
+
+    model = models.SchNet(2, 4, cutoff=CUTOFF, num_interactions=1, rngs=nnx.Rngs(0))
+    for place in (interatomic, _potential):
+        count(place, "check_structures")
+    for name in ("split", "merge"):
+        count(nnx, name)
+    energy_forces_stress(model, GraphBatch.from_graphs([structure(3, 9)], pad_to=(4, 300, 2)))
+    assert calls == ["check_structures", "split", "merge"]
+
+
+def test_a_potential_that_adds_to_its_call_is_called():
+    class Shifted(models.SchNet):
+        def __call__(self, batch):
+            return super().__call__(batch) + pair_energies(batch)
+
+    plain, shifted = (
+        kind(2, 4, cutoff=CUTOFF, num_interactions=1, rngs=nnx.Rngs(0))
+        for kind in (models.SchNet, Shifted)
+    )
+    found, expected = (energy_forces_stress(m, BATCH).forces for m in (shifted, plain))
+    pairs = energy_forces_stress(pair_energies, BATCH).forces
+    np.testing.assert_allclose(found, expected + pairs, atol=1e-5)
 
 
 POSITIONS = np.array([[0, 0, 0], [1, 1, 1]], np.float32)

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxgnn.graph.points.cell_grid import WORD, Ranges, choose_grid, sorted_offsets
 from jaxgnn.graph.points.lattice import Lattice
+from jaxgnn.graph.points.neighbour_edges import distance_scale
 
 # Number of candidates in memory at a time; their arrays fit a cache.
 _MOST_CANDIDATES = 2**18
@@ -106,7 +107,8 @@ class ImageSearch:
         unsure = np.flatnonzero(squares >= self._limit(-1))
         apart = self.points[senders[unsure]] - self.points[receivers[unsure]]
         apart += images[unsure] @ self.lattice.vectors
-        kept[unsure] &= np.square(apart).sum(-1) <= self.r * self.r
+        scale = distance_scale(np, apart.shape[1], apart, np.asarray(self.r))
+        kept[unsure] &= np.square(apart * scale).sum(-1) <= np.square(self.r * scale)
         return kept
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxgnn.graph.points.cell_grid import SLACK, WORD, CellGrid
 from jaxgnn.graph.points.images import one_of_two
 from jaxgnn.graph.points.lattice import Lattice
+from jaxgnn.graph.points.neighbour_edges import distance_scale
 
 
 class Found(NamedTuple):
@@ -153,12 +154,15 @@ def _near_bits(
     place, turns = ranges.at(jnp, expanded(ranges.begin) + number, expanded)
     is_near = number < expanded(lengths)
     place = jnp.where(is_near, place, 0)
+    wrapped = jnp.where(points.alive[:, None], points.wrapped, 0)
+    scale = distance_scale(jnp, wrapped.shape[1], wrapped, lattice.vectors, jnp.asarray(r))
+    wrapped, vectors, r = wrapped * scale, lattice.vectors * scale, r * scale
     rows = jnp.arange(len(points.ids), dtype=jnp.int32)[:, None, None, None]
-    squares = jnp.zeros((), points.wrapped.dtype)
-    for axis in range(points.wrapped.shape[1]):
-        coordinates = points.wrapped[:, axis]
+    squares = jnp.zeros((), wrapped.dtype)
+    for axis in range(wrapped.shape[1]):
+        coordinates = wrapped[:, axis]
         apart = coordinates[place] - coordinates[rows]
-        for turn, vector in zip(turns, lattice.vectors, strict=True):
+        for turn, vector in zip(turns, vectors, strict=True):
             apart = apart + turn.astype(vector.dtype) * vector[axis]
         squares = squares + apart * apart
     is_near &= (squares <= r * r) & (r >= 0)

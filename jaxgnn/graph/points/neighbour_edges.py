@@ -23,6 +23,7 @@ from jaxgnn._arrays.arrays import (
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
 from jaxgnn.graph.csr.edge_list import as_array
+from jaxgnn.graph.points.lattice import product
 
 # Larger coordinates leave too few digits of float64 for squared distances in a tree of clouds.
 _LARGEST = 1e100
@@ -153,7 +154,9 @@ class NeighbourEdges(KeepsArrays):
     ) -> Float[Array, "edges dimensions"]:
         """``x_sender + shift - x_receiver`` of each edge, zero in padding; differentiable.
 
-        With ``images`` the shift is ``images @ box``.
+        With ``images`` the shift is ``images @ box``. Of arrays of numpy the difference is taken
+        in float64, and then rounded to JAX's dtype. Put points that are far outside of the box
+        into it before the search, as the shifts of the edges are rounded.
 
         Args:
           points: the points of the edges, or the same number of other points.
@@ -164,22 +167,22 @@ class NeighbourEdges(KeepsArrays):
           ValueError: if there are not ``num_points`` points, or on a box of another shape or for
             edges without images.
         """
-        where, points = "NeighbourEdges.displacements", jnp.asarray(points)
+        where = "NeighbourEdges.displacements"
+        is_host = isinstance(points, np.ndarray) and is_concrete(self.senders, self.shifts, box)
+        if not is_host:
+            points = jnp.asarray(points)
         self._require_one(where)
         if points.ndim != 2 or points.shape[0] != self.num_points:
             expected = f"of shape ({self.num_points}, dimensions)"
             raise bad_input(where, "points", expected, f"shape {points.shape}")
-        senders, receivers = (jnp.where(self.mask, i, 0) for i in (self.senders, self.receivers))
+        narrow = jax.dtypes.canonicalize_dtype(points.dtype)
         if self.num_points == 0:
-            return jnp.zeros((len(self.senders), points.shape[1]), points.dtype)
-        apart = points[senders] - points[receivers]
-        if self.shifts is not None:
-            apart = apart + self.shifts.astype(points.dtype)
+            return jnp.zeros((len(self.senders), points.shape[1]), narrow)
         cell = self._box(where, box)
-        if cell is not None and self.images is not None:
-            cell, images = cell.astype(points.dtype), self.images.astype(points.dtype)
-            apart = apart + jnp.matmul(images, cell, precision="highest")
-        return jnp.where(self.mask[:, None], apart, 0)
+        if is_host:
+            apart = _differences(np, self, points.astype(np.float64), cell)
+            return jnp.asarray(apart.astype(narrow))
+        return _differences(jnp, self, points, cell)
 
     def distances(
         self,
@@ -207,7 +210,7 @@ class NeighbourEdges(KeepsArrays):
             return self.box
         if self.box is None:
             raise bad_input(where, "box", "None for edges without images in a box", shown(box))
-        box = jnp.asarray(box)
+        box = box if isinstance(box, np.ndarray) else jnp.asarray(box)
         if box.shape != self.box.shape:
             raise bad_input(where, "box", f"of shape {self.box.shape}", f"shape {box.shape}")
         return box
@@ -217,6 +220,21 @@ class NeighbourEdges(KeepsArrays):
         if self.senders.ndim != 1:
             expected = "a single one, with senders of one axis (map over several by jax.vmap)"
             raise bad_input(where, "self", expected, shown(self.senders))
+
+
+def _differences(xp: Any, edges: NeighbourEdges, points: Any, cell: Any) -> Any:
+    """``x_sender + shift - x_receiver`` of each edge, zero in padding, in numpy or JAX."""
+    dtype = points.dtype
+    mask, senders, receivers = (
+        xp.asarray(array) for array in (edges.mask, edges.senders, edges.receivers)
+    )
+    apart = points[xp.where(mask, senders, 0)] - points[xp.where(mask, receivers, 0)]
+    if edges.shifts is not None:
+        apart = apart + xp.asarray(edges.shifts).astype(dtype)
+    if cell is not None and edges.images is not None:
+        cell, images = (xp.asarray(array).astype(dtype) for array in (cell, edges.images))
+        apart = apart + product(xp, images, cell)
+    return xp.where(mask[:, None], apart, 0)
 
 
 def check_points(where: str, points: Any, batch: Any) -> tuple[Any, Any]:
@@ -287,6 +305,29 @@ def has_cell_vectors(box: Any) -> bool:
 def to_nearest_image(apart: Any, box: Any) -> Any:
     """Returns the shifts of differences of points to the nearest images, in numpy or JAX."""
     return -box * (apart / box).round()
+
+
+def distance_scale(xp: Any, dimensions: int, *arrays: Any) -> Any:
+    """A power of two, by which lengths are multiplied before they are squared.
+
+    It makes the largest coordinate so large that squared distances just fit the dtype. So float32
+    tells distances apart down to 1e-37 of the largest coordinate, and not down to 1e-19 alone.
+
+    Args:
+      xp: numpy or ``jax.numpy``.
+      dimensions: number of squares that are added.
+      *arrays: coordinates and sides in the dtype of the distances; what is not finite is ignored.
+    """
+    dtype = arrays[0].dtype
+    largest = xp.zeros((), dtype)
+    for array in arrays:
+        sizes = xp.where(xp.isfinite(array), xp.abs(array), 0).astype(dtype)
+        largest = xp.maximum(largest, xp.max(sizes, initial=0))
+    limit = xp.finfo(dtype).maxexp
+    # A difference is up to twice a coordinate.
+    wanted = limit // 2 - 2 - (dimensions.bit_length() + 1) // 2
+    exponent = xp.clip(wanted - xp.frexp(largest)[1], 4 - limit, limit - 2)
+    return xp.ldexp(xp.ones((), dtype), exponent)
 
 
 def distance_dtype(points: Any) -> Any:

@@ -18,6 +18,7 @@ from jaxgnn.graph.points.neighbour_edges import (
     check_k,
     check_points,
     check_radius,
+    distance_scale,
     has_cell_vectors,
     to_nearest_image,
 )
@@ -177,6 +178,7 @@ class _Cloud:
             batch = np.zeros(self.num_points, np.int32)
         self.batch = np.asarray(batch)
         self.ids = np.flatnonzero(self.batch >= 0)  # of the points with a cloud
+        self.scale = distance_scale(np, self.points.shape[1], self.points[self.ids])
 
     def tree(self, points: np.ndarray, apart: float, sides: np.ndarray | None = None) -> KDTree:
         """The tree of the points with a cloud; clouds are more than ``apart`` apart."""
@@ -187,11 +189,11 @@ class _Cloud:
         return KDTree(coordinates, boxsize=None if sides is None else np.append(sides, 0))
 
     def squares(self, senders: np.ndarray, receivers: np.ndarray, box: np.ndarray | None = None):
-        """Squared distances, and infinity between different clouds."""
+        """Squared distances times ``scale²``, and infinity between different clouds."""
         apart = self.points[senders] - self.points[receivers]
         if box is not None:
             apart += to_nearest_image(apart, box)
-        squares = np.square(apart).sum(-1)
+        squares = np.square(apart * self.scale).sum(-1)
         return np.where(self.batch[senders] == self.batch[receivers], squares, np.inf)
 
     def edges(self, found: tuple[np.ndarray, np.ndarray], box: np.ndarray | None) -> NeighbourEdges:
@@ -273,7 +275,8 @@ def _within(
     senders = np.concatenate([one, other, loops])
     receivers = np.concatenate([other, one, loops])
     squares = cloud.squares(senders, receivers, box)
-    near = squares <= r * r
+    with np.errstate(over="ignore"):
+        near = squares <= np.square(r * cloud.scale)
     senders, receivers, squares = senders[near], receivers[near], squares[near]
     order = np.lexsort((senders, squares, receivers))
     return senders[order], receivers[order]

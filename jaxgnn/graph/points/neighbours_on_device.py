@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._arrays.arrays import as_jax, require_count, require_size
@@ -21,6 +22,7 @@ from jaxgnn.graph.points.neighbour_edges import (
     check_points,
     check_radius,
     distance_dtype,
+    distance_scale,
     has_cell_vectors,
     to_nearest_image,
 )
@@ -41,12 +43,15 @@ def knn_graph_on_device(
     All pairs of points are compared, ``points² * dimensions`` operations, a tile of receivers at a
     time: memory grows with the number of points and of edges only. Distances are sums of squared
     differences in the dtype of the points (float32 for half precision), and of equal distances the
-    lower id comes first. No gradient flows through the choice; ``NeighbourEdges.distances`` gives
+    lower id comes first. The differences are multiplied by a power of two, so that no square is too
+    large, and in float32 none is lost unless the distance is below 1e-37 of the largest coordinate.
+    No gradient flows through the choice; ``NeighbourEdges.distances`` gives
     differentiable distances.
 
     Args:
-      points: floating [points, dimensions]. Traced points that are not finite have no edges, and
-        two points have none whose squared distance is too large for the dtype.
+      points: floating [points, dimensions]. Traced points that are not finite have no edges.
+        Arrays of numpy in float64 lose the median of the points before they are rounded to float32,
+        if that is far from them.
       k: number of neighbours of each point, static.
       batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
         points with a negative cloud, such as padding, have no edges. None for a single cloud.
@@ -72,7 +77,7 @@ def knn_graph_on_device(
     where = "knn_graph_on_device"
     points, batch = check_points(where, points, batch)
     k = check_k(where, k, points.shape[0], batch, loop=loop)
-    points, batch = jnp.asarray(points), _batch(where, batch)
+    points, batch = _placed(points), _batch(where, batch)
     return _nearest(points, batch, None, None, k, loop, _TILE_ENTRIES, False)
 
 
@@ -156,15 +161,23 @@ def radius_graph_on_device(
         box = check_grid_and_box(where, grid, box, points.shape[1])
         slots = max_edges or points.shape[0] * (max_neighbours or 0)
         require_size(where, "max_edges", slots)
-        return _in_cells(
-            jnp.asarray(points), batch, r, box, (grid, slots, max_neighbours, loop, half)
-        )
+        options = (grid, slots, max_neighbours, loop, half)
+        return _in_cells(_placed(points), batch, r, box, options)
     if has_cell_vectors(box) or max_neighbours is None:
         expected = "from CellGrid.for_points for cell vectors, or for max_edges alone"
         raise bad_input(where, "grid", expected, "None")
     r, box = check_radius(where, r, box, points.shape[1], distance_dtype(points))
-    points = jnp.asarray(points)
-    return _nearest(points, batch, r, box, max_neighbours, loop, _TILE_ENTRIES, half)
+    return _nearest(_placed(points), batch, r, box, max_neighbours, loop, _TILE_ENTRIES, half)
+
+
+def _placed(points: Any) -> Any:
+    """The points on the device, from their median where rounding them would lose differences."""
+    narrow = jax.dtypes.canonicalize_dtype(points.dtype)
+    if isinstance(points, np.ndarray) and narrow.itemsize < points.dtype.itemsize and len(points):
+        median = np.median(points, axis=0)
+        if np.abs(median).max(initial=0) > np.ptp(points, axis=0).max(initial=0):
+            points = points - median
+    return jnp.asarray(points)
 
 
 def check_grid_and_box(where: str, grid: CellGrid, box: Any, dimensions: int) -> Any:
@@ -229,15 +242,18 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries, half):
             padding, padding, shifts, zero, num_points, capacity, num_not_finite=zero
         )
     ids = jnp.arange(num_points, dtype=jnp.int32)
+    is_real = True if batch is None else batch[:, None] >= 0
+    lengths = [jnp.where(is_real, points, 0)] + ([] if box is None else [box])
+    scale = distance_scale(jnp, dimensions, *lengths)
 
     def of_one(receiver):
         apart = points - points[receiver]
         if box is not None:
             apart = apart + to_nearest_image(apart, box)
-        squares = jnp.sum(jnp.square(apart), axis=-1)
+        squares = jnp.sum(jnp.square(apart * scale), axis=-1)
         is_near = jnp.isfinite(squares)
         if r is not None:
-            is_near &= (squares <= r * r) & (r >= 0)
+            is_near &= (squares <= jnp.square(r * scale)) & (r >= 0)
         if batch is not None:
             is_near &= (batch == batch[receiver]) & (batch >= 0)
         if not loop:
