@@ -209,6 +209,27 @@ def test_a_spoiled_file_is_named_with_what_is_wrong(name, saved, tmp_path):
     assert str(error.value).startswith(str(tmp_path / "spoiled.npz"))
 
 
+@pytest.mark.parametrize("name", ["NequIP", "PaiNN", "SchNet"])
+def test_a_potential_of_an_earlier_version_keeps_its_convention(name, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CASES, name, CASES[name] | {"subtract_lone_atoms": False})
+        model = _made(name)
+    jaxgnn.save_model(tmp_path / "model.npz", model)
+    with np.load(tmp_path / "model.npz") as file:
+        arrays = dict(file)
+    description = json.loads(str(arrays["description.json"]))
+    assert description["options"].pop("subtract_lone_atoms") is False
+    assert not any("lone" in array for array in arrays)  # as earlier versions wrote them
+    arrays["description.json"] = np.array(json.dumps(description))
+    np.savez(tmp_path / "earlier.npz", **arrays)
+    loaded = jaxgnn.load_model(tmp_path / "earlier.npz")
+    assert nnx.graphdef(loaded) == nnx.graphdef(model) and loaded.lone_share is None
+    jaxgnn.save_model(tmp_path / "again.npz", loaded)  # with the option
+    assert jaxgnn.load_model(tmp_path / "again.npz").lone_share is None
+    with pytest.raises(ValueError, match="lone_share is absent, expected float32"):
+        jaxgnn.load_model(tmp_path / "earlier.npz", subtract_lone_atoms=True)
+
+
 def test_a_file_that_is_cut_short_or_of_another_kind_is_named(saved, tmp_path):
     (tmp_path / "half.npz").write_bytes(saved[0].read_bytes()[:1000])
     np.savez(tmp_path / "other.npz", x=np.ones(3))
