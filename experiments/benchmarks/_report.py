@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks._origin import origin
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, require_regular_file
 from jaxgnn.training.files import parse_json
 
 Row = dict[str, Any]
@@ -110,6 +110,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
       ValueError: naming an invalid line.
     """
+    require_regular_file(path, "rows of measurements")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return [
         parse_json(text, f"{path}, line {number}", dict, "an object")

@@ -18,6 +18,7 @@ from experiments._runs import discard, shown
 from experiments._seeds import paired, summarize
 from experiments.maxk.repeat import train_in_one_program
 from experiments.mhc.config import DeepConfig, Method
+from jaxgnn._errors import require_regular_file
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import RunFolder, Table, phase
 from jaxgnn.training.plots import colours
@@ -111,6 +112,7 @@ def _read(log: Path) -> list[DeepOutcome]:
     """Reads the stored outcomes, except an incomplete last line."""
     if not log.exists():
         return []
+    require_regular_file(log, "the outcomes of runs")
     text = log.read_text()
     whole = text[: text.rfind("\n") + 1]
     if whole != text:

@@ -17,6 +17,7 @@ from experiments.sudoku.data import make_held_out, read
 from experiments.sudoku.outcome import DIFFICULTIES, Others, Outcome, Row, by_line, mean_row
 from experiments.sudoku.progress import Counts
 from jaxgnn.datasets import sudoku
+from jaxgnn.datasets.formats.file_errors import naming, require_file
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import solve_sudokus
 from jaxgnn.training import Table, phase
@@ -179,14 +180,13 @@ def read_puzzles(file: Path) -> Puzzles:
       FileNotFoundError: if there is no such file.
       ValueError: naming the file and an invalid line.
     """
-    if not file.is_file():
-        raise FileNotFoundError(f"no file {file}: expected lines of puzzles")
+    require_file(file, "lines of puzzles")
     return _reader(file)(file)
 
 
 def _reader(file: Path):
     opened = gzip.open if file.suffix == ".gz" else open
-    with opened(file, "rb") as lines:
+    with naming(file, "lines of puzzles"), opened(file, "rb") as lines:
         first = lines.readline(1000)
     if first.startswith(b"quizzes"):
         return sudoku.read_kaggle

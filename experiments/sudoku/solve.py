@@ -10,7 +10,7 @@ from experiments._runs import shown
 from experiments.sudoku.chosen import PATHS, chosen_network, load_run
 from experiments.sudoku.config import ExportConfig, SolveConfig
 from experiments.sudoku.networks import network_options
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, require_regular_file
 from jaxgnn._sudoku import board_of
 from jaxgnn.datasets.sudoku.solving import unique_solution
 from jaxgnn.pretrained import SudokuAnswer, SudokuSolver, load_weights, save_weights
@@ -91,6 +91,7 @@ def _about(run: Path) -> dict[str, Any]:
     for name in PATHS:  # their locations are irrelevant
         found["config"].pop(name, None)
     if (run / EARLIER_LOG).exists():
+        require_regular_file(run / EARLIER_LOG, "the rows of an earlier run")
         lines = (run / EARLIER_LOG).read_text(encoding="utf-8").splitlines()
         found["earlier"] = [
             parse_json(line, f"{run / EARLIER_LOG}, line {number}", dict, "an object")

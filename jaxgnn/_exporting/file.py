@@ -22,6 +22,7 @@ import jax
 import jax.export
 
 from jaxgnn import _ffi
+from jaxgnn._errors import require_regular_file
 from jaxgnn._version import __version__
 
 _DESCRIPTION, _PROGRAM, _HASH = "description.json", "program.stablehlo", "sha256"
@@ -86,6 +87,8 @@ def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, 
     """
     is_bytes = isinstance(source, bytes | bytearray)
     name = f"{len(source)} bytes" if is_bytes else os.fspath(source)
+    if not is_bytes:
+        require_regular_file(source, "a file of jaxgnn.export")
     content = bytes(source) if is_bytes else Path(source).read_bytes()
     expected = f"load_exported: {name} must be a whole file that jaxgnn.export has made, got"
     try:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, require_regular_file
 from jaxgnn.distributed._communities import parts_by_community
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
@@ -337,6 +337,7 @@ def cached_parts(
 
 
 def _read(path: Path, rows: int, parts: int) -> np.ndarray:
+    require_regular_file(path, "the parts of a graph")
     with path.open("rb") as opened, np.load(opened) as file:
         part_of, digest = file["part_of"], file["digest"]
     if part_of.dtype != np.int32 or part_of.shape != (rows,):

@@ -12,6 +12,8 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
+from jaxgnn._errors import require_regular_file
+
 from ._digests import array_digests, json_digest
 from ._orbax_errors import not_written, reason_of, without_late_reports
 from ._step import (
@@ -200,6 +202,9 @@ class Checkpoints:
             raise self._unreadable(step, item, reason)
 
     def _read(self, step: int, requests: dict[str, Any]) -> Any:
+        for path in sorted((self.folder / str(step)).rglob("*")):
+            if not path.is_dir():
+                require_regular_file(path, "a file of a checkpoint")
         try:
             with without_late_reports():
                 return self._manager.restore(step, args=ocp.args.Composite(**requests))

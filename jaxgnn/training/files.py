@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxgnn._errors import require_regular_file
+
 Row = dict[str, float]
 
 
@@ -78,6 +80,7 @@ def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
 
 def read_json[T](path: Path, kind: type[T], what: str) -> T:
     """Reads the JSON file at ``path``; raises ValueError unless its value is of type ``kind``."""
+    require_regular_file(path, what)
     return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path), kind, what)
 
 
@@ -106,6 +109,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     path = Path(path)
     if not path.exists():
         return []
+    require_regular_file(path, "a JSON object on each line")
     # The text after the last newline is empty, or an incomplete line.
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
     rows = [

@@ -52,14 +52,26 @@ def test_molecules_have_both_directions_categories_and_gaps_in_their_labels(mole
 
 BAD_MOLECULES = [
     ("raw/num-node-list.csv", "2\n1\n", "num-edge-list.csv: expected 2 lines, as num-node-list"),
-    ("raw/num-node-list.csv", "2\n-1\n2\n", "line 2: expected a number of nodes, got -1"),
+    (
+        "raw/num-node-list.csv",
+        "2\n-1\n2\n",
+        "line 2: expected a number of nodes in [0, 2147483647], got -1",
+    ),
     ("raw/edge.csv", "0,1\n", "expected 2 lines, as num-edge-list says, got 1"),
     ("raw/edge.csv", "0,1\n2,0\n", r"line 2, column 1: expected node ids in [0, 2), got 2"),
     ("raw/graph-label.csv", "0,1\n", "expected 3 lines, as num-node-list says, got 1"),
     ("raw/graph-label.csv", "0\n1\n1\n", "expected 2 columns, the tasks of ogbg-molclintox, got 1"),
     ("raw/graph-label.csv", "0,1\n1\n1,1\n", "line 2: expected 2 columns, got 1"),
-    ("raw/graph-label.csv", "0,1\n1,x\n1,1\n", "line 2, column 2: expected a number, or nothing"),
-    ("raw/graph-label.csv", "0,1\n1,inf\n1,1\n", "line 2, column 2: expected a finite number"),
+    ("raw/graph-label.csv", "0,1\n1,x\n1,1\n", "line 2, column 2: expected 0, 1, or nothing"),
+    ("raw/graph-label.csv", "0,1\n1,inf\n1,1\n", "line 2, column 2: expected 0, 1, or nothing"),
+    ("raw/graph-label.csv", "0,1\n1,1.5\n1,1\n", "line 2, column 2: expected 0, 1, or nothing"),
+    ("raw/graph-label.csv", "0,1\n1,0\n-1,1\n", "line 3, column 1: expected 0, 1, or nothing"),
+    ("raw/graph-label.csv", "0,1\n1,\0\n-1,1\n", "line 2: expected text, got a NUL byte"),
+    # Numbers of nodes and edges are not believed before there are so many.
+    ("raw/num-edge-list.csv", "4294967296\n0\n1\n", "line 1: expected a number of edges in [0,"),
+    ("raw/num-edge-list.csv", "2147483647\n0\n1\n", "edge.csv: expected 2147483648 lines, as num"),
+    ("raw/num-node-list.csv", "2147483648\n1\n2\n", "line 1: expected a number of nodes in [0,"),
+    ("raw/num-node-list.csv", "2147483647\n1\n2\n", "at most 2147483647 nodes of all graphs"),
     ("raw/edge-feat.csv", "0,0,0\n0,0,0\n", ""),
     ("raw/edge-feat.csv", "0,0\n0,0\n", "line 1: expected 3 columns, got 2"),
     ("raw/edge-feat.csv", "0,0,0\n5,0,0\n", "line 2, column 1: expected a whole number in [0, 5)"),
@@ -85,6 +97,18 @@ def test_a_bad_file_of_molecules_is_named(file, text, message, molecules):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_ogb_graphs(molecules, "ogbg-molclintox")
     assert str(molecules) in str(caught.value)
+
+
+def test_labels_that_are_numbers_may_be_any_of_float32(molecules):
+    labels = molecules / "raw/graph-label.csv"
+    labels.write_text("1.5\n-2e38\n\n")
+    data = read_ogb_graphs(molecules, "ogbg-molesol")
+    np.testing.assert_array_equal(data.labels, np.float32([[1.5], [-2e38], [np.nan]]))
+    for bad in ("1e39", "-inf", "one"):
+        labels.write_text(f"1.5\n{bad}\n0\n")
+        message = r"line 2, column 1: expected a finite number of float32, or nothing .*, got '"
+        with pytest.raises(ValueError, match=message + bad):
+            read_ogb_graphs(molecules, "ogbg-molesol")
 
 
 def test_missing_files_and_names_of_molecules_are_named(molecules):

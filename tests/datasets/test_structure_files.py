@@ -253,7 +253,7 @@ def test_other_bad_input_is_named(write, tmp_path):
         read_extxyz(write("\n\n"))
     with pytest.raises(FileNotFoundError, match=r"no file .*expected structures in extended XYZ"):
         read_extxyz(tmp_path / "nowhere.extxyz")
-    with pytest.raises(ValueError, match="line 1: expected a number of atoms"):
+    with pytest.raises(ValueError, match="line 1: expected text, got a NUL byte"):
         read_extxyz(write("\0\xff"))
 
 
@@ -361,11 +361,64 @@ def test_other_bad_databases_are_named(tmp_path):
         ValueError, match=r"data.db: expected a database of SQLite, got another file"
     ):
         read_ase(path)
-    path.unlink()
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE VIEW systems AS SELECT 1 AS id")
-    connection.close()
-    with pytest.raises(ValueError, match="expected the tables systems and information"):
+
+
+# What would be computed when it is read, by functions with arguments of the file.
+COMPUTED = {
+    "a column": (
+        "ALTER TABLE systems ADD COLUMN blob AS (zeroblob(900000000)) VIRTUAL",
+        "expected stored columns in systems, got the generated column 'blob'",
+    ),
+    "a column of the other table": (
+        "ALTER TABLE information ADD COLUMN size AS (abs(name)) VIRTUAL",
+        "expected stored columns in information, got the generated column 'size'",
+    ),
+    "a stored column": (
+        "DROP TABLE systems; CREATE TABLE systems (id INTEGER PRIMARY KEY, numbers, "
+        "positions AS (printf('%.*c', 9, 'x')) STORED, cell, pbc, energy, forces, stress)",
+        "expected stored columns in systems, got the generated column 'positions'",
+    ),
+    "a view": (
+        "DROP TABLE systems; CREATE VIEW systems AS SELECT 1 AS id",
+        "expected tables and indices alone, got the view 'systems'",
+    ),
+    "another view": ("CREATE VIEW more AS SELECT 1", "got the view 'more'"),
+    "a trigger": (
+        "CREATE TRIGGER some AFTER INSERT ON systems BEGIN SELECT 1; END",
+        "expected tables and indices alone, got the trigger 'some'",
+    ),
+    "a virtual table": (
+        "DROP TABLE information; CREATE VIRTUAL TABLE information USING fts4(name, value)",
+        "expected tables and indices alone, got the virtual table 'information'",
+    ),
+    "no table": ("DROP TABLE information", "expected the tables systems and information, got"),
+    "ids twice": (
+        "ALTER TABLE systems RENAME TO old; CREATE TABLE systems (id, numbers, positions, cell, "
+        "pbc, energy, forces, stress); INSERT INTO systems SELECT * FROM old; "
+        "INSERT INTO systems SELECT * FROM old",
+        "expected a whole number as id, each once, got 1",
+    ),
+    "ids of words": (
+        "ALTER TABLE systems RENAME TO old; CREATE TABLE systems (id, numbers, positions, cell, "
+        "pbc, energy, forces, stress); INSERT INTO systems (id) VALUES ('one')",
+        "expected a whole number as id, each once, got one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_databases_that_compute_are_refused(name, tmp_path):
+    script, message = COMPUTED[name]
+    path = _database(tmp_path / "data.db", ROW)
+    assert read_ase(path).num_structures == 1
+    connection = sqlite3.connect(path)
+    try:
+        connection.executescript(script)
+    except sqlite3.OperationalError as error:
+        pytest.skip(f"this SQLite can not write it: {error}")
+    finally:
+        connection.close()
+    with pytest.raises(ValueError, match=f"data.db: .*{message}"):
         read_ase(path)
 
 

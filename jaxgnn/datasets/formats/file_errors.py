@@ -1,8 +1,12 @@
 """Errors about invalid files, and limits on the memory that a file may unpack to."""
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from jaxgnn._errors import BadFileError as BadFileError
+from jaxgnn._errors import require_regular_file
 
 # Unpacked size that is allowed for a small file, and the allowed growth of a large one. Compressed
 # and sparse files grow: labels of ogbn-proteins twentyfold, words of papers hundredfold.
@@ -10,10 +14,6 @@ SLACK = 32 << 20
 GROWTH = 200
 
 _LONGEST_QUOTE = 500
-
-
-class BadFileError(ValueError):
-    """An error whose message already names the file."""
 
 
 def bad_file(path: Path, message: str) -> BadFileError:
@@ -47,9 +47,20 @@ def require_folder(path: Path, contents: str) -> None:
 
 
 def require_file(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless ``path`` is a file; ``contents`` describes its content."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: expected {contents}")
+    """Raises unless ``path`` is a regular file; ``contents`` describes its content.
+
+    All readers of data sets open files behind it.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      BadFileError: it is a pipe, a device or a socket.
+    """
+    require_regular_file(path, contents)
+
+
+def is_there(path: Path) -> bool:
+    """Whether an optional file is to be read: something has its name, even a broken link."""
+    return os.path.lexists(path)
 
 
 def most_bytes(path: Path) -> int:

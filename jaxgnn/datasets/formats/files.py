@@ -2,18 +2,34 @@
 
 import gzip
 import json
+import os
 import re
 import warnings
 from collections import Counter
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Never
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file, require_room
+from jaxgnn.datasets.formats.file_errors import (
+    BadFileError,
+    bad_file,
+    is_there,
+    naming,
+    require_file,
+    require_room,
+)
 
 _INT32 = np.iinfo(np.int32)
 _BLOCK = 1 << 20
+# Bytes of a line in a list, besides its characters; and the characters that may end one.
+_LINE = 48
+_LINE_ENDS = (b"\n", b"\r", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e")
+# Longest line of a table of numbers: parsers take many times its size.
+_LONGEST_LINE = 16 << 20
 # Python's own parsers also accept underscores (``1_0`` is 10) and the digits of other scripts.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
 _REAL = re.compile(
@@ -87,7 +103,8 @@ def read_csv(
 
     Raises:
       FileNotFoundError: neither file exists.
-      ValueError: file, line and cell that cannot be read.
+      ValueError: file, line and cell that cannot be read; or the size of the table, if it is more
+        than a file of this size may unpack to.
     """
     path = existing_csv(path, contents)
     with naming(path, "a csv table"):
@@ -97,6 +114,8 @@ def read_csv(
             if not may_be_empty:
                 raise bad_file(path, "the file is empty") from error
             return np.zeros((0, columns or 1), dtype)
+        except BadFileError:
+            raise
         except Exception as error:
             found = _first_bad_line(path, dtype, columns)
             raise bad_file(path, found or str(error) or repr(error)) from error
@@ -106,13 +125,16 @@ def read_csv(
 
 
 def read_text(path: Path, contents: str) -> bytes:
-    """Reads a file of text, unpacked if its name ends in .gz."""
+    """Reads a file of text, unpacked if its name ends in .gz.
+
+    Its lines, in a list, are within the limit of a file of this size too.
+    """
     require_file(path, contents)
-    with naming(path, "lines of text"), _opened(path, "rb") as file:
+    with naming(path, "lines of text"):
         blocks, size = [], 0
-        while block := file.read(_BLOCK):
-            size += len(block)
-            require_room(path, size, "what it holds")
+        for block in _text_blocks(path):
+            size += len(block) + _LINE * sum(map(block.count, _LINE_ENDS))
+            require_room(path, size, "its lines")
             blocks.append(block)
         return b"".join(blocks)
 
@@ -124,15 +146,16 @@ def read_lines(path: Path, contents: str) -> list[bytes]:
 
 def csv_path(path: Path) -> Path:
     """The file that ``read_csv`` reads for ``path``: the .csv.gz if it exists, else the .csv."""
-    return path if path.exists() else path.with_suffix("")
+    return path if is_there(path) else path.with_suffix("")
 
 
 def existing_csv(path: Path, contents: str) -> Path:
     """The file of ``csv_path``; raises FileNotFoundError if there is none."""
-    found = csv_path(path)
-    if not found.is_file():
-        raise FileNotFoundError(f"no file {path} (nor {found.name}): expected {contents}")
-    return found
+    file = csv_path(path)
+    if not is_there(file):
+        raise FileNotFoundError(f"no file {path} (nor {file.name}): expected {contents}")
+    require_file(file, contents)
+    return file
 
 
 def require_cells(path: Path, values: np.ndarray, good: np.ndarray, expected: str) -> None:
@@ -205,9 +228,64 @@ def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
         return values.astype(np.float32)
 
 
-def _opened(path: Path, mode: str, **options: Any) -> Any:
-    """A file, unpacked if its name ends in .gz."""
-    return (gzip.open if path.suffix == ".gz" else open)(path, mode, **options)
+def is_finite_float32(values: np.ndarray | float) -> bool:
+    """Whether all numbers are finite in float32, whose largest one is 3.4e38."""
+    return bool((np.abs(values) <= np.finfo(np.float32).max).all())  # NaN compares false
+
+
+def _opened(path: Path) -> Any:
+    """A file of bytes, unpacked if its name ends in .gz."""
+    return (gzip.open if path.suffix == ".gz" else open)(path, "rb")
+
+
+def _text_blocks(path: Path) -> Iterator[bytes]:
+    """Yields a file's text in blocks, unpacked; raises for a NUL byte, or where it is too large."""
+    size = line = 0
+    with _opened(path) as file:
+        while block := file.read(_BLOCK):
+            size += len(block)
+            require_room(path, size, "what it holds")
+            if b"\0" in block:
+                line += 1 + block[: block.index(b"\0")].count(b"\n")
+                raise bad_file(path, f"line {line}: expected text, got a NUL byte")
+            line += block.count(b"\n")
+            yield block
+
+
+def _table_blocks(path: Path, itemsize: int) -> Iterator[bytes]:
+    """Yields a table's text in blocks; raises where its cells, of ``itemsize`` bytes, are too many."""
+    cells, line, length = 1, 1, 0
+    for block in _text_blocks(path):
+        ends = block.count(b"\n")
+        cells += ends + block.count(b",")
+        require_room(path, cells * itemsize, "its table")
+        line += ends
+        length = len(block) - block.rfind(b"\n") - 1 if ends else length + len(block)
+        if length > _LONGEST_LINE:
+            expected = f"a line of at most {_LONGEST_LINE} characters"
+            raise bad_file(path, f"line {line}: expected {expected}, got a longer one")
+        yield block
+
+
+@contextmanager
+def _piped(blocks: Iterator[bytes]) -> Generator[str]:
+    """The name of a pipe with the text of ``blocks``, which a thread reads ahead.
+
+    An error of ``blocks`` ends the text, and is raised at the end.
+    """
+    reading, writing = os.pipe()
+    with ThreadPoolExecutor(1) as pool:
+        fed = pool.submit(_feed, writing, blocks)
+        try:
+            yield f"/dev/fd/{reading}"
+        finally:
+            os.close(reading)
+            fed.result()
+
+
+def _feed(writing: int, blocks: Iterator[bytes]) -> None:
+    with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:  # broken by a bad cell
+        pipe.writelines(blocks)
 
 
 class _NoDataError(ValueError):
@@ -215,13 +293,14 @@ class _NoDataError(ValueError):
 
 
 def _load_table(path: Path, dtype: type) -> np.ndarray:
-    with warnings.catch_warnings():
+    blocks = _table_blocks(path, np.dtype(dtype).itemsize)
+    with _piped(blocks) as name, warnings.catch_warnings():
         # numpy only warns about a file without data and about integers written as floats.
         warnings.simplefilter("error")
         try:
-            # Passes the name, not an open file: numpy then reads blocks instead of Python lines.
+            # Passes a name, not an open file: numpy then reads blocks instead of Python lines.
             return np.loadtxt(
-                str(path), dtype=dtype, delimiter=",", comments=None, ndmin=2, encoding="utf-8"
+                name, dtype=dtype, delimiter=",", comments=None, ndmin=2, encoding="utf-8"
             )
         except Warning as warning:
             kind = _NoDataError if "no data" in str(warning) else ValueError
@@ -231,20 +310,29 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
 def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
     """Reads the file again line by line to find a fault that the fast parser does not report."""
     limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
-    with _opened(path, "rt", encoding="utf-8") as lines:
-        number = 0
-        for number, line in enumerate(lines, start=1):
-            cells = line.rstrip("\r\n").split(",")
-            if cells == [""]:
-                continue
-            columns = columns or len(cells)
-            if len(cells) != columns:
-                return f"line {number}: expected {columns} columns, got {len(cells)}"
-            for column, cell in enumerate(cells, start=1):
-                if not _is_number(cell.strip(), limits):
-                    kind = np.dtype(dtype).name
-                    return f"line {number}, column {column}: expected {kind}, got {cell[:80]!r}"
+    number = 0
+    for number, line in enumerate(_table_lines(path, np.dtype(dtype).itemsize), start=1):
+        cells = line.decode("utf-8").rstrip("\r").split(",")
+        if cells == [""]:
+            continue
+        columns = columns or len(cells)
+        if len(cells) != columns:
+            return f"line {number}: expected {columns} columns, got {len(cells)}"
+        for column, cell in enumerate(cells, start=1):
+            if not _is_number(cell.strip(), limits):
+                kind = np.dtype(dtype).name
+                return f"line {number}, column {column}: expected {kind}, got {cell[:80]!r}"
     return "the file is empty" if number == 0 else None
+
+
+def _table_lines(path: Path, itemsize: int) -> Iterator[bytes]:
+    """Yields the lines of a table, without the characters ``\\n``."""
+    rest = b""
+    for block in _table_blocks(path, itemsize):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
 
 
 def _is_number(cell: str, limits: np.iinfo | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -33,6 +34,8 @@ from jaxgnn.datasets.records.structures_dataset import (
 _VERSIONS = range(5, 10)
 _COLUMNS = ("id", "numbers", "positions", "cell", "pbc", "energy", "forces", "stress")
 _HEADER = b"SQLite format 3\x00"
+_TABLES = ("systems", "information")
+_LARGEST_VALUE = 10**9  # of SQLite itself
 
 
 def read_ase(
@@ -74,6 +77,7 @@ def read_ase(
         if file.read(len(_HEADER)) != _HEADER:
             raise bad_file(path, "expected a database of SQLite, got another file")
     with naming(path, "a database of ASE"), closing(_open(path)) as connection:
+        _check_schema(path, connection)
         _check_version(path, connection)
         rows = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM systems ORDER BY id")
         structures = list(_structures(path, rows, known))
@@ -84,18 +88,38 @@ def read_ase(
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """The database, which is not written, and whose schema can call no functions."""
+    """The database, which is not written, and no value of which is larger than its file."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(path.stat().st_size, _LARGEST_VALUE))
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     return connection
 
 
+def _check_schema(path: Path, connection: sqlite3.Connection) -> None:
+    """Raises unless the schema has plain tables alone, whose columns are stored.
+
+    Views, virtual tables and generated columns are computed when they are read, by functions with
+    arguments of the file.
+    """
+    tables = []
+    for kind, name, page in connection.execute("SELECT type, name, rootpage FROM sqlite_master"):
+        if kind not in ("table", "index") or not isinstance(page, int) or page < 1:
+            what = "virtual table" if kind == "table" else str(kind)
+            got = f"the {what} {str(name)[:80]!r}"
+            raise bad_file(path, f"expected tables and indices alone, got {got}")
+        tables += [name] if kind == "table" else []
+    for table in _TABLES:
+        if tables.count(table) != 1:
+            raise bad_file(path, "expected the tables systems and information, got others")
+        # Columns: cid, name, type, notnull, dflt_value, pk, hidden.
+        for _, name, *_, hidden in connection.execute(f"PRAGMA table_xinfo({table})"):
+            if hidden:
+                got = f"the generated column {str(name)[:80]!r}"
+                raise bad_file(path, f"expected stored columns in {table}, got {got}")
+
+
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
-    # A view instead of a table could take forever.
-    tables = dict(connection.execute("SELECT name, type FROM sqlite_master"))
-    if tables.get("systems") != "table" or tables.get("information") != "table":
-        raise bad_file(path, "expected the tables systems and information, got others")
     found = connection.execute("SELECT value FROM information WHERE name = 'version'").fetchone()
     version = str(found[0]) if found else "none"
     if version not in map(str, _VERSIONS):
@@ -106,8 +130,14 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> None:
 def _structures(
     path: Path, rows: Iterator[tuple[Any, ...]], known: frozenset[str]
 ) -> Iterator[Structure]:
+    seen = -math.inf
     for values in rows:
-        yield _Row(path, dict(zip(_COLUMNS, values, strict=True))).structure(known)
+        row = dict(zip(_COLUMNS, values, strict=True))
+        # A forged tree may lead to the same page many times.
+        if not isinstance(row["id"], int) or row["id"] <= seen:
+            raise bad_file(path, f"expected a whole number as id, each once, got {row['id']!s:.80}")
+        seen = row["id"]
+        yield _Row(path, row).structure(known)
 
 
 class _Row:

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_folder, require_room
+from jaxgnn.datasets.formats.file_errors import (
+    bad_file,
+    is_there,
+    naming,
+    require_folder,
+    require_room,
+)
 from jaxgnn.datasets.formats.files import (
     numbers_to_int32,
     read_lines,
@@ -160,9 +166,10 @@ def read_hyperedge_text(
     classes = ids.astype(np.int32)
     members = _hyperedges(_only(folder, "hyperedges"), first_id, len(classes))
     features_file = _only(folder, "node-features")
-    if features_file.is_file():
+    if is_there(features_file):
         features = _features(features_file, len(classes))
     elif feature_noise is not None:
+        require_room(labels_file, 4 * classes.size * different.size, "one-hot labels")
         rng = generator_of("datasets.read_hyperedge_text", seed)
         noise = feature_noise * rng.standard_normal((classes.size, different.size), np.float32)
         features = np.eye(different.size, dtype=np.float32)[classes] + noise

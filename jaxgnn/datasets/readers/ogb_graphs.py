@@ -13,6 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.datasets.formats.file_errors import bad_file, require_folder
 from jaxgnn.datasets.formats.files import (
     csv_path,
+    is_finite_float32,
     read_csv,
     read_text,
     real_number,
@@ -43,6 +44,7 @@ _TASKS = {
     "ogbg-molfreesolv": 1,
     "ogbg-mollipo": 1,
 }
+_OF_NUMBERS = ("ogbg-molesol", "ogbg-molfreesolv", "ogbg-mollipo")
 _PROTEINS = "ogbg-ppa"
 _CLASSES = 37  # groups of species of ogbg-ppa
 
@@ -97,7 +99,7 @@ def read_ogb_graphs(path: str | PathLike[str], name: str) -> GraphsDataset:
         fields["node_features"] = _categories(nodes_file, count, "node", _ATOM)
         edge_features = _categories(edges_file, ends.shape[1], "edge", _BOND)
         fields |= {"node_categories": _ATOM, "edge_categories": _BOND}
-        labels = _labels_with_gaps(labels_file, nodes.size)
+        labels = _labels_with_gaps(labels_file, nodes.size, is_binary=name not in _OF_NUMBERS)
         split, classes = "scaffold", _TASKS[name]
         if labels.shape[1] != classes:
             expected = f"{classes} columns, the tasks of {name}"
@@ -127,8 +129,14 @@ def _categories(path: Path, rows: int, of: str, sizes: tuple[int, ...]) -> np.nd
     return features
 
 
-def _labels_with_gaps(path: Path, rows: int) -> np.ndarray:
-    """Reads labels, some of them missing: empty cells or ``nan``; float32 [rows, tasks]."""
+def _labels_with_gaps(path: Path, rows: int, *, is_binary: bool) -> np.ndarray:
+    """Reads labels, some of them missing: empty cells or ``nan``; float32 [rows, tasks].
+
+    Args:
+      path: the file.
+      rows: number of graphs.
+      is_binary: whether labels are zeros and ones, and not any finite numbers.
+    """
     found = csv_path(path)
     lines = read_text(found, "a line for each: its labels").decode("utf-8", "replace").splitlines()
     require_rows(path, len(lines), rows, "num-node-list")
@@ -144,7 +152,7 @@ def _labels_with_gaps(path: Path, rows: int) -> np.ndarray:
             if cell in known:
                 continue
             try:
-                known[cell] = _label(cell.strip())
+                known[cell] = _label(cell.strip(), is_binary=is_binary)
             except ValueError as error:
                 where = f"line {row + 1}, column {column + 1}"
                 raise bad_file(found, f"{where}: {error}, got {cell[:80]!r}") from None
@@ -152,14 +160,16 @@ def _labels_with_gaps(path: Path, rows: int) -> np.ndarray:
     return labels
 
 
-def _label(cell: str) -> float:
+def _label(cell: str, *, is_binary: bool) -> float:
     """The number in a cell, NaN if empty; raises ValueError with the expected content."""
+    expected = "0, 1," if is_binary else "a finite number of float32,"
     try:
         value = real_number(cell) if cell else np.nan
     except ValueError:
-        raise ValueError("expected a number, or nothing where there is none") from None
-    if np.isinf(value):
-        raise ValueError("expected a finite number")
+        value = np.inf
+    fits = value in (0, 1) if is_binary else is_finite_float32(value)
+    if not fits and not np.isnan(value):
+        raise ValueError(f"expected {expected} or nothing where there is no label")
     return value
 
 

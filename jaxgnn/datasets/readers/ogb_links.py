@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.datasets.formats.file_errors import BadFileError, bad_file, naming, require_folder
+from jaxgnn.datasets.formats.file_errors import (
+    BadFileError,
+    bad_file,
+    is_there,
+    naming,
+    require_folder,
+)
 from jaxgnn.datasets.formats.files import csv_path, to_float32, to_int32
 from jaxgnn.datasets.formats.npy import read_npz
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
@@ -132,7 +138,7 @@ def _read_tables(raw: Path) -> tuple[int, np.ndarray | None, np.ndarray]:
     num_nodes = read_count(raw / "num-node-list.csv.gz", "nodes")
     num_edges = read_count(raw / "num-edge-list.csv.gz", "edges")
     edges, path = read_ends(raw / "edge.csv.gz", num_edges, num_nodes), raw / "node-feat.csv.gz"
-    features = read_features(path, num_nodes, "node") if csv_path(path).is_file() else None
+    features = read_features(path, num_nodes, "node") if is_there(csv_path(path)) else None
     return num_nodes, features, edges
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, require_folder
+from jaxgnn.datasets.formats.file_errors import bad_file, is_there, require_folder
 from jaxgnn.datasets.formats.files import csv_path, require_cells
 from jaxgnn.datasets.readers.ogb_tables import (
     read_column,
@@ -45,10 +45,10 @@ def read_ogb_mag(path: str | PathLike[str]) -> RelationsDataset:
     for kind, count in num_nodes.items():
         folder_of_kind = raw / "node-feat" / kind
         file = folder_of_kind / "node-feat.csv.gz"
-        if csv_path(file).is_file():
+        if is_there(csv_path(file)):
             features[kind] = read_features(file, count, "node", counted_in=_COUNTS)
         file = folder_of_kind / "node_year.csv.gz"
-        if csv_path(file).is_file():
+        if is_there(csv_path(file)):
             years[kind] = read_column(file, "the year of a node", count, _COUNTS)
     labels_file = raw / "node-label" / target / "node-label.csv.gz"
     labels = read_column(labels_file, "the class of a node", num_nodes[target], _COUNTS)

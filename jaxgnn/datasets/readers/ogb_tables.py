@@ -20,6 +20,8 @@ from jaxgnn.datasets.formats.files import (
 SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
 """OGB's name for the file of each part."""
 
+_MOST_IDS = np.iinfo(np.int32).max
+
 
 def require_rows(path: Path, rows: int, expected: int, counted_in: str) -> None:
     """Raises unless a table has the number of rows that another file gives."""
@@ -29,9 +31,10 @@ def require_rows(path: Path, rows: int, expected: int, counted_in: str) -> None:
 
 
 def read_counts(path: Path, what: str) -> np.ndarray:
-    """Reads a non-negative number on each line: int64 [lines]."""
+    """Reads a non-negative number on each line, which int32 can count: int64 [lines]."""
     counts = read_csv(path, np.int64, f"a line for each: its number of {what}", columns=1)[:, 0]
-    require_cells(path, counts, counts >= 0, f"a number of {what}")
+    good = (counts >= 0) & (counts <= _MOST_IDS)
+    require_cells(path, counts, good, f"a number of {what} in [0, {_MOST_IDS}]")
     return counts
 
 
@@ -50,10 +53,16 @@ def read_ends(path: Path, rows: int, limits: Any) -> np.ndarray:
       rows: number of edges.
       limits: number of valid nodes for each end of each edge, broadcast to [edges, 2].
     """
-    edges = read_csv(path, np.int32, "a line an edge: two node ids", columns=2)
-    require_rows(path, edges.shape[0], rows, "num-edge-list")
+    edges = _ends(path, rows)
     require_below(path, edges, limits, "node ids")
     return np.ascontiguousarray(edges.T)
+
+
+def _ends(path: Path, rows: int) -> np.ndarray:
+    """The two nodes of each edge, int32 [edges, 2], before they are checked."""
+    edges = read_csv(path, np.int32, "a line an edge: two node ids", columns=2)
+    require_rows(path, edges.shape[0], rows, "num-edge-list")
+    return edges
 
 
 def read_sizes_and_ends(raw: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -64,8 +73,16 @@ def read_sizes_and_ends(raw: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     nodes = read_counts(raw / "num-node-list.csv.gz", "nodes")
     edges = read_counts(raw / "num-edge-list.csv.gz", "edges")
     require_rows(raw / "num-edge-list.csv.gz", edges.size, nodes.size, "num-node-list")
-    limits = np.repeat(nodes, edges)[:, None]
-    return nodes, edges, read_ends(raw / "edge.csv.gz", len(limits), limits)
+    if nodes.sum() > _MOST_IDS:
+        expected = f"at most {_MOST_IDS} nodes of all graphs together"
+        got = f"{nodes.sum()}"
+        raise bad_file(csv_path(raw / "num-node-list.csv.gz"), f"expected {expected}, got {got}")
+    path = raw / "edge.csv.gz"
+    ends = _ends(
+        path, int(edges.sum())
+    )  # so that the numbers of edges are true before they are used
+    require_below(path, ends, np.repeat(nodes, edges)[:, None], "node ids")
+    return nodes, edges, np.ascontiguousarray(ends.T)
 
 
 def read_features(
@@ -110,7 +127,7 @@ def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
     """
     require_folder(folder, "train, valid and test .csv.gz")
     parts: dict[str, np.ndarray] = {}
-    owner = np.zeros(count, bool)
+    owned = np.zeros(0, np.int32)  # sorted; no array of ``count``, which no table may confirm
     for name, file in SPLIT_FILES.items():
         path = folder / f"{file}.csv.gz"
         ids = read_csv(path, np.int32, f"a line for each of the {what}: its id", columns=1)
@@ -119,11 +136,11 @@ def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
         if bad.any():
             expected = f"numbers of {what} in [0, {count})"
             raise bad_file(csv_path(path), f"expected {expected}, got {ids[int(np.argmax(bad))]}")
-        repeated = owner[ids] | (np.diff(ids, prepend=-1) == 0)
+        repeated = np.isin(ids, owned) | (np.diff(ids, prepend=-1) == 0)
         if repeated.any():
             got = f"{ids[int(np.argmax(repeated))]} again"
             raise bad_file(csv_path(path), f"expected each of the {what} in one part, got {got}")
-        owner[ids] = True
+        owned = np.concatenate([owned, ids])
         parts[name] = ids
     return parts
 

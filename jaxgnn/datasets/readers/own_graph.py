@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.datasets.formats.file_errors import bad_file, require_file
+from jaxgnn.datasets.formats.file_errors import bad_file, is_there, require_file
 from jaxgnn.datasets.formats.graph_text import read_table, text_suffix
 from jaxgnn.datasets.formats.npy import read_npy
 from jaxgnn.datasets.readers.own_edges import read_edges
@@ -209,7 +209,7 @@ def _find_files(
 def _beside(folder: Path, field: str) -> Path | None:
     """The only file in a folder with the name of a field."""
     names = [f"{field}{suffix}{gz}" for suffix in _SUFFIXES for gz in ("", ".gz")]
-    found = [folder / name for name in names if (folder / name).is_file()]
+    found = [folder / name for name in names if is_there(folder / name)]
     if len(found) > 1:
         raise bad_file(folder, f"expected one file of {field}, got {' and '.join(map(str, found))}")
     return found[0] if found else None

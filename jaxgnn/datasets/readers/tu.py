@@ -8,7 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, require_file, require_folder, require_room
+from jaxgnn.datasets.formats.file_errors import (
+    bad_file,
+    is_there,
+    require_file,
+    require_folder,
+    require_room,
+)
 from jaxgnn.datasets.formats.files import read_csv, require_cells
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 
@@ -126,7 +132,7 @@ def _edges(path: Path, graph_of_node: np.ndarray) -> np.ndarray:
 def _labels(prefix: Path) -> tuple[Path, np.ndarray, tuple[str, ...] | None]:
     """The file of the labels, the labels, and the names of the classes if they are classes."""
     path = _file(prefix, "graph_attributes")
-    if path.exists():
+    if is_there(path):
         return path, _finite(path, "a line a graph: the numbers to predict"), None
     path = _file(prefix, "graph_labels")
     values = _read(path, np.int64, "a line a graph: its class", columns=1)[:, 0]
@@ -139,7 +145,7 @@ def _features(prefix: Path, of: str, count: int, read_labels: LabelReader) -> np
     found = []
     for part, read in (("attributes", _finite), ("labels", read_labels)):
         path = _file(prefix, f"{of}_{part}")
-        if path.exists():
+        if is_there(path):
             found.append(read(path, f"a line for each {of}: its {part}"))
             if found[-1].shape[0] != count:
                 expected = f"{count} lines, one for each {of}"

@@ -6,8 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn.datasets.formats.file_errors import bad_file, naming, require_file, require_folder
-from jaxgnn.datasets.formats.files import read_lines, whole_number
+from jaxgnn.datasets.formats.file_errors import (
+    bad_file,
+    is_there,
+    naming,
+    require_file,
+    require_folder,
+)
+from jaxgnn.datasets.formats.files import is_finite_float32, read_lines, whole_number
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
 from jaxgnn.datasets.formats.torch_file import tensor_parts
@@ -42,7 +48,7 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
     """
     folder = Path(path)
     require_folder(folder, "train.pickle, val.pickle and test.pickle, or ZINC_train and so on")
-    is_pickled = (folder / "train.pickle").is_file() or not (folder / "ZINC_train").is_dir()
+    is_pickled = is_there(folder / "train.pickle") or not (folder / "ZINC_train").is_dir()
     read = _read_pickle if is_pickled else _read_folder
     parts = {part: read(folder, file, subset=subset) for part, file in _PARTS.items()}
     graphs = [graph for part in parts.values() for graph in part]
@@ -124,7 +130,7 @@ def _graph(path: Path, number: int, molecule: Any) -> dict[str, Any]:
             raise bad_file(path, f"molecule {number}: expected {expected}, got {got}")
         label = molecule.get(_LABEL)
         values = label.value.ravel() if isinstance(label, StoredArray) else np.array([label])
-        if values.size != 1 or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        if values.size != 1 or values.dtype.kind not in "iuf" or not is_finite_float32(values):
             raise bad_file(path, f"molecule {number}: expected {_LABEL} as one finite number")
         senders, receivers = np.nonzero(bonds)
         return {

@@ -258,9 +258,9 @@ class _Check:
                 continue
             if len(names) != size:
                 self._fail(field, f"as many as {sizes} ({size})", f"{len(names)}")
-            if len(np.unique(names)) != size:
-                repeated = next(name for name, n in Counter(list(names)).items() if n > 1)
-                self._fail(field, "every name once", f"{repeated!s:.80} twice")
+            repeated = [name for name, times in Counter(list(names)).items() if times > 1]
+            if repeated:
+                self._fail(field, "every name once", f"{repeated[0]!s:.80} twice")
 
     def edges(self) -> None:
         """Checks weights and features of edges, if there are some."""
