@@ -1,6 +1,8 @@
 """Reads files of common formats into numpy arrays, with errors that name the file."""
 
+import codecs
 import gzip
+import io
 import json
 import os
 import re
@@ -28,8 +30,8 @@ _BLOCK = 1 << 20
 # Bytes of a line in a list, besides its characters; and the characters that may end one.
 _LINE = 48
 _LINE_ENDS = (b"\n", b"\r", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e")
-# Longest line of a table of numbers: parsers take many times its size.
-_LONGEST_LINE = 16 << 20
+# Longest line of a table of numbers, a million columns: parsers take ten times its size.
+_LONGEST_LINE = 4 << 20
 # Python's own parsers also accept underscores (``1_0`` is 10) and the digits of other scripts.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
 _REAL = re.compile(
@@ -246,21 +248,27 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
             size += len(block)
             require_room(path, size, "what it holds")
             if b"\0" in block:
-                line += 1 + block[: block.index(b"\0")].count(b"\n")
+                line += 1 + _count_lines(block[: block.index(b"\0")])
                 raise bad_file(path, f"line {line}: expected text, got a NUL byte")
-            line += block.count(b"\n")
+            line += _count_lines(block)
             yield block
 
 
+def _count_lines(text: bytes) -> int:
+    """Number of ends of lines: of Unix or Windows, or of old Macs."""
+    return max(text.count(b"\n"), text.count(b"\r"))
+
+
 def _table_blocks(path: Path, itemsize: int) -> Iterator[bytes]:
-    """Yields a table's text in blocks; raises where its cells, of ``itemsize`` bytes, are too many."""
+    """Yields a table's text in blocks; raises for too many cells, each of ``itemsize`` bytes."""
     cells, line, length = 1, 1, 0
     for block in _text_blocks(path):
-        ends = block.count(b"\n")
+        ends = _count_lines(block)
         cells += ends + block.count(b",")
         require_room(path, cells * itemsize, "its table")
         line += ends
-        length = len(block) - block.rfind(b"\n") - 1 if ends else length + len(block)
+        last = max(block.rfind(b"\n"), block.rfind(b"\r"))
+        length = len(block) - last - 1 if ends else length + len(block)
         if length > _LONGEST_LINE:
             expected = f"a line of at most {_LONGEST_LINE} characters"
             raise bad_file(path, f"line {line}: expected {expected}, got a longer one")
@@ -312,7 +320,7 @@ def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
     limits = np.iinfo(dtype) if np.issubdtype(dtype, np.integer) else None
     number = 0
     for number, line in enumerate(_table_lines(path, np.dtype(dtype).itemsize), start=1):
-        cells = line.decode("utf-8").rstrip("\r").split(",")
+        cells = line.split(",")
         if cells == [""]:
             continue
         columns = columns or len(cells)
@@ -325,14 +333,16 @@ def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
     return "the file is empty" if number == 0 else None
 
 
-def _table_lines(path: Path, itemsize: int) -> Iterator[bytes]:
-    """Yields the lines of a table, without the characters ``\\n``."""
-    rest = b""
+def _table_lines(path: Path, itemsize: int) -> Iterator[str]:
+    """Yields the lines of a table, without the characters that end them."""
+    utf_8 = codecs.getincrementaldecoder("utf-8")()
+    decoder, rest = io.IncrementalNewlineDecoder(utf_8, translate=True), ""
     for block in _table_blocks(path, itemsize):
-        *lines, rest = (rest + block).split(b"\n")
+        *lines, rest = (rest + decoder.decode(block)).split("\n")
         yield from lines
+    rest += decoder.decode(b"", final=True)
     if rest:
-        yield rest
+        yield rest.removesuffix("\n")
 
 
 def _is_number(cell: str, limits: np.iinfo | None) -> bool:
