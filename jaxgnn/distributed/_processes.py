@@ -86,9 +86,9 @@ def check_same(what: str, value: Any) -> None:
     """
     if jax.process_count() == 1:
         return
-    own = np.frombuffer(_digest([value]), np.uint8)
+    digest = np.frombuffer(_digest([value]), np.uint8)
     with _ending_late("distributed.check_same", what, jax.process_count()):
-        hashes = multihost_utils.process_allgather(own)
+        hashes = multihost_utils.process_allgather(digest)
     others = [at for at, row in enumerate(hashes) if (row != hashes[0]).any()]
     if others:
         expected = "the same on all processes, as on process 0"
@@ -111,14 +111,14 @@ def check_same_on(mesh: Mesh, where: str, values: Mapping[str, Iterable[Any]]) -
     processes = {device.process_index for device in devices}
     if len(processes) == 1:
         return
-    digests = b"".join(map(_digest, values.values()))
-    own = np.frombuffer(digests, np.uint8).reshape(1, len(values), -1)
+    joined = b"".join(map(_digest, values.values()))
+    digests = np.frombuffer(joined, np.uint8).reshape(1, len(values), -1)
     flat = Mesh(devices, ("devices",))
     each, everywhere = (NamedSharding(flat, PartitionSpec(*axis)) for axis in (["devices"], []))
-    shape = (len(devices), *own.shape[1:])
+    shape = (len(devices), *digests.shape[1:])
     with _ending_late(where, " and ".join(values), len(processes)):
-        spread = jax.make_array_from_callback(shape, each, lambda _: own)
-        copied = jax.jit(lambda digests: digests, out_shardings=everywhere)(spread)
+        spread = jax.make_array_from_callback(shape, each, lambda _: digests)
+        copied = jax.jit(lambda array: array, out_shardings=everywhere)(spread)
         hashes = np.asarray(copied.addressable_data(0))
     differs = (hashes != hashes[0]).any(axis=2)
     for name, of_devices in zip(values, differs.T, strict=True):

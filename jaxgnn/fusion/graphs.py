@@ -85,8 +85,8 @@ class StaticGraph:
     def weights(self, of_edges: np.ndarray) -> Array:
         """Known numbers of edges in the order of the slots, an array that is built once."""
         key = digest(of_edges)
-        for known, weights in self._weights:
-            if known == key:
+        for kept, weights in self._weights:
+            if kept == key:
                 return weights
         with jax.ensure_compile_time_eval():
             weights = self.to_slots(jnp.asarray(of_edges))

@@ -63,20 +63,22 @@ class BatchLoader[Batch](Epochs[Batch]):
         while True:
             capacity = self.capacity
             made = self._source.draw(seeds, epoch, step, capacity)
-            own = made if isinstance(made, type(capacity)) else None
+            excess = made if isinstance(made, type(capacity)) else None
             if self._shared.num_processes > 1:
-                return self._draw_in_step(made, own, seeds, (epoch, step))
-            if own is None:
+                return self._draw_in_step(made, excess, seeds, (epoch, step))
+            if excess is None:
                 return made
-            self._grow(own, epoch, step)
+            self._grow(excess, epoch, step)
 
-    def _draw_in_step(self, made: Any, own: Any, seeds: np.ndarray, place: tuple[int, int]) -> Any:
-        """A sample of the capacity of its step; ``made`` is one of the loader's, if it fits."""
+    def _draw_in_step(
+        self, sample: Any, excess: Any, seeds: np.ndarray, place: tuple[int, int]
+    ) -> Any:
+        """A sample of the capacity of its step: ``sample`` if that is the loader's."""
         capacity = self.capacity
         wide = self._shared.of_step(
-            capacity, self._bound, own, lambda process: self._sizes_of(*place, process), place
+            capacity, self._bound, excess, lambda process: self._sizes_of(*place, process), place
         )
-        return made if wide == capacity else self._source.draw(seeds, *place, wide)
+        return sample if wide == capacity else self._source.draw(seeds, *place, wide)
 
     def _sizes_of(self, epoch: int, step: int, process: int) -> Any:
         """Sizes of the batch of a process."""

@@ -75,7 +75,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
       drop_last: whether to leave out the last batch of an epoch if it has fewer seeds.
       seed: of all random numbers, from 0 to 2^64 - 1.
       num_threads: number of threads; None for one for each core.
-      capacity: numbers of slots of a batch; None measures eight batches.
+      capacity: numbers of slots of a batch; None measures eight batches. With several processes, a
+        batch that does not fit into a given one is an error.
       edge_ids: whether batches have ``e_id``.
       edge_times: for each relation the time of each edge slot: integers, floats or ``datetime64``,
         ascending or equal within each row; None for a relation whose edges exist at all times,
@@ -94,7 +95,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         step. None for those of JAX.
 
     Attributes:
-      capacity: numbers of slots of a batch. If a batch does not fit, they grow, with a warning.
+      capacity: numbers of slots of a batch. If a batch does not fit, they grow, with a warning. Of
+        several processes, one batch that does not fit gives all of them more slots in this step.
       features: the stores of the features, by type.
 
     Raises:

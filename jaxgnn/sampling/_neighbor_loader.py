@@ -79,7 +79,8 @@ class NeighborLoader(BatchLoader[SampledBatch]):
       on: what draws: threads of the host, or the device, for a graph that fits there. Both draw the
         same batches. The device draws without ``weights``, at most 64 neighbours of a node or all.
       num_threads: number of threads; None for one for each core.
-      capacity: numbers of slots of a batch; None measures eight batches.
+      capacity: numbers of slots of a batch; None measures eight batches. With several processes, a
+        batch that does not fit into a given one is an error.
       edge_ids: whether batches have ``e_id``.
       edge_times: for each edge slot of the graph its time: integers, floats or ``datetime64``,
         ascending or equal within each row. None to draw from all edges. Sort a list of edges by
@@ -95,7 +96,8 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         step. None for those of JAX.
 
     Attributes:
-      capacity: numbers of slots of a batch. If a batch does not fit, they grow, with a warning.
+      capacity: numbers of slots of a batch. If a batch does not fit, they grow, with a warning. Of
+        several processes, one batch that does not fit gives all of them more slots in this step.
       features: the store of the features, or None.
 
     Raises:

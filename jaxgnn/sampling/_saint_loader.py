@@ -78,6 +78,7 @@ class SaintLoader(SubgraphLoader):
       seed: of all random numbers, from 0 to 2^64 - 1.
       num_threads: number of threads that make batches, at most 4; None for one for each core.
       capacity: numbers of node slots and of edge slots of a batch; None measures eight batches.
+        With several processes, a batch that does not fit into a given one is an error.
       processes: ``(index, count)`` of this process, whose batches are its part of each step; by
         default those of JAX.
 

@@ -39,7 +39,7 @@ class SharedCapacity:
         self,
         capacity: Any,
         bound: Any,
-        own: Any,
+        excess: Any,
         sizes_of: Callable[[int], Any],
         place: tuple[int, int],
     ) -> Any:
@@ -48,25 +48,27 @@ class SharedCapacity:
         Args:
           capacity: the capacity of the loader.
           bound: sizes that no batch exceeds.
-          own: sizes of the part of this process, or None if they fit.
+          excess: sizes of the part of this process, or None if they fit.
           sizes_of: returns the sizes of the part of a process.
           place: epoch and step.
 
         Raises:
-          ValueError: if the own part does not fit into a capacity that was given.
+          ValueError: if the part of this process does not fit into a capacity that was given.
 
         Warns:
           UserWarning: if a part does not fit, once for each larger capacity.
         """
         batch = "the batch of epoch {} and step {}".format(*place)
         if self.is_given:
-            if own is not None and not capacity.holds(own):
-                expected = f"enough for {batch}, {self.shown(own)}, as it can not grow in one of "
+            if excess is not None:
+                expected = (
+                    f"enough for {batch}, {self.shown(excess)}, as it can not grow in one of "
+                )
                 expected += f"{self.num_processes} processes"
                 raise bad_input(self.where, "capacity", expected, self.shown(capacity))
             return capacity
         others = (p for p in range(self.num_processes) if p != self.process)
-        parts = [*map(sizes_of, others), *([] if own is None else [own])]
+        parts = [*map(sizes_of, others), *([] if excess is None else [excess])]
         too_large = [sizes for sizes in parts if not capacity.holds(sizes)]
         if not too_large:
             return capacity

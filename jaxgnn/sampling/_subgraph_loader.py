@@ -111,7 +111,8 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
     def capacity(self) -> tuple[int, int]:
         """Number of node slots and of edge slots of a batch.
 
-        They are measured unless given. If a batch does not fit, they grow, with a warning.
+        They are measured unless given. If a batch does not fit, they grow, with a warning; of
+        several processes, in this step alone, for all of them.
         """
         capacity = self._capacity()
         return capacity.nodes[-1], capacity.edges[-1]
@@ -178,9 +179,9 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         """The capacity, large enough for a batch of these sizes."""
         before = self._capacity()
         if self._num_processes > 1:
-            own = None if before.holds(sizes) else sizes
+            excess = None if before.holds(sizes) else sizes
             return self._shared.of_step(
-                before, self._bound(), own, lambda p: _sizes(self._part_of(*place, p)), place
+                before, self._bound(), excess, lambda p: _sizes(self._part_of(*place, p)), place
             )
         if before.holds(sizes):
             return before
