@@ -167,17 +167,25 @@ def test_a_captured_model_that_would_change_is_named_in_one_line(name):
     take(model)
 
 
-def test_under_jit_a_potential_keeps_its_mode_and_must_not_change():
+@pytest.mark.parametrize("transform", [nnx.jit, nnx.value_and_grad], ids=["jit", "gradient"])
+def test_in_a_loss_a_potential_keeps_its_mode_and_must_not_change(transform):
     model, batch = Springs(), _batch()
 
-    @nnx.jit
+    @transform
     def loss(model):
         return models.energy_forces_stress(model, batch).energy.sum()
 
     with pytest.raises(ValueError, match=r"energy_forces_stress: model must be a function that ch"):
         loss(model)
     model.eval()
-    assert jnp.isfinite(loss(model))
+    assert jnp.isfinite(jax.tree.leaves(loss(model))[0])
+
+
+def test_under_jit_a_captured_potential_is_evaluated_in_evaluation_mode():
+    model, batch = Springs(), _batch()
+    found = jax.jit(lambda batch: models.energy_forces_stress(model, batch).energy)(batch)
+    model.eval()
+    np.testing.assert_allclose(found, model(batch), rtol=1e-5)
 
 
 def test_copies_share_arrays_but_no_variables():

@@ -44,8 +44,9 @@ class PeerConv(nnx.Module):
 
 def potential(candidate: str, irreps: str, **options: Any) -> models.NequIP:
     """The model of one species, from the same random numbers for each candidate."""
-    recompute = OURS.get(candidate)
-    model = models.NequIP(1, irreps, recompute_weights=recompute, rngs=nnx.Rngs(0), **options)
+    # Peers need not take a graph without edges, and earlier results are of this option.
+    options |= {"recompute_weights": OURS.get(candidate), "subtract_lone_atoms": False}
+    model = models.NequIP(1, irreps, rngs=nnx.Rngs(0), **options)
     if candidate not in OURS:
         for step in model.interactions:
             step.conv = PeerConv(step.conv, candidate)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.explain.targets import Target
@@ -35,41 +36,67 @@ def finite_inputs(
       goal: the predictions that are explained.
 
     Raises:
-      ValueError: if a prediction that is explained depends on such a number.
+      ValueError: if a prediction that is explained depends on such a number; names the first.
     """
-    bad = [_first_non_finite(tree) for tree in inputs]
-    names = [name for name, found in zip(_ARGUMENTS, bad, strict=False) if found]
-    if not names:
+    leaves, structure = jax.tree.flatten(inputs)
+    numbers, total = _numbered(leaves)
+    if not total:
         return inputs
-    finite = jax.tree.map(_finite, inputs)
-    before, after = (
-        np.asarray(goal.explained(each), np.float64)
-        for each in (predictions, jax.jit(lambda: model(*finite))())
-    )
-    scale = np.abs(after[np.isfinite(after)]).max(initial=0.0)
-    fits = np.isclose(before, after, rtol=1e-4, atol=1e-6 * scale).all(axis=1)
-    if not fits.all():
-        target = "the target" if goal.rows is None else f"row {goal.rows[np.argmin(fits)]}"
-        found = bad[_ARGUMENTS.index(names[0])]
-        expected = f"finite where the prediction for {target} depends on it"
-        raise bad_input(where, names[0], expected, found)
-    return finite
+
+    def with_first(count: Any) -> tuple[Any, ...]:
+        """The inputs with as many of the numbers that are not finite, and zero for the others."""
+        pairs = zip(leaves, numbers, strict=True)
+        kept = [x if n is None else jnp.where(jnp.asarray(n) < count, x, 0) for x, n in pairs]
+        return jax.tree.unflatten(structure, kept)
+
+    run = jax.jit(lambda count: goal.explained(model(*with_first(count))))
+    finite = np.asarray(run(0), np.float64)
+    fits = _equal(goal.explained(predictions), finite)
+    if fits.all():
+        return with_first(0)
+    row = int(np.argmin(fits))
+    # The first that changes the prediction, by bisection: with more of them it stays changed.
+    low, high = 0, total
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _equal(run(middle), finite)[row] else (low, middle)
+    target = "the target" if goal.rows is None else f"row {goal.rows[row]}"
+    sizes = [len(jax.tree.leaves(tree)) for tree in inputs]
+    names = np.repeat(_ARGUMENTS[: len(inputs)], sizes).tolist()
+    for name, leaf, places in zip(names, leaves, numbers, strict=True):
+        for place in [] if places is None else np.argwhere(places == low).tolist():
+            expected = f"finite where the prediction for {target} depends on it"
+            raise bad_input(where, name, expected, f"{np.asarray(leaf)[tuple(place)]} at {place}")
+    raise AssertionError("one of the numbers was found")
 
 
-def _is_floating(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+def _numbered(leaves: list[Any]) -> tuple[list[Int[np.ndarray, "..."] | None], int]:
+    """Numbers what is not finite, from 0 on through all arrays, with -1 for what is; their count.
+
+    None stands for arrays that are finite.
+    """
+    numbers: list[Any] = []
+    total = 0
+    for leaf in leaves:
+        wrong = _not_finite(leaf)
+        count = 0 if wrong is None else int(wrong.sum())
+        if wrong is None or not count:
+            numbers.append(None)
+            continue
+        places = np.where(wrong, total - 1 + np.cumsum(wrong).reshape(wrong.shape), -1)
+        numbers.append(places.astype(np.int32))
+        total += count
+    return numbers, total
 
 
-def _finite(leaf: Any) -> Any:
-    return jnp.where(jnp.isfinite(leaf), leaf, 0) if _is_floating(leaf) else leaf
+def _not_finite(leaf: Any) -> Bool[np.ndarray, "..."] | None:
+    if not hasattr(leaf, "dtype") or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return None
+    return ~np.isfinite(np.asarray(leaf).astype(np.float64))
 
 
-def _first_non_finite(tree: Any) -> str | None:
-    """The first number of a pytree that is not finite, and its place, as text."""
-    for leaf in filter(_is_floating, jax.tree.leaves(tree)):
-        values = np.asarray(leaf).astype(np.float64)
-        places = np.argwhere(~np.isfinite(values))
-        if places.size:
-            place = tuple(places[0].tolist())
-            return f"{values[place]} at {list(place)}"
-    return None
+def _equal(values: Any, finite: np.ndarray) -> Bool[np.ndarray, " targets"]:
+    """For each target, whether predictions are those for finite inputs, up to rounding."""
+    scale = np.abs(finite[np.isfinite(finite)]).max(initial=0.0)
+    values = np.asarray(values, np.float64)
+    return np.isclose(values, finite, rtol=1e-4, atol=1e-6 * scale).all(axis=1)

@@ -22,7 +22,7 @@ from jaxgnn.models.atomic_geometry import (
     strained,
 )
 from jaxgnn.models.interatomic import InteratomicPotential
-from jaxgnn.ops.core.eager import run_compiled, runs_now
+from jaxgnn.ops.core.eager import run_compiled
 
 _WHERE = "models.energy_forces_stress"
 
@@ -58,8 +58,8 @@ def energy_forces_stress(
 
     Args:
       model: a potential such as ``models.SchNet``; any module or function from a batch to energies.
-        Outside of ``jit`` a module is evaluated in evaluation mode, and is not changed. Under
-        ``jit``, as in a loss, it keeps its mode, and must not change its state in the call.
+        A module is evaluated in evaluation mode, and is not changed. One whose parameters are
+        traced or differentiated, as in a loss, keeps its mode, and must not change its state.
       batch: structures that ``models.atomic_sample`` made, with or without padding, which may
         contain anything.
       stress: whether to compute the stress.
@@ -99,7 +99,8 @@ def energy_forces_stress(
     with refusing_changes(_WHERE, "model"):
         if isinstance(model, nnx.Module):
             graphdef, state = nnx.split(model)
-            return run_compiled(_of_module, (graphdef, bool(stress), runs_now()), (batch, state))
+            evaluates = is_concrete(*jax.tree.leaves(state))
+            return run_compiled(_of_module, (graphdef, bool(stress), evaluates), (batch, state))
         return run_compiled(_of_function, (model, bool(stress)), batch)
 
 

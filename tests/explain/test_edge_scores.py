@@ -258,13 +258,14 @@ NOT_FINITE = {
         r"x must be finite .* row 0 .* got nan at \[2, 3\]",
     ),
     "row": (
-        np.array([4, 0]),
-        {"x": NEAR.at[2].set(-jnp.inf)},
+        np.array([1, 0]),
+        # That of node 4 does not matter, nor does the second column of a function of the first.
+        {"x": NEAR.at[4].set(jnp.nan).at[5].set(jnp.inf).at[2].set(-jnp.inf)},
         r"x must be finite where the prediction for row 0 depends on it, got -inf at \[2, 0\]",
     ),
     "function": (
         lambda y: y[0, 0],
-        {"x": NEAR.at[2, 0].set(jnp.inf)},
+        {"x": NEAR.at[0].set(jnp.nan).at[2, 0].set(jnp.inf).at[5:].set(jnp.nan)},
         r"x must be finite where the prediction for the target depends on it, got inf at \[2, 0\]",
     ),
     "weight": (

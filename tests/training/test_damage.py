@@ -1,5 +1,6 @@
 """Files that are damaged or can not be written: one line, and never other weights."""
 
+import errno
 import json
 import random
 import resource
@@ -182,7 +183,8 @@ def test_a_full_disk_is_one_line_and_what_was_written_before_is_kept(tmp_path, t
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message = str(error.value)
-    assert "\n" not in message and message.endswith(f"checkpoint: {tmp_path}/run/checkpoints/2")
+    assert message.endswith(f"File too large; last checkpoint: {tmp_path}/run/checkpoints/2")
+    assert "\n" not in message and error.value.errno == errno.EFBIG
     assert error.value.__cause__ is None and error.value.__suppress_context__
     assert digest(_train(tmp_path / "run").model) == digest(trained[0].model)
 
