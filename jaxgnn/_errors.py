@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
+from typing import Any
+
+# Longest text of a value in an error; the rest of it is left out.
+_MAX_TEXT = 400
 
 
 def bad_input(where: str, argument: str, expected: str, got: object) -> ValueError:
@@ -13,9 +18,27 @@ def bad_input(where: str, argument: str, expected: str, got: object) -> ValueErr
       where: the public function or class, for example ``"spmm"``.
       argument: the invalid argument.
       expected: description of valid values.
-      got: the actual value.
+      got: the actual value. Of an array with axes the message has dtype and shape alone, and of
+        what is long the beginning, in one line.
     """
-    return ValueError(f"{where}: {argument} must be {expected}, got {got}")
+    return ValueError(f"{where}: {argument} must be {expected}, got {_shown(got)}")
+
+
+def is_choice(value: object, choices: Collection[str | None]) -> bool:
+    """Returns whether a value is one of some names, or None if that is among them.
+
+    An array or a list is none of them, where ``value in choices`` would compare each element.
+    """
+    return (value is None or isinstance(value, str)) and value in choices
+
+
+def _shown(value: Any) -> str:
+    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+        return f"an array of {value.dtype} and shape {tuple(value.shape)}"
+    text = str(value)
+    shown = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT]
+    shown = " ".join(shown.split()) if "\n" in shown else shown
+    return shown if len(text) <= _MAX_TEXT else f"{shown} ... ({len(text):,} characters)"
 
 
 class BadFileError(ValueError):

@@ -253,6 +253,7 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._ffi",
+        "jaxgnn._modes",
         "jaxgnn.distributed",
         "jaxgnn.graph",
         "jaxgnn.sampling",
@@ -304,6 +305,7 @@ HOMES = {
     "jraphx": {"experiments._plain_networks"},
     "egglog": {"jaxgnn.fusion.search"},
     "flax": {
+        "jaxgnn._modes",
         "jaxgnn.nn",
         "jaxgnn.models",
         "jaxgnn.interop",

@@ -24,6 +24,8 @@ struct Request {
   int64_t num_nodes, num_edges;
   const int64_t *seeds, *fanouts;
   int64_t num_seeds, num_hops, first_hop;
+  const int64_t* excluded;
+  int64_t num_excluded;
   uint64_t seed;
   uint32_t epoch, step, period;  // `period` counts the steps between which draws of senders mix
   uint32_t mix_first, mix_second;
@@ -252,12 +254,64 @@ void Run(const Request& request, Sample& sample) {
                         static_cast<const Id*>(request.indices),
                         {request.weights, request.wide_weights != 0},
                         request.num_nodes,
-                        request.num_edges};
+                        request.num_edges,
+                        request.excluded,
+                        request.num_excluded};
   Team team(request.threads);
   if (request.numbers_nodes != 0) {
     SampleHops(request, graph, team, sample);
   } else {
     SampleRows(request, graph, team, sample);
+  }
+}
+
+// A new sample after `fill` has been called with it; null without memory.
+template <typename Fill>
+void* Sampled(const Fill& fill) {
+  std::unique_ptr<Sample> sample;
+  try {
+    sample = std::make_unique<Sample>();
+    fill(*sample);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+  return sample.release();
+}
+
+// Rows with the senders of edges to find, as jaxgnn/_ffi/sample_neighbours.py lays them out: those
+// of row i are `senders[ends[i]]` to before `senders[ends[i + 1]]`, ascending, and all are
+// distinct.
+struct Pairs {
+  const void *indptr, *indices;
+  int64_t num_edges;
+  const int64_t *rows, *ends, *senders;
+  int64_t num_rows;
+  int32_t wide_indptr, wide_indices;
+};
+
+// Finds the positions of all edges between pairs.
+template <typename Id>
+void FindEdges(const Pairs& pairs, Sample& sample) {
+  static constexpr int64_t kFew = 8;
+  const EitherOf<int32_t, int64_t> indptr{pairs.indptr, pairs.wide_indptr != 0};
+  const auto* indices = static_cast<const Id*>(pairs.indices);
+  Buffer<int64_t>& positions = sample.nodes;
+  for (int64_t i = 0; i < pairs.num_rows; ++i) {
+    const int64_t first = indptr[pairs.rows[i]], end = indptr[pairs.rows[i] + 1];
+    if (first < 0 || end < first || end > pairs.num_edges) {
+      sample.problem = {Problem::kOffsets, pairs.rows[i], first, end - first, 0};
+      return;
+    }
+    const int64_t *from = pairs.senders + pairs.ends[i], *to = pairs.senders + pairs.ends[i + 1];
+    const bool are_few = to - from <= kFew;
+    int64_t* found = positions.Reserve(end - first);
+    int64_t count = 0;
+    for (int64_t edge = first; edge < end; ++edge) {
+      const int64_t sender = indices[edge];
+      found[count] = edge;
+      count += are_few ? std::find(from, to, sender) != to : std::binary_search(from, to, sender);
+    }
+    positions.Add(count);
   }
 }
 
@@ -273,18 +327,27 @@ extern "C" {
 void* jaxgnn_sample_neighbours(const void* arguments) {
   namespace sampling = jaxgnn::sampling;
   const auto& request = *static_cast<const sampling::Request*>(arguments);
-  std::unique_ptr<sampling::Sample> sample;
-  try {
-    sample = std::make_unique<sampling::Sample>();
+  return sampling::Sampled([&](sampling::Sample& sample) {
     if (request.wide_indices != 0) {
-      sampling::Run<int64_t>(request, *sample);
+      sampling::Run<int64_t>(request, sample);
     } else {
-      sampling::Run<int32_t>(request, *sample);
+      sampling::Run<int32_t>(request, sample);
     }
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-  return sample.release();
+  });
+}
+
+// A sample whose nodes are the positions of all edges between pairs, to be freed; null without
+// memory.
+void* jaxgnn_sample_edges(const void* arguments) {
+  namespace sampling = jaxgnn::sampling;
+  const auto& pairs = *static_cast<const sampling::Pairs*>(arguments);
+  return sampling::Sampled([&](sampling::Sample& sample) {
+    if (pairs.wide_indices != 0) {
+      sampling::FindEdges<int64_t>(pairs, sample);
+    } else {
+      sampling::FindEdges<int32_t>(pairs, sample);
+    }
+  });
 }
 
 // What is wrong with the graph: kind, place, first, degree. Returns the wrong weight.

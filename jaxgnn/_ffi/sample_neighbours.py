@@ -52,6 +52,7 @@ class Draws:
       period: counter that stands for ``step`` in the keys of senders.
       factors: shares of the draws of ``period`` and the next; None for those of ``period`` alone.
       threads: number of threads.
+      excluded: positions of edges that count as absent, distinct and ascending, int64, or None.
     """
 
     seed: int
@@ -62,6 +63,7 @@ class Draws:
     period: int
     factors: tuple[int, int] | None
     threads: int
+    excluded: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +138,39 @@ def sample_rows(
     return indptr, positions
 
 
+def find_edges(graph: Graph, rows: np.ndarray, senders: np.ndarray) -> np.ndarray | Problem:
+    """Finds the positions of all edges between pairs of nodes.
+
+    Args:
+      graph: the graph; its weights are not read.
+      rows: valid nodes, the receivers of the pairs, int64 [pairs], ascending.
+      senders: the other nodes, int64 [pairs], ascending for each row; no pair is repeated.
+
+    Returns:
+      Positions of the edges, ascending, int64 [edges]. A ``Problem`` if the graph is invalid.
+
+    Raises:
+      MemoryError: if there is not enough memory.
+      NotImplementedError: if there is no compiled library.
+    """
+    distinct, first = np.unique(rows, return_index=True)
+    ends = np.append(first, len(rows)).astype(np.int64)
+    pairs = _Pairs(
+        indptr=_address(graph.indptr),
+        indices=_address(graph.indices),
+        num_edges=len(graph.indices),
+        rows=_address(distinct),
+        ends=_address(ends),
+        senders=_address(senders),
+        num_rows=len(distinct),
+        wide_indptr=graph.indptr.itemsize == 8,
+        wide_indices=graph.indices.itemsize == 8,
+    )
+    sample = _called("edges", pairs)
+    problem = sample.problem()
+    return sample.arrays(0)[0] if problem is None else problem
+
+
 def _sample(
     graph: Graph,
     seeds: np.ndarray,
@@ -145,11 +180,8 @@ def _sample(
     numbers_nodes: bool,
     first_hop: int = 0,
 ) -> _Sample:
-    library = _library()
-    if library is None:
-        raise NotImplementedError(f"sample_neighbours: {why_not_open('cpu')}")
     hop_fanouts = np.array(fanouts, np.int64)
-    weights = graph.weights
+    weights, excluded = graph.weights, draws.excluded
     request = _Request(
         indptr=_address(graph.indptr),
         indices=_address(graph.indices),
@@ -161,6 +193,8 @@ def _sample(
         num_seeds=len(seeds),
         num_hops=len(fanouts),
         first_hop=first_hop,
+        excluded=None if excluded is None else _address(excluded),
+        num_excluded=0 if excluded is None else len(excluded),
         seed=draws.seed,
         epoch=draws.epoch,
         step=draws.step,
@@ -176,7 +210,15 @@ def _sample(
     )
     if draws.factors is not None:
         request.mix_first, request.mix_second = draws.factors
-    handle = library.jaxgnn_sample_neighbours(ctypes.byref(request))
+    return _called("neighbours", request)
+
+
+def _called(name: str, request: ctypes.Structure) -> _Sample:
+    """The sample that a function of the library returns."""
+    library = _library()
+    if library is None:
+        raise NotImplementedError(f"sample_neighbours: {why_not_open('cpu')}")
+    handle = getattr(library, f"jaxgnn_sample_{name}")(ctypes.byref(request))
     if not handle:
         raise MemoryError("sample_neighbours: not enough memory")
     return _Sample(library, handle)
@@ -190,12 +232,26 @@ class _Request(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_nodes", "num_edges")),
         *((name, ctypes.c_void_p) for name in ("seeds", "fanouts")),
         *((name, ctypes.c_int64) for name in ("num_seeds", "num_hops", "first_hop")),
+        ("excluded", ctypes.c_void_p),
+        ("num_excluded", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_uint32) for name in ("epoch", "step", "period")),
         *((name, ctypes.c_uint32) for name in ("mix_first", "mix_second")),
         *((name, ctypes.c_int32) for name in ("mixes", "replace", "labor")),
         *((name, ctypes.c_int32) for name in ("threads", "numbers_nodes")),
         *((name, ctypes.c_int32) for name in ("wide_indptr", "wide_indices", "wide_weights")),
+    )
+
+
+class _Pairs(ctypes.Structure):
+    """The struct ``Pairs`` of ``ffi/cpu/sample_neighbours.cc``."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("indptr", "indices")),
+        ("num_edges", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("rows", "ends", "senders")),
+        ("num_rows", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("wide_indptr", "wide_indices")),
     )
 
 
@@ -260,6 +316,7 @@ def _library() -> ctypes.CDLL | None:
     pointer = ctypes.c_void_p
     types = {
         "neighbours": ((pointer,), pointer),
+        "edges": ((pointer,), pointer),
         "problem": ((pointer, pointer), ctypes.c_double),
         "arrays": ((pointer, pointer), None),
         "free": ((pointer,), None),

@@ -58,31 +58,39 @@ class BatchLoader[Batch](Epochs[Batch]):
     def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
         return self._seeds[self._order.of_step(epoch, step, process)]
 
-    def _draw(self, seeds: np.ndarray, epoch: int, step: int) -> Any:
-        """A sample; the capacity grows until it fits, or is that of the step in all processes."""
+    def _draw(self, seeds: np.ndarray, epoch: int, step: int, **options: Any) -> Any:
+        """A sample, with options of the source; its capacity is that of the step in all processes.
+
+        The capacity of the loader grows until the sample fits.
+        """
         while True:
             capacity = self.capacity
-            made = self._source.draw(seeds, epoch, step, capacity)
+            made = self._source.draw(seeds, epoch, step, capacity, **options)
             excess = made if isinstance(made, type(capacity)) else None
             if self._shared.num_processes > 1:
-                return self._draw_in_step(made, excess, seeds, (epoch, step))
+                return self._draw_in_step(made, excess, seeds, (epoch, step), **options)
             if excess is None:
                 return made
             self._grow(excess, epoch, step)
 
     def _draw_in_step(
-        self, sample: Any, excess: Any, seeds: np.ndarray, place: tuple[int, int]
+        self,
+        sample: Any,
+        excess: Any,
+        seeds: np.ndarray,
+        place: tuple[int, int],
+        **options: Any,
     ) -> Any:
         """A sample of the capacity of its step: ``sample`` if that is the loader's."""
         capacity = self.capacity
         wide = self._shared.of_step(
             capacity, self._bound, excess, lambda process: self._sizes_of(*place, process), place
         )
-        return sample if wide == capacity else self._source.draw(seeds, *place, wide)
+        return sample if wide == capacity else self._source.draw(seeds, *place, wide, **options)
 
-    def _sizes_of(self, epoch: int, step: int, process: int) -> Any:
-        """Sizes of the batch of a process."""
-        return self._source.sizes(self._seeds_of(epoch, step, process), epoch, step)
+    def _sizes_of(self, epoch: int, step: int, process: int, count: int | None = None) -> Any:
+        """Sizes of the batch of a process, or of its first ``count`` seeds."""
+        return self._source.sizes(self._seeds_of(epoch, step, process)[:count], epoch, step)
 
     def _grow(self, sizes: Any, epoch: int, step: int) -> None:
         """Makes the capacity large enough, unless another thread has done so."""

@@ -49,8 +49,15 @@ class Capacity:
         return all(map(operator.ge, self._numbers(), sizes._numbers()))
 
     def grown(self, sizes: Capacity, bound: Capacity) -> Capacity:
-        """Returns the capacity for this one and for ``sizes`` with a margin, up to ``bound``."""
-        return self._with(map(max, self._numbers(), measured([sizes], bound)._numbers()))
+        """Returns the capacity for this one and for ``sizes`` with a margin, up to ``bound``.
+
+        Numbers of nodes ascend in each, and so in the result.
+        """
+        return self._with(map(max, self._numbers(), rounded([sizes], bound)._numbers()))
+
+    def with_seeds(self, seeds: int) -> Capacity:
+        """Returns it with so many slots for seeds, and for nodes at least as many."""
+        return Capacity(ascending(seeds, self.nodes[1:]), self.edges, self.candidates)
 
     def widened(self, sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
         """Returns a larger capacity that holds all of the sizes, up to ``bound``.
@@ -77,11 +84,24 @@ class Capacity:
 def measured(sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
     """Returns the largest of the sizes, with a margin of a tenth, in multiples of 128.
 
-    No number is above ``bound``, and seeds have as many slots as it says.
+    No number is above ``bound``. Seeds have as many slots as it says, since a batch has a slot for
+    each of its seeds, and no hop has fewer slots for nodes than seeds.
     """
+    return rounded(sizes, bound).with_seeds(bound.nodes[0])
+
+
+def rounded(sizes: Iterable[Capacity], bound: Capacity) -> Capacity:
+    """Returns the largest of the sizes as ``measured`` does, with measured slots for seeds too."""
     largest = np.max([each._numbers() for each in sizes], axis=0)
-    made = bound._with(map(min, map(_with_margin, largest), bound._numbers()))
-    return Capacity((bound.nodes[0], *made.nodes[1:]), made.edges, made.candidates)
+    return bound._with(map(min, map(_with_margin, largest), bound._numbers()))
+
+
+def ascending(seeds: int, nodes: Iterable[int]) -> tuple[int, ...]:
+    """Returns slots for seeds, then for nodes up to and with each hop, which never decrease.
+
+    The nodes of a hop contain those of the hops before it, so rows of a block are columns of it.
+    """
+    return tuple(itertools.accumulate((seeds, *nodes), max))
 
 
 def bound_of(

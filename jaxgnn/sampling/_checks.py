@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.sampling._mapped import check_files
 
 Method = Literal["neighbour", "labor"]
@@ -46,13 +46,15 @@ def options(
     may_be_zero: bool = False,
 ) -> None:
     """Checks what is drawn; along relations, fan-outs may be zero."""
+    numbers(where, "fanouts", fanouts)
+    flags(where, replace=replace)
     for fanout in fanouts:
-        is_zero = fanout == 0 and not may_be_zero
-        if not is_integer(fanout) or is_zero or fanout < -1 or fanout >= 2**20:
+        is_draw = is_integer(fanout) and -1 <= fanout < 2**20
+        if not is_draw or (fanout == 0 and not may_be_zero):
             expected = f"positive and below {2**20}, or -1 for all neighbours"
             expected += ", or 0 for none" if may_be_zero else ""
             raise bad_input(where, "fanouts", expected, fanout)
-    if method not in get_args(Method):
+    if not is_choice(method, get_args(Method)):
         expected = " or ".join(repr(name) for name in get_args(Method))
         raise bad_input(where, "method", expected, repr(method))
     if method == "labor" and replace:
@@ -62,6 +64,20 @@ def options(
     if batch_dependency > 1 and method != "labor":
         expected = f"1 for method={method!r}; method='labor' has dependent batches"
         raise bad_input(where, "batch_dependency", expected, batch_dependency)
+
+
+def flags(where: str, **values: Any) -> None:
+    """Checks that arguments are True or False; an array has no truth value."""
+    for name, value in values.items():
+        if not isinstance(value, bool | np.bool_):
+            raise bad_input(where, name, "True or False", repr(value))
+
+
+def numbers(where: str, name: str, values: Any) -> None:
+    """Checks that an argument is a list of numbers, whose range the caller checks."""
+    is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    if not is_list and not (isinstance(values, np.ndarray) and values.ndim == 1):
+        raise bad_input(where, name, "a list of numbers", repr(values))
 
 
 def counters(where: str, seed: int, epoch: int, step: int) -> None:
@@ -81,6 +97,26 @@ def seeds(where: str, values: np.ndarray, num_nodes: int) -> np.ndarray:
         expected = f"node ids from 0 to {num_nodes - 1}"
         raise bad_input(where, "seeds", expected, f"{values[wrong[0]]} at {wrong[0]}")
     return values.astype(np.int64)
+
+
+def excluded(where: str, values: np.ndarray | None, num_edges: int) -> np.ndarray | None:
+    """Checks positions of edges, and returns them as int64; None for none."""
+    if values is None:
+        return None
+    values = np.asarray(values)
+    if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+        raise bad_input(where, "excluded", "a list of integers, or None", _kind(values))
+    wrong = np.flatnonzero((values < 0) | (values >= num_edges))
+    if len(wrong):
+        expected = f"positions of edges from 0 to {num_edges - 1}"
+        raise bad_input(where, "excluded", expected, f"{values[wrong[0]]} at {wrong[0]}")
+    positions = np.ascontiguousarray(values, np.int64)
+    wrong = np.flatnonzero(positions[1:] <= positions[:-1])
+    if len(wrong):
+        one, other = positions[wrong[0] : wrong[0] + 2]
+        got = f"{one}, then {other}, at {wrong[0]}"
+        raise bad_input(where, "excluded", "distinct and ascending", got)
+    return positions
 
 
 def rows(

@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.distributed import partition
 from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling import _checks
 from jaxgnn.sampling._seed_order import SeedOrder
 from jaxgnn.sampling._subgraph_loader import NodeData, SubgraphLoader, checked_size
 from jaxgnn.sampling._subgraphs import Induced, WholeGraph
@@ -91,8 +92,9 @@ class ClusterLoader(SubgraphLoader):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels, train)
+        _checks.flags(where, shuffle=shuffle)
         super().__init__(whole, data, seed, num_threads, processes, capacity)
-        if method not in get_args(ClusterMethod):
+        if not is_choice(method, get_args(ClusterMethod)):
             expected = f"one of {', '.join(map(repr, get_args(ClusterMethod)))}"
             raise bad_input(where, "method", expected, repr(method))
         self.cluster_of = _clusters(where, graph, clusters, method, cache)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Int32
 from jaxgnn.graph.plan.sorting import row_ids
 from jaxgnn.sampling._dense_ranks import sort_rows
 from jaxgnn.sampling._device_random import Words, below, draw, mixed
+from jaxgnn.sampling._edges_left import EdgesLeft
 
 MAX_FANOUT = 64
 """Largest fan-out of draws on the device, but for that of all neighbours."""
@@ -22,13 +23,21 @@ class Rows(NamedTuple):
 
     Attributes:
       node: the node of each row, 0 for padding.
-      first: its first edge.
-      degree: its number of edges, 0 for padding.
+      first: its first edge, by its rank among the edges that are left.
+      degree: its number of edges that are left, 0 for padding.
+      left: the edges of the graph without those that are excluded; None without exclusion.
     """
 
     node: Int32[Array, " rows"]
     first: Int32[Array, " rows"]
     degree: Int32[Array, " rows"]
+    left: EdgesLeft | None = None
+
+    def positions(self, ranks: Array) -> Array:
+        """Positions in the graph of edges by their ranks; padding, which is -1, stays."""
+        if self.left is None:
+            return ranks
+        return jnp.where(ranks >= 0, self.left.positions(ranks), -1)
 
 
 class Drawn(NamedTuple):
@@ -65,8 +74,8 @@ def draw_uniform(key: Words, rows: Rows, fanout: int, slots: int, *, replace: bo
     offsets = _ascending(lax.optimization_barrier(offsets))
     indptr = _offsets(counts)
     places = jnp.where(slot < counts, indptr[:-1] + slot, slots)
-    e_id = _empty(slots).at[places].set(rows.first + offsets, mode="drop")
-    return Drawn(indptr, e_id, jnp.int32(0))
+    ranks = _empty(slots).at[places].set(rows.first + offsets, mode="drop")
+    return Drawn(indptr, rows.positions(ranks), jnp.int32(0))
 
 
 def draw_labor(
@@ -142,8 +151,8 @@ def _all_edges(rows: Rows, indptr: Array, slots: int) -> tuple[Array, Array]:
     slot = jnp.arange(slots, dtype=jnp.int32)
     row = row_ids(indptr, slots)
     inside = jnp.minimum(row, rows.first.shape[0] - 1)
-    e_id = rows.first[inside] + (slot - indptr[inside])
-    return jnp.where(slot < indptr[-1], e_id, -1), row
+    ranks = rows.first[inside] + (slot - indptr[inside])
+    return rows.positions(jnp.where(slot < indptr[-1], ranks, -1)), row
 
 
 def _then_by(order: Array | None, keys: Array, bound: int) -> Array:

@@ -14,6 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._device_rows import MAX_FANOUT
+from jaxgnn.sampling._edges_left import EdgesLeft
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._on_device import sample_on_device
 from jaxgnn.sampling._source import HostSource, RawSample, drawn_arrays, sizes_of
@@ -55,21 +56,33 @@ class DeviceSource:
         )
         return cls(host, *to_device("sampling.NeighborLoader", tuple(arrays), device))
 
-    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
+    def sizes(
+        self, seeds: np.ndarray, epoch: int, step: int, *, excluded: np.ndarray | None = None
+    ) -> Capacity:
         """Sizes of a sample, with the candidates of LABOR."""
-        hops = self.host.hops(seeds, epoch, step)
+        hops = self.host.hops(seeds, epoch, step, excluded)
         sizes = sizes_of(hops)
         if self.host.drawing.method != "labor":
             return sizes
-        indptr = self.host.graph.indptr
+        indptr, left = self.host.graph.indptr, EdgesLeft.of(excluded)
         rows = (hops.n_id[:count] for count in sizes.nodes[:-1])
-        candidates = tuple(int((indptr[ids + 1] - indptr[ids]).sum()) for ids in rows)
+        candidates = tuple(
+            int((left.ranks(indptr[ids + 1]) - left.ranks(indptr[ids])).sum()) for ids in rows
+        )
         return Capacity(sizes.nodes, sizes.edges, candidates)
 
     def draw(
-        self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
+        self,
+        seeds: np.ndarray,
+        epoch: int,
+        step: int,
+        capacity: Capacity,
+        *,
+        excluded: np.ndarray | None = None,
     ) -> RawSample | Capacity:
         """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
+        if len(seeds) > capacity.nodes[0]:
+            return self.sizes(seeds, epoch, step, excluded=excluded)
         drawing = self.host.drawing
         in_slots: Any = filled(seeds, capacity.nodes[0], -1, np.int32)
         sample = sample_on_device(
@@ -86,10 +99,11 @@ class DeviceSource:
             replace=drawing.replace,
             method=drawing.method,
             batch_dependency=drawing.batch_dependency,
+            excluded=None if excluded is None else _in_slots(excluded, 2 * capacity.nodes[0]),
         )
         # Waits for the device, in a thread that works ahead.
         if sample.overflow:
-            return self.sizes(seeds, epoch, step)
+            return self.sizes(seeds, epoch, step, excluded=excluded)
         e_id = sample.e_id
         if self.edge_ids is not None:
             e_id = _mapped(self.edge_ids, e_id)
@@ -102,6 +116,15 @@ class DeviceSource:
             num_edges=sample.num_edges,
             seed_ids=sample.seed_ids,
         )
+
+
+def _in_slots(excluded: np.ndarray, usual: int) -> Any:
+    """Positions of edges, padded to a power of 2, for which the device compiles once.
+
+    More than the usual number are rare: repeats of edges, or many edges between few seeds.
+    """
+    slots = 1 << (max(len(excluded), usual) - 1).bit_length()
+    return filled(excluded, slots, np.iinfo(np.int32).max, np.int32)
 
 
 @jax.jit

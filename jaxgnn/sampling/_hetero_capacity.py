@@ -50,7 +50,12 @@ class HeteroCapacity:
     @classmethod
     def measured(cls, sizes: Iterable[HeteroCapacity], bound: HeteroCapacity) -> HeteroCapacity:
         """Returns the largest of the sizes with a margin, as for ``Capacity``."""
-        return bound._typed(_capacity.measured((s._flat() for s in sizes), bound._flat()))
+        largest = bound._typed(_capacity.rounded((s._flat() for s in sizes), bound._flat()))
+        nodes = {
+            t: _capacity.ascending(bound.nodes[t][0], counts[1:])
+            for t, counts in largest.nodes.items()
+        }
+        return cls(nodes, largest.edges)
 
     @classmethod
     def of(cls, found: TypedHops, edge_types: Sequence[EdgeType]) -> HeteroCapacity:

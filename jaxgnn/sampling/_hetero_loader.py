@@ -148,6 +148,8 @@ class HeteroNeighborLoader(BatchLoader[HeteroBatch]):
         numbers = [number for of_hops in of_relations.values() for number in of_hops]
         _checks.options(where, numbers, replace, method, batch_dependency, may_be_zero=True)
         _checks.counters(where, seed, 0, 0)
+        flags = {"shuffle": shuffle, "drop_last": drop_last, "edge_ids": edge_ids, "joined": joined}
+        _checks.flags(where, **flags)
         checks.require_positive(where, "batch_size", batch_size)
         threads = checks.checked_threads(where, num_threads)
         seed_type, nodes = seeds_of(where, seeds, graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import warnings
@@ -29,6 +30,7 @@ def sample_hops(
     weights: np.ndarray | None = None,
     method: Method = "neighbour",
     batch_dependency: int = 1,
+    excluded: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> Hops:
     """Draws neighbours of seeds, neighbours of these, and so on, on the host.
@@ -58,6 +60,8 @@ def sample_hops(
         (Balin and Catalyurek, NeurIPS 2023, https://arxiv.org/abs/2210.13339).
       batch_dependency: number of steps within which the random numbers of ``"labor"`` change to
         others, slowly, so that batches share nodes with the ones before.
+      excluded: positions of edges that are not drawn, distinct and ascending, [excluded], or None.
+        Other edges are drawn in their place: the sample is that of the graph without these edges.
       num_threads: number of threads; None for as many as the process may use.
 
     Returns:
@@ -80,8 +84,9 @@ def sample_hops(
     _checks.counters(where, seed, epoch, step)
     draws = _draws(seed, epoch, step, replace, method, batch_dependency, num_threads)
     seeds = _checks.seeds(where, seeds, len(indptr) - 1)
+    excluded = _checks.excluded(where, excluded, len(indices))
     if not _is_compiled():
-        options = {"replace": replace, "weights": weights, "method": method}
+        options = {"replace": replace, "weights": weights, "method": method, "excluded": excluded}
         counters = {"seed": seed, "epoch": epoch, "step": step}
         return _reference.sample_hops(
             indptr,
@@ -92,6 +97,7 @@ def sample_hops(
             **options,
             batch_dependency=batch_dependency,
         )
+    draws = dataclasses.replace(draws, excluded=excluded)
     distinct, seed_ids = _reference.distinct(seeds)
     graph = _ffi.Graph(indptr, indices, weights)
     found = _ffi.sample_neighbours(graph, distinct, fanouts, draws)
@@ -141,6 +147,42 @@ def sample_rows(
         options = {"replace": replace, "weights": weights, "method": method}
         return _reference.sample_rows(indptr, indices, rows, fanout, keys, **options)
     found = _ffi.sample_rows(_ffi.Graph(indptr, indices, weights), rows, fanout, draws, hop)
+    if isinstance(found, _ffi.Problem):
+        raise _error(where, found, len(indptr) - 1)
+    return found
+
+
+def find_edges(
+    indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, senders: np.ndarray
+) -> np.ndarray:
+    """Finds the positions of all edges between pairs of nodes, with all repeats.
+
+    Reads all edges of the rows. The arrays of the graph may be memory-mapped files.
+
+    Args:
+      indptr: first edge of each receiver, int32 or int64 [nodes + 1].
+      indices: senders of the edges, int32 or int64 [edges].
+      rows: receiver of each pair, a node, [pairs]; a pair may be repeated, and need not have edges.
+      senders: sender of each pair, a node, [pairs].
+
+    Returns:
+      Positions in the arrays of the graph, distinct and ascending, int64 [found].
+
+    Raises:
+      ValueError: if the arrays are invalid, or a row has invalid offsets.
+      MemoryError: if the positions do not fit into memory.
+    """
+    where = "sampling.find_edges"
+    _checks.graph(where, indptr, indices, None)
+    rows, senders = (_checks.seeds(where, ends, len(indptr) - 1) for ends in (rows, senders))
+    order = np.lexsort((senders, rows))
+    rows, senders = rows[order], senders[order]
+    is_new = np.ones(len(rows), bool)
+    is_new[1:] = (rows[1:] != rows[:-1]) | (senders[1:] != senders[:-1])
+    rows, senders = rows[is_new], senders[is_new]
+    if not _is_compiled():
+        return _reference.find_edges(indptr, indices, rows, senders)
+    found = _ffi.find_edges(_ffi.Graph(indptr, indices, None), rows, senders)
     if isinstance(found, _ffi.Problem):
         raise _error(where, found, len(indptr) - 1)
     return found

@@ -15,7 +15,9 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import own
 from jaxgnn._errors import bad_input
+from jaxgnn._modes import in_evaluation_mode, refusing_changes
 from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling import _checks
 from jaxgnn.sampling import _loader_checks as checks
 from jaxgnn.sampling._staging import StagedRows, default_device
 from jaxgnn.sampling._subgraph_loader import checked_size
@@ -59,7 +61,9 @@ def infer_layerwise(
     if it is a pytree of arrays, as Flax modules are, and otherwise constants.
 
     Args:
-      layers: ``layer(block, (x_dst, x_src)) -> [rows, ...]``, in their order; in evaluation mode.
+      layers: ``layer(block, (x_dst, x_src)) -> [rows, ...]``, in their order. Modules are applied
+        in evaluation mode, whatever their mode is, and do not change. A module that a function
+        refers to must be in it: ``model.eval()``.
       graph: a square graph, normalised or not, without or with one weight for each edge.
       features: of the nodes, [nodes, ...]: an array, ``np.memmap`` or an object with
         ``gather(ids)``.
@@ -68,7 +72,7 @@ def infer_layerwise(
       out: array that the results are written to, such as a ``np.memmap``; or the path of a
         ``.npy`` file, which is created and mapped; None for a new array.
       scratch: folder for the results of the layers before the last, in files that are deleted at
-        the end; None keeps them in memory.
+        the end; it is created if there is none. None keeps them in memory.
       progress: whether to show on stderr the layer, and the nodes that are done.
 
     Returns:
@@ -77,8 +81,9 @@ def infer_layerwise(
     Raises:
       ValueError: if there are no layers; the graph is traced, not square, without nodes, or has
         weights that are not finite; features have another length; ``batch_size`` is below 1; or
-        ``out`` has another shape or dtype than the result, or a layer does not return a row for
-        each row of its block.
+        ``out`` has another shape or dtype than the result, or is a path in no folder; ``scratch``
+        is not a folder that can be written to; a layer does not return a row for each row of its
+        block; or a function refers to a module that is in training mode.
 
     Example:
       >>> ring = CSRGraph.from_edges(range(8), np.roll(range(8), -1), 8).normalized("mean")
@@ -95,8 +100,10 @@ def infer_layerwise(
     whole = WholeGraph.read(_WHERE, graph, allow_normalized=True)
     x = checks.checked_store(_WHERE, features, whole.num_nodes)
     blocks = _Blocks.of(graph, whole, checked_size(_WHERE, "batch_size", batch_size))
+    _check_out(out)
+    _checks.flags(_WHERE, progress=progress)
     results = np.empty(0)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+    with _scratch_folder(scratch) as folder:
         paths = [os.path.join(folder, f"{number}.npy") for number in range(len(layers) - 1)]
         targets = [*(paths if scratch is not None else [None] * len(paths)), out]
         for number, (layer, target) in enumerate(zip(layers, targets, strict=True), 1):
@@ -104,6 +111,32 @@ def infer_layerwise(
             results = _apply(layer, blocks, x, _Results(target, whole.num_nodes), name)
             x = as_store(_WHERE, results)
         return results
+
+
+def _check_out(out: Any) -> None:
+    """Raises ValueError unless ``out`` is None, an array or a path in a folder."""
+    if out is None or isinstance(out, np.ndarray):
+        return
+    expected = "an array, the path of a .npy file in a folder that exists, or None"
+    if not isinstance(out, str | os.PathLike):
+        raise bad_input(_WHERE, "out", expected, type(out).__name__)
+    path = os.fspath(out)
+    if not path or os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):
+        raise bad_input(_WHERE, "out", expected, repr(path))
+
+
+def _scratch_folder(scratch: Any) -> tempfile.TemporaryDirectory[str]:
+    """A new folder, in that of the user if there is one, which is created."""
+    expected = "a folder that can be written to, or None"
+    if scratch is not None and not isinstance(scratch, str | os.PathLike):
+        raise bad_input(_WHERE, "scratch", expected, type(scratch).__name__)
+    try:
+        if scratch is not None:
+            os.makedirs(scratch, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=scratch)
+    except OSError as error:
+        got = f"{os.fspath(scratch)!r}: {error.strerror}" if scratch is not None else str(error)
+        raise bad_input(_WHERE, "scratch", expected, got) from error
 
 
 def _apply(
@@ -138,9 +171,15 @@ def _compiled(layer: Layer) -> Callable[[CSRGraph, Any], Any]:
         return made
 
     if all(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(layer)):
-        compiled = jax.jit(apply)
-        return lambda block, x: compiled(layer, block, x)
-    return jax.jit(lambda block, x: apply(layer, block, x))
+        compiled, evaluated = jax.jit(apply), in_evaluation_mode(layer)
+        return lambda block, x: compiled(evaluated, block, x)
+
+    @jax.jit
+    def apply_function(block: CSRGraph, x: Any) -> Any:
+        with refusing_changes(_WHERE, "layers"):
+            return apply(layer, block, x)
+
+    return apply_function
 
 
 class _Results:
@@ -169,7 +208,12 @@ class _Results:
             return np.empty(shape, dtype)
         if isinstance(target, str | os.PathLike):
             path = os.fspath(target)
-            return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+            try:
+                return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+            except OSError as error:
+                expected = "a path that can be written to"
+                got = f"{path!r}: {error.strerror}"
+                raise bad_input(_WHERE, "out", expected, got) from error
         is_array = isinstance(target, np.ndarray)
         if not is_array or (target.shape, target.dtype.newbyteorder("=")) != (shape, dtype):
             expected = f"an array of {dtype} and shape {shape}, as the results, or a path"

@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Int32
 from jaxgnn._arrays.arrays import host_array, to_device
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.sampling import _checks
 from jaxgnn.sampling._blocks import SampledBatch
-from jaxgnn.sampling._capacity import Capacity
+from jaxgnn.sampling._capacity import Capacity, rounded
 from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._link_messages import MOST_ON_DEVICE, without_edges
 from jaxgnn.sampling._link_negatives import Negatives, checked_sampler
 from jaxgnn.sampling._loader_checks import checked_labels, read_labels
 from jaxgnn.sampling._memory import filled
@@ -25,6 +25,7 @@ from jaxgnn.sampling._negative_edges import NegativeSampler
 from jaxgnn.sampling._neighbor_loader import NeighborLoader
 from jaxgnn.sampling._prefetch import Prefetched
 from jaxgnn.sampling._reference import distinct
+from jaxgnn.sampling._source import RawSample
 from jaxgnn.sampling.features import FeatureStore
 
 
@@ -77,8 +78,9 @@ class LinkNeighborLoader(NeighborLoader):
     """Draws batches of pairs of nodes with sampled neighbours of their ends, to predict edges.
 
     A network that reads the edge that it predicts learns to repeat it. So the edges that join the
-    given pairs of a batch are removed from its messages, with all of their repeats. Negatives are
-    drawn again in each step, without rejection, from all pairs that no edge joins.
+    given pairs of a batch, with all of their repeats, carry no messages in it: neighbours are drawn
+    from the other edges, and a node draws as many as it would in a graph without these edges.
+    Negatives are drawn again in each step, without rejection, from all pairs that no edge joins.
 
     A batch is a function of ``seed``, its epoch and its step, as those of ``NeighborLoader`` are.
 
@@ -98,13 +100,16 @@ class LinkNeighborLoader(NeighborLoader):
       negative_sampler: draws the negatives, for example with ``weights="degree"``, or without the
         edges of another graph. By default all pairs are equally likely that are neither edges of
         the graph, nor in ``edges``, nor a node with itself.
-      undirected: whether ``(u, v)`` and ``(v, u)`` are one pair: both are removed from the
-        messages, and neither is drawn as a negative. The graph must have both directions.
+      undirected: whether ``(u, v)`` and ``(v, u)`` are one pair: an edge in either direction makes
+        it a pair that is no negative, and the edges of a given pair are left out in both. Messages
+        go along the directions that the graph has; ``jaxgnn.graph.to_undirected`` adds the missing
+        ones. A ``negative_sampler`` decides about negatives by itself.
       seed: of all random numbers, from 0 to 2^64 - 1.
       options: ``replace``, ``weights``, ``direction``, ``method``, ``batch_dependency``,
         ``shuffle``, ``drop_last``, ``on``, ``num_threads``, ``capacity``, ``edge_ids`` and
-        ``processes`` as for ``NeighborLoader``. With ``on="device"`` a batch has at most 65,535
-        ends, and the host draws the negatives.
+        ``processes`` as for ``NeighborLoader``. The slots for the ends of pairs are measured, as
+        those for other nodes are. With ``on="device"`` the host draws the negatives, and finds the
+        edges that are left out.
 
     Raises:
       ValueError: if an argument has another form than described above; the message names it.
@@ -119,6 +124,8 @@ class LinkNeighborLoader(NeighborLoader):
     """
 
     _things = "edges"
+    # The number of distinct ends is random, as that of other nodes is.
+    _measure = staticmethod(rounded)
 
     def __init__(
         self,
@@ -136,15 +143,16 @@ class LinkNeighborLoader(NeighborLoader):
         seed: int = 0,
         **options: Unpack[LoaderOptions],
     ):
-        if isinstance(negatives, bool) or not hasattr(negatives, "__index__") or negatives < 0:
+        is_integer = isinstance(negatives, int | np.integer) and not isinstance(negatives, bool)
+        if not is_integer or negatives < 0:
             raise bad_input(self._where, "negatives", "an int of at least 0", repr(negatives))
+        _checks.flags(self._where, keep_senders=keep_senders, undirected=undirected)
         for name in sorted({"edge_times", "seed_times", "temporal"} & options.keys()):
             raise bad_input(self._where, name, "left out, since pairs have no times", "it")
         self._per_pair, self._keep_senders = int(negatives), keep_senders
         self._sampler, self._undirected = negative_sampler, undirected
         self._pair_labels: Any = labels
         self._is_transposed = options.get("direction") == "out"
-        self._is_on_device = options.get("on") == "device"
         self._seed = seed
         pairs: Any = edges
         super().__init__(graph, pairs, fanouts, batch_size, features, seed=seed, **options)
@@ -168,8 +176,8 @@ class LinkNeighborLoader(NeighborLoader):
         """
         self._check_place(epoch, step)
         asked = self._asked(epoch, step, self._process)
-        raw = self._without_given(self._draw(asked.ends, epoch, step), asked)
-        parts = self._fields(raw, len(asked.ends)) | self._pair_fields(asked)
+        parts = self._fields(self._drawn_for(asked, epoch, step), len(asked.ends))
+        parts |= self._pair_fields(asked)
         return LinkBatch(**to_device(self._where, parts, self._device))
 
     # -- what this loader replaces ------------------------------------------------------------
@@ -190,14 +198,22 @@ class LinkNeighborLoader(NeighborLoader):
 
     def _seed_slots(self) -> int:
         """Most distinct ends of the pairs of a batch."""
-        slots = min(2 * self._batch_size * (1 + self._per_pair), self._num_nodes)
-        if self._is_on_device and slots > MOST_ON_DEVICE:
-            expected = f"at most {MOST_ON_DEVICE // (2 * (1 + self._per_pair))} with on='device'"
-            raise bad_input(self._where, "batch_size", expected, self._batch_size)
-        return slots
+        new_ends = 1 if self._keep_senders else 2
+        return min(self._batch_size * (2 + new_ends * self._per_pair), self._num_nodes)
+
+    def _least_seed_slots(self) -> int:
+        return 1
 
     def _seeds_of(self, epoch: int, step: int, process: int) -> np.ndarray:
         return self._asked(epoch, step, process).ends
+
+    def _sizes_of(self, epoch: int, step: int, process: int, count: int | None = None) -> Capacity:
+        asked, source = self._asked(epoch, step, process), cast(Any, self._source)
+        excluded = self._given_edges(asked)
+        return source.sizes(asked.ends[:count], epoch, step, excluded=excluded)
+
+    def _sample_of(self, epoch: int, step: int) -> RawSample:
+        return self._drawn_for(self._asked(epoch, step, self._process), epoch, step)
 
     # -- parts of a batch ---------------------------------------------------------------------
 
@@ -220,15 +236,18 @@ class LinkNeighborLoader(NeighborLoader):
         ends, positions = distinct(pairs.reshape(-1))
         return _Asked(places, ends, positions.reshape(-1, 2), mask, slots)
 
-    def _without_given(self, raw: Any, asked: _Asked) -> Any:
-        """A sample without the edges that join the given pairs of its batch."""
-        cols, rows = asked.pairs[: len(asked.places)].T
+    def _drawn_for(self, asked: _Asked, epoch: int, step: int) -> RawSample:
+        """A sample of the graph without the edges that join the given pairs of its batch."""
+        return self._draw(asked.ends, epoch, step, excluded=self._given_edges(asked))
+
+    def _given_edges(self, asked: _Asked) -> np.ndarray:
+        """Positions, in the graph that is drawn from, of the edges that join given pairs."""
+        senders, receivers = self._edges[:, asked.places]
         if self._undirected:
-            cols, rows = np.concatenate([cols, rows]), np.concatenate([rows, cols])
+            senders, receivers = np.append(senders, receivers), np.append(receivers, senders)
         elif self._is_transposed:
-            cols, rows = rows, cols
-        num_slots = self._batch_size * (1 + self._undirected)
-        return without_edges(raw, len(asked.ends), cols, rows, num_slots)
+            senders, receivers = receivers, senders
+        return self._drawn_graph.edges_between(receivers, senders)
 
     def _pair_fields(self, asked: _Asked) -> dict[str, Any]:
         """Pairs and labels in their slots."""
@@ -265,7 +284,7 @@ class _Asked(NamedTuple):
 def _checked_edges(where: str, edges: Any, num_nodes: int) -> np.ndarray:
     """Pairs as int64 [2, edges]."""
     expected = "two lists of one length, (senders, receivers)"
-    if not hasattr(edges, "__len__") or len(edges) != 2:
+    if not getattr(edges, "shape", True) or not hasattr(edges, "__len__") or len(edges) != 2:
         got = getattr(edges, "shape", type(edges).__name__)
         raise bad_input(where, "edges", expected, got)
     lists = [host_array(where, "edges", ends) for ends in edges]

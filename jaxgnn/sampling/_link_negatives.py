@@ -82,8 +82,8 @@ def checked_sampler(
 def _sampler_of(graph: CSRGraph, pairs: np.ndarray, *, undirected: bool) -> NegativeSampler:
     indptr, indices = on_host(graph.indptr), on_host(graph.indices)
     rows = np.repeat(np.arange(graph.num_rows), np.diff(indptr))
-    known = [np.stack([indices[: rows.shape[0]], rows]), pairs]
-    if undirected:
-        known.append(pairs[::-1])
-    senders, receivers = np.concatenate(known, axis=1)
+    joined = [np.stack([indices[: rows.shape[0]], rows]), pairs]
+    if undirected:  # the graph may have one direction alone
+        joined += [ends[::-1] for ends in joined]
+    senders, receivers = np.concatenate(joined, axis=1)
     return NegativeSampler.of(CSRGraph.from_edges(senders, receivers, graph.num_rows))

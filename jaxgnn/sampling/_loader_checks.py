@@ -9,8 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgnn._arrays.arrays import checked_numbers, dtype_of_jax, host_array, require_kept_integers
-from jaxgnn._errors import bad_input
+from jaxgnn._arrays.arrays import (
+    checked_numbers,
+    dtype_of_jax,
+    host_array,
+    require_count,
+    require_kept_integers,
+)
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks
 from jaxgnn.sampling._mapped import check_files, is_mapped
@@ -28,7 +34,7 @@ def checked_fanouts(where: str, fanouts: Any) -> tuple[int, ...]:
 
 def check_place(where: str, on: Any, weights: Any) -> None:
     """Raises ValueError unless ``on`` is a place that draws, by weights only on the host."""
-    if on not in ("host", "device"):
+    if not is_choice(on, ("host", "device")):
         raise bad_input(where, "on", '"host" or "device"', repr(on))
     if on == "device" and weights is not None:
         raise bad_input(where, "weights", 'None with on="device"; on="host" draws by them', "some")
@@ -145,8 +151,7 @@ def checked_threads(where: str, num_threads: int | None) -> int:
 
 def require_positive(where: str, argument: str, value: Any) -> None:
     """Raises ValueError unless a value is a positive int."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise bad_input(where, argument, "an int of at least 1", repr(value))
+    require_count(where, argument, value, "an int of at least 1")
 
 
 def _check_draws(where: str, weights: np.ndarray, indptr: np.ndarray) -> None:

@@ -20,10 +20,11 @@ import scipy.sparse
 from jax import lax
 from jaxtyping import Array, Int, Int32, PRNGKeyArray, UInt32
 
-from jaxgnn._arrays.arrays import checked_numbers, host_array
-from jaxgnn._errors import bad_input
+from jaxgnn._arrays.arrays import checked_numbers, host_array, require_count
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
+from jaxgnn.sampling import _checks
 
 PairWeights = Literal["uniform", "degree"]
 """Weights of nodes: all equal, or the 3/4 power of the number of edges."""
@@ -99,7 +100,8 @@ class NegativeSampler:
           with edges to all receivers, and both are -1 for a source that is no node.
 
         Raises:
-          ValueError: if ``num`` is no positive integer, or ``sources`` are not a list of integers.
+          ValueError: if ``num`` is no positive integer, ``key`` is no key, or ``sources`` are not a
+            list of integers.
         """
         return _drawn("NegativeSampler.sample", self, key, num, sources)
 
@@ -130,8 +132,8 @@ def negative_edges(
       Senders and receivers, int32 [2, num], or [2, sources, num].
 
     Raises:
-      ValueError: as for ``NegativeSampler.of``, or if ``num`` is no positive integer, or a source
-        is no node or is joined to all receivers that may be drawn.
+      ValueError: as for ``NegativeSampler.of``, or if ``num`` is no positive integer, ``key`` is no
+        key, or a source is no node or is joined to all receivers that may be drawn.
 
     Example:
       >>> graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 2, 1], num_nodes=3)
@@ -152,11 +154,22 @@ def _drawn(
     where: str, sampler: NegativeSampler, key: PRNGKeyArray, num: int, sources: Any
 ) -> Int32[Array, "2 *shape"]:
     """Pairs without an edge, after checks."""
-    if isinstance(num, bool) or not hasattr(num, "__index__") or num < 1:
-        raise bad_input(where, "num", "an int of at least 1", repr(num))
+    num = require_count(where, "num", num, "an int of at least 1")
+    if not _is_key(key):
+        got = key if hasattr(key, "dtype") else type(key).__name__
+        raise bad_input(where, "key", "a key of jax.random", got)
     if sources is not None:
         sources = _as_sources(where, sources)
-    return _sample(sampler, key, sources, int(num))
+    return _sample(sampler, key, sources, num)
+
+
+def _is_key(key: Any) -> bool:
+    """Whether a value is a typed key, or the words of one."""
+    dtype, ndim = (getattr(key, name, None) for name in ("dtype", "ndim"))
+    if dtype is None:
+        return False
+    is_typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    return ndim == 0 if is_typed else (dtype, ndim) == (np.uint32, 1)
 
 
 @partial(jax.jit, static_argnums=3)
@@ -264,7 +277,8 @@ def _repeated(first: int, end: int, body: Any, state: Any) -> Any:
 def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -> NegativeSampler:
     """The sampler of a graph, after checks."""
     edges = _edges_of(where, graph)
-    if weights not in get_args(PairWeights):
+    _checks.flags(where, self_loops=self_loops)
+    if not is_choice(weights, get_args(PairWeights)):
         names = ", ".join(get_args(PairWeights))
         raise bad_input(where, "weights", f"one of {names}", repr(weights))
     shape = graph.num_cols, graph.num_rows

@@ -155,6 +155,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         _checks.options(where, fanouts, replace, method, batch_dependency)
         _checks.counters(where, seed, 0, 0)
         drawing = Drawing(fanouts, seed, replace, method, batch_dependency)
+        _checks.flags(where, shuffle=shuffle, drop_last=drop_last, edge_ids=edge_ids)
         check_options(where, drawing, edge_times, seed_times, temporal)
         checks.require_positive(where, "batch_size", batch_size)
         num_threads = checks.checked_threads(where, num_threads)
@@ -202,7 +203,7 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         self._rows = (
             None if self.features is None else StagedRows(where, self.features, self._device)
         )
-        self._num_nodes = host.num_nodes
+        self._num_nodes, self._drawn_graph = host.num_nodes, host
         self._bound = _bound(
             source,
             self._seed_slots(),
@@ -253,6 +254,10 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         """Most seeds of a batch."""
         return self._batch_size
 
+    def _least_seed_slots(self) -> int:
+        """Fewest slots for seeds of a capacity, which cannot grow where seeds are asked for."""
+        return self._batch_size
+
     # -- parts of a batch --------------------------------------------------------------------
 
     def _fields(self, raw: RawSample, num_seeds: int) -> dict[str, Any]:
@@ -266,8 +271,11 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         return parts
 
     def _nodes_of(self, epoch: int, step: int) -> np.ndarray:
-        n_id = self._draw(self._seeds_of(epoch, step, self._process), epoch, step).n_id
+        n_id = self._sample_of(epoch, step).n_id
         return n_id[n_id >= 0]
+
+    def _sample_of(self, epoch: int, step: int) -> RawSample:
+        return self._draw(self._seeds_of(epoch, step, self._process), epoch, step)
 
     def _checked(self, capacity: Capacity) -> Capacity:
         """A user's capacity, after a check that it holds some batch."""
@@ -277,8 +285,8 @@ class NeighborLoader(BatchLoader[SampledBatch]):
         if lengths != expected:
             expected = "numbers of nodes, edges and candidates, {}, {} and {}".format(*expected)
             raise bad_input(self._where, "capacity", expected, capacity)
-        least = self._source.sizes(self._seeds_of(0, 0, 0)[:1], 0, 0)
-        least = replace(least, nodes=(self._bound.nodes[0], *least.nodes[1:]))
+        least = self._sizes_of(0, 0, 0, 1)
+        least = replace(least, nodes=(self._least_seed_slots(), *least.nodes[1:]))
         ascending = all(a <= b for a, b in itertools.pairwise(capacity.nodes))
         if not capacity.holds(least) or not ascending:
             expected = f"ascending, and at least that of one seed, {least}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Int32
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling import _checks, _random
 from jaxgnn.sampling._checks import Method
@@ -30,6 +30,7 @@ from jaxgnn.sampling._device_rows import (
     draw_labor,
     draw_uniform,
 )
+from jaxgnn.sampling._edges_left import EdgesLeft
 
 _WHERE = "sampling.sample_on_device"
 
@@ -96,6 +97,7 @@ def sample_on_device(
     weights: Any = None,
     method: Method = "neighbour",
     batch_dependency: int = 1,
+    excluded: Int32[Array, " excluded"] | None = None,
     relabelling: Relabelling = "sort",
 ) -> DeviceSample:
     """Draws neighbours of seeds, neighbours of these, and so on, on the device of the graph.
@@ -121,6 +123,8 @@ def sample_on_device(
       weights: must be None. The host's sampler draws by weights.
       method: random numbers for each row ("neighbour"), or for each sender ("labor").
       batch_dependency: for "labor", number of steps in which the numbers of senders change.
+      excluded: positions of edges that are not drawn, distinct and ascending, or None. The sample
+        is that of the graph without these edges. Padding comes last, as 2^31 - 1.
       relabelling: "sort", or "marks", which takes a byte for each node of the graph and each batch.
 
     Returns:
@@ -145,25 +149,32 @@ def sample_on_device(
       >>> sample.n_id.tolist(), sample.senders[0].tolist(), bool(sample.overflow)
       ([0, 1, 2, -1], [1, 2, 0, 0, 0], False)
     """
-    fanouts, nodes, edges = tuple(fanouts), tuple(nodes), tuple(edges)
     _checks.options(_WHERE, fanouts, replace, method, batch_dependency)
+    if not is_choice(relabelling, get_args(Relabelling)):
+        expected = " or ".join(map(repr, get_args(Relabelling)))
+        raise bad_input(_WHERE, "relabelling", expected, repr(relabelling))
+    candidates = () if candidates is None else candidates
+    for name, slots in {"nodes": nodes, "edges": edges, "candidates": candidates}.items():
+        _checks.numbers(_WHERE, name, slots)
+    fanouts, nodes, edges = tuple(fanouts), tuple(nodes), tuple(edges)
     _check_arrays(indptr, indices, seeds, weights)
+    _check_excluded(excluded)
     _check_capacity(seeds, fanouts, nodes, edges, method, candidates)
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**64:
-        raise bad_input(_WHERE, "seed", "an integer from 0 to 2^64 - 1", seed)
+    concrete = (value if isinstance(value, int | np.integer) else 0 for value in (epoch, step))
+    _checks.counters(_WHERE, seed, *concrete)
+    seed, counters = int(seed), [_counter(*pair) for pair in (("epoch", epoch), ("step", step))]
     plan = _Plan(
         fanouts,
         nodes,
         edges,
-        tuple(candidates or ()) if method == "labor" else (0,) * len(fanouts),
+        tuple(candidates) if method == "labor" else (0,) * len(fanouts),
         replace,
         method,
         int(batch_dependency),
         relabelling,
     )
     words = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
-    counters = (jnp.asarray(counter, jnp.uint32) for counter in (epoch, step))
-    return _sample_hops(plan, indptr, indices, seeds, words, *counters)
+    return _sample_hops(plan, indptr, indices, seeds, words, *counters, excluded)
 
 
 @dataclass(frozen=True)
@@ -189,8 +200,10 @@ def _sample_hops(
     seed: Words,
     epoch: Array,
     step: Array,
+    excluded: Array | None,
 ) -> DeviceSample:
     num_nodes = indptr.shape[0] - 1
+    left = None if excluded is None else EdgesLeft(excluded)
     if indices.shape[0] == 0:
         indices = jnp.zeros((1,), jnp.int32)  # nothing reads it, but gathers need an entry
     found, seed_ids, seed_mask = _distinct_seeds(
@@ -199,7 +212,7 @@ def _sample_hops(
     nodes_of, hops, local_ids = [found.count], [], []
     for hop in range(len(plan.fanouts)):
         with jax.named_scope(f"draw_{hop}"):
-            rows = _rows(indptr, found.n_id)
+            rows = _rows(indptr, found.n_id, left)
             drawn = _draw(plan, hop, rows, indices, (seed, epoch, step))
         with jax.named_scope(f"relabel_{hop}"):
             slots = plan.nodes[hop + 1]
@@ -249,11 +262,12 @@ class _Found(NamedTuple):
     marks: Array | None
 
 
-def _rows(indptr: Array, n_id: Array) -> Rows:
+def _rows(indptr: Array, n_id: Array, left: EdgesLeft | None) -> Rows:
     node = jnp.maximum(n_id, 0)
-    first = indptr.at[node].get(mode="clip")
-    degree = indptr.at[node + 1].get(mode="clip") - first
-    return Rows(node, first, jnp.where(n_id >= 0, degree, 0))
+    first, end = (indptr.at[at].get(mode="clip") for at in (node, node + 1))
+    if left is not None:
+        first, end = left.ranks(first), left.ranks(end)
+    return Rows(node, first, jnp.where(n_id >= 0, end - first, 0), left)
 
 
 def _labor_keys(
@@ -319,7 +333,19 @@ def _extended(
     return _Found(n_id, ranks.count, ranks.marks), local
 
 
+def _counter(name: str, value: Any) -> Array:
+    """A counter of random numbers, which may be traced, as uint32."""
+    shape, dtype = (getattr(value, name, None) for name in ("shape", "dtype"))
+    is_array = shape == () and dtype is not None and jnp.issubdtype(dtype, jnp.integer)
+    if not is_array and (not isinstance(value, int) or isinstance(value, bool)):
+        raise bad_input(_WHERE, name, "one integer", value)
+    return jnp.asarray(value, jnp.uint32)
+
+
 def _check_arrays(indptr: Any, indices: Any, seeds: Any, weights: Any) -> None:
+    for name, array in (("indptr", indptr), ("indices", indices), ("seeds", seeds)):
+        if not hasattr(array, "ndim"):
+            raise bad_input(_WHERE, name, "an array", type(array).__name__)
     for name, array in (("indptr", indptr), ("indices", indices)):
         if array.ndim != 1 or array.dtype != jnp.int32:
             expected = "a list of int32, as for fewer than 2^31 edges; use the host for more"
@@ -332,6 +358,15 @@ def _check_arrays(indptr: Any, indices: Any, seeds: Any, weights: Any) -> None:
     if seeds.ndim != 1 or not jnp.issubdtype(seeds.dtype, jnp.integer) or seeds.shape[0] == 0:
         got = f"{seeds.dtype} of shape {seeds.shape}"
         raise bad_input(_WHERE, "seeds", "a list of one or more integers", got)
+
+
+def _check_excluded(excluded: Any) -> None:
+    if excluded is None:
+        return
+    dtype, ndim = (getattr(excluded, name, None) for name in ("dtype", "ndim"))
+    if dtype != jnp.int32 or ndim != 1:
+        got = type(excluded).__name__ if dtype is None else excluded
+        raise bad_input(_WHERE, "excluded", "a list of int32, or None", got)
 
 
 def _check_capacity(

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxgnn.sampling import _checks, _random
 from jaxgnn.sampling._checks import Method
+from jaxgnn.sampling._edges_left import EdgesLeft
 from jaxgnn.sampling._random import Key
 
 
@@ -99,23 +100,28 @@ def sample_hops(
     weights: np.ndarray | None = None,
     method: Method = "neighbour",
     batch_dependency: int = 1,
+    excluded: np.ndarray | None = None,
     num_threads: int | None = None,
 ) -> Hops:
-    """Draws neighbours of seeds, neighbours of these, and so on; see ``_host.sample_hops``."""
+    """Draws neighbours of seeds, neighbours of these, and so on; see ``_host.sample_hops``.
+
+    With excluded edges the sample is that of the graph that they have been deleted from, with the
+    positions of the edges in the whole graph.
+    """
     del num_threads
     where = "sampling.sample_hops"
     _checks.graph(where, indptr, indices, weights)
     _checks.options(where, fanouts, replace, method, batch_dependency)
     _checks.counters(where, seed, epoch, step)
     seeds = _checks.seeds(where, seeds, len(indptr) - 1)
+    excluded = _checks.excluded(where, excluded, len(indices))
+    options = {"replace": replace, "weights": weights, "method": method, "excluded": excluded}
 
     n_id, seed_ids = distinct(seeds)
     num_nodes, hops = [len(n_id)], []
     for hop, fanout in enumerate(fanouts):
         keys = randomness(seed, epoch, step, hop, batch_dependency)
-        row_ends, e_id = sample_rows(
-            indptr, indices, n_id, fanout, keys, replace=replace, weights=weights, method=method
-        )
+        row_ends, e_id = sample_rows(indptr, indices, n_id, fanout, keys, **options)
         found = np.asarray(indices[e_id], np.int64)
         _checks.senders(where, found, e_id, len(indptr) - 1)
         n_id = np.concatenate([n_id, np.setdiff1d(found, n_id)])
@@ -134,31 +140,43 @@ def sample_rows(
     replace: bool = False,
     weights: np.ndarray | None = None,
     method: Method = "neighbour",
+    excluded: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws edges of each of some rows.
+    """Draws edges of each of some rows, as if the excluded edges were not in the graph.
 
     Returns:
       The first drawn edge of each row, int64 [rows + 1], and the positions of the edges in the
       arrays of the graph, int64 [edges], ascending within a row.
     """
     where = "sampling.sample_hops"
-    first = np.asarray(indptr[rows], np.int64)
-    degrees = np.asarray(indptr[rows + 1], np.int64) - first
-    _checks.rows(where, rows, first, degrees, len(indices))
+    first, ends = (np.asarray(indptr[at], np.int64) for at in (rows, rows + 1))
+    _checks.rows(where, rows, first, ends - first, len(indices))
+    if weights is not None:
+        for row in np.flatnonzero(first < ends):
+            values = np.asarray(weights[first[row] : ends[row]], np.float64)
+            _checks.row_weights(where, values, first[row], rows[row])
+    left = EdgesLeft.of(excluded)
+    first, ends = left.ranks(first), left.ranks(ends)
+    degrees = ends - first
+
+    def positions(row, offset):
+        return left.positions(first[row] + offset)
+
     if replace and fanout >= 0 and weights is None:
         row, offset = _with_replacement(rows, degrees, fanout, keys)
     elif replace and fanout >= 0:
-        row, offset = _weighted_with_replacement(rows, first, degrees, fanout, keys, weights)
+        row, offset = _weighted_with_replacement(rows, positions, degrees, fanout, keys, weights)
     elif weights is None and method == "neighbour":
         row, offset = _without_replacement(rows, degrees, fanout, keys)
     else:
-        row, offset = _least_keys(indices, rows, first, degrees, fanout, keys, weights, method)
+        row, offset = _least_keys(indices, rows, positions, degrees, fanout, keys, weights, method)
     order = np.lexsort((offset, row))
     row, offset = row[order], offset[order]
-    return _ends(np.bincount(row, minlength=len(rows))), first[row] + offset
+    return _ends(np.bincount(row, minlength=len(rows))), positions(row, offset)
 
 
-# Each function below returns pairs of a row (its place in `rows`) and an edge's offset in it.
+# Each function below returns pairs of a row (its place in `rows`) and an edge's offset in it, among
+# those that are not excluded; `positions` turns these pairs into positions in the graph.
 
 
 def _without_replacement(rows, degrees, fanout, keys):
@@ -187,12 +205,15 @@ def _with_replacement(rows, degrees, fanout, keys):
     return np.repeat(filled, fanout), offsets.ravel()
 
 
-def _weighted_with_replacement(rows, first, degrees, fanout, keys, weights):
+def _weighted_with_replacement(rows, positions, degrees, fanout, keys, weights):
     """Draws ``fanout`` edges of each row with probabilities in proportion to their weights."""
-    filled = np.flatnonzero(degrees)
+    row, offset = _all_edges(degrees)
+    edge_weights = np.asarray(weights[positions(row, offset)], np.float64)
+    filled = np.flatnonzero(np.bincount(row, edge_weights, minlength=len(rows)))
+    starts = _ends(degrees)
     offsets = np.empty((len(filled), fanout), np.int64)
     for i, row in enumerate(filled):
-        ends = np.cumsum(_row_weights(rows, first, degrees, weights, row))
+        ends = np.cumsum(edge_weights[starts[row] : starts[row + 1]])
         drawn = _random.uniform(_random.draw(keys.weighted, rows[row], np.arange(fanout)))
         # Only the rounding of very small numbers can reach the end.
         points = np.minimum(drawn * ends[-1], np.nextafter(ends[-1], 0.0))
@@ -200,7 +221,7 @@ def _weighted_with_replacement(rows, first, degrees, fanout, keys, weights):
     return np.repeat(filled, fanout), offsets.ravel()
 
 
-def _least_keys(indices, rows, first, degrees, fanout, keys, weights, method):
+def _least_keys(indices, rows, positions, degrees, fanout, keys, weights, method):
     """Chooses the edges of least key in each row; equal keys in the order of the graph.
 
     Uniform keys draw without replacement. Exponential keys, divided by the weights, draw one edge
@@ -210,15 +231,13 @@ def _least_keys(indices, rows, first, degrees, fanout, keys, weights, method):
     https://arxiv.org/abs/2210.13339).
     """
     row, offset = _all_edges(degrees)
-    positions = first[row] + offset
+    edges = positions(row, offset)
     if method == "labor":
-        key = _labor_keys(keys, np.asarray(indices[positions], np.int64), weights is not None)
+        key = _labor_keys(keys, np.asarray(indices[edges], np.int64), weights is not None)
     else:
         key = _random.exponential(_random.draw(keys.weighted, rows[row], offset))
     if weights is not None:
-        for filled in np.flatnonzero(degrees):
-            _row_weights(rows, first, degrees, weights, filled)
-        edge_weights = np.asarray(weights[positions], np.float64)
+        edge_weights = np.asarray(weights[edges], np.float64)
         allowed = edge_weights > 0
         row, offset = row[allowed], offset[allowed]
         key = key[allowed] / edge_weights[allowed]
@@ -239,12 +258,6 @@ def _labor_keys(keys: Randomness, senders: np.ndarray, weighted: bool) -> np.nda
     return _random.exponential_of_mixed(sums, keys.factors) if weighted else sums
 
 
-def _row_weights(rows, first, degrees, weights, row) -> np.ndarray:
-    values = np.asarray(weights[first[row] : first[row] + degrees[row]], np.float64)
-    _checks.row_weights("sampling.sample_hops", values, first[row], rows[row])
-    return values
-
-
 def _all_edges(degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     row = np.repeat(np.arange(len(degrees)), degrees)
     return row, np.arange(len(row)) - _ends(degrees)[row]
@@ -252,6 +265,23 @@ def _all_edges(degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _ends(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+def find_edges(
+    indptr: np.ndarray, indices: np.ndarray, rows: np.ndarray, senders: np.ndarray
+) -> np.ndarray:
+    """Finds the positions of all edges between pairs of nodes; see ``_host.find_edges``."""
+    num_nodes = len(indptr) - 1
+    nodes, place = np.unique(rows, return_inverse=True)
+    first = np.asarray(indptr[nodes], np.int64)
+    degrees = np.asarray(indptr[nodes + 1], np.int64) - first
+    _checks.rows("sampling.find_edges", nodes, first, degrees, len(indices))
+    row, offset = _all_edges(degrees)
+    positions = first[row] + offset
+    of_edges = np.asarray(indices[positions], np.int64)
+    is_node = (of_edges >= 0) & (of_edges < num_nodes)
+    is_pair = np.isin(row * num_nodes + of_edges, place * num_nodes + senders)
+    return positions[is_node & is_pair]
 
 
 def distinct(seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

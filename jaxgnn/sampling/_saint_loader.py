@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.sampling._saint_samplers import (
     EdgeSampler,
@@ -50,9 +50,12 @@ class SaintLoader(SubgraphLoader):
       the neighbours of a sampled node is then that on the whole graph. The graph counts as
       normalised (but with ``normalization=None``), so layers use these weights unchanged.
     - ``batch.node_weight`` is ``norm_samples`` by ``C_v`` times the number of nodes to train
-      on. The expected value of ``(node_weight * loss).sum()`` is the mean of the loss.
+      on that the sampler can draw. The expected value of ``(node_weight * loss).sum()`` is the
+      mean of the loss over these nodes.
 
-    A node or edge that no sample has counts as if one had.
+    ``"node"`` never draws a node whose column of ``Ã`` is zero, such as one that no edge leaves,
+    and ``"edge"`` none without edges: they have no part in the loss. ``"walk"`` draws all nodes. A
+    node or edge that no sample has counts as if one had.
 
     ``batch(epoch, step)`` is a ``SubgraphBatch``, a function of its arguments, equal on every
     machine. Iteration yields one epoch after the other, and ``steps(start)`` continues anywhere.
@@ -86,7 +89,7 @@ class SaintLoader(SubgraphLoader):
       ValueError: if the graph is traced, not square, without nodes, or has weights that are not
         finite; there is no edge to draw for ``"node"`` and ``"edge"``; a number is below 1;
         features or labels have another length; the method or the normalisation is unknown; or
-        ``train`` has an id out of range or twice.
+        ``train`` has an id out of range or twice, or no node that the sampler can draw.
 
     Example:
       >>> ring = CSRGraph.from_edges(range(8), np.roll(range(8), -1), 8)
@@ -117,7 +120,7 @@ class SaintLoader(SubgraphLoader):
         where = self._where
         whole = WholeGraph.read(where, graph, allow_normalized=True)
         data = NodeData.of(where, whole.num_nodes, features, labels, train)
-        if normalization not in (None, *get_args(Normalization)):
+        if not is_choice(normalization, (None, *get_args(Normalization))):
             expected = f"one of {', '.join(map(repr, get_args(Normalization)))}, or None"
             raise bad_input(where, "normalization", expected, repr(normalization))
         if not graph.is_normalized:
@@ -128,6 +131,10 @@ class SaintLoader(SubgraphLoader):
         self._entries = _entries(graph, self._graph)
         size = checked_size(where, "size", size)
         self._sampler = _sampler(where, method, self._entries, size, walk_length)
+        self._num_trained = int(np.count_nonzero(self._sampler.can_draw(data.train)))
+        if not self._num_trained:
+            got = f"{len(data.train)} nodes that it never draws"
+            raise bad_input(where, "train", f"with a node that {method!r} can draw", got)
         counts = None if norm_samples is None else checked_size(where, "norm_samples", norm_samples)
         self._counts = _counted(self._graph, self._pre_sample, counts)
         if num_steps is None:
@@ -200,7 +207,7 @@ def _entries(graph: CSRGraph, host: WholeGraph) -> Entries:
 
 def _sampler(where: str, method: Any, entries: Entries, size: int, walk_length: Any) -> Sampler:
     """The sampler of a name."""
-    if method not in get_args(SaintMethod):
+    if not is_choice(method, get_args(SaintMethod)):
         expected = f"one of {', '.join(map(repr, get_args(SaintMethod)))}"
         raise bad_input(where, "method", expected, repr(method))
     if method == "walk":

@@ -27,6 +27,10 @@ class Sampler(Protocol):
         """Draws the nodes of a subgraph; returns the distinct ones, ascending."""
         ...
 
+    def can_draw(self, nodes: np.ndarray) -> np.ndarray:
+        """Returns whether each of some nodes has a chance to be drawn, bool [nodes]."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Entries:
@@ -65,6 +69,10 @@ class NodeSampler:
             sums += np.bincount(graph.indices[positions], squares, graph.num_nodes)
         return cls(size, np.cumsum(sums))
 
+    def can_draw(self, nodes: np.ndarray) -> np.ndarray:
+        """Returns whether each of some nodes has a chance to be drawn, bool [nodes]."""
+        return self.ends[nodes] > np.where(nodes > 0, self.ends[nodes - 1], 0.0)
+
     def nodes(self, key: Key) -> np.ndarray:
         """Draws the nodes of a subgraph; returns the distinct ones, ascending."""
         words = _random.draw(key, np.arange(self.size), 0)
@@ -83,17 +91,23 @@ class EdgeSampler:
     graph: WholeGraph
     inverse: np.ndarray
     ends: np.ndarray
+    sends: np.ndarray
 
     @classmethod
     def of(cls, graph: WholeGraph, size: int) -> EdgeSampler:
         """Sums the weights of the edges of each row."""
         degrees = graph.degrees()
         inverse = np.where(degrees > 0, 1.0 / np.maximum(degrees, 1), 0.0)
-        sums = np.zeros(graph.num_nodes)
+        sums, sends = np.zeros(graph.num_nodes), np.zeros(graph.num_nodes, bool)
         for rows, positions in _all_edges(graph):
-            values = inverse[rows] + inverse[graph.indices[positions]]
-            sums += np.bincount(rows, values, graph.num_nodes)
-        return cls(size, graph, inverse, np.cumsum(sums))
+            senders = graph.indices[positions]
+            sums += np.bincount(rows, inverse[rows] + inverse[senders], graph.num_nodes)
+            sends[senders] = True
+        return cls(size, graph, inverse, np.cumsum(sums), sends)
+
+    def can_draw(self, nodes: np.ndarray) -> np.ndarray:
+        """Returns whether each of some nodes has a chance to be drawn, bool [nodes]."""
+        return (self.inverse[nodes] > 0) | self.sends[nodes]
 
     def nodes(self, key: Key) -> np.ndarray:
         """Distinct ends of the edges, ascending."""
@@ -121,6 +135,10 @@ class WalkSampler:
     size: int
     length: int
     graph: WholeGraph
+
+    def can_draw(self, nodes: np.ndarray) -> np.ndarray:
+        """Returns that each node has a chance to be drawn, as a root, bool [nodes]."""
+        return np.ones(len(nodes), bool)
 
     def nodes(self, key: Key) -> np.ndarray:
         """Draws walks; returns their distinct nodes, ascending."""

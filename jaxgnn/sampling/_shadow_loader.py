@@ -84,6 +84,7 @@ class ShadowLoader(SubgraphLoader):
         where = self._where
         whole = WholeGraph.read(where, graph)
         data = NodeData.of(where, whole.num_nodes, features, labels)
+        _checks.flags(where, shuffle=shuffle)
         super().__init__(whole, data, seed, num_threads, processes, capacity)
         self._seeds = checks.checked_seeds(where, seeds, whole.num_nodes)
         self._fanouts = checks.checked_fanouts(where, fanouts)

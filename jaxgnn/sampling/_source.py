@@ -7,12 +7,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph.csr.require_graph import require_graph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._checks import Method
-from jaxgnn.sampling._host import sample_hops
+from jaxgnn.sampling._host import find_edges, sample_hops
 from jaxgnn.sampling._memory import filled
 from jaxgnn.sampling._reference import Hops
 
@@ -49,7 +49,10 @@ class RawSample(NamedTuple):
 
 
 class Source(Protocol):
-    """A sampler of a graph: a function of seeds, epoch and step."""
+    """A sampler of a graph: a function of seeds, epoch and step.
+
+    Those for links also take ``excluded``, positions of edges that are not drawn.
+    """
 
     def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
         """Sizes of a sample."""
@@ -107,7 +110,7 @@ class HostGraph:
             )
         if not graph.in_range:
             graph.concrete_parts()  # checks offsets and ids
-        if direction not in ("in", "out"):
+        if not is_choice(direction, ("in", "out")):
             raise bad_input(where, "direction", '"in" or "out"', repr(direction))
         indptr, indices, edge_ids = map(on_host, drawn_arrays(graph, direction))
         num_edges = int(indptr[-1])
@@ -116,6 +119,10 @@ class HostGraph:
     def degrees(self) -> np.ndarray:
         """Number of edges of each row."""
         return np.diff(self.indptr)
+
+    def edges_between(self, rows: np.ndarray, neighbours: np.ndarray) -> np.ndarray:
+        """Positions of all edges that join a row to its neighbour of the same place, ascending."""
+        return find_edges(self.indptr, self.indices, rows, neighbours)
 
     @property
     def num_nodes(self) -> int:
@@ -152,21 +159,31 @@ class HostSource:
     drawing: Drawing
     num_threads: int
 
-    def sizes(self, seeds: np.ndarray, epoch: int, step: int) -> Capacity:
+    def sizes(
+        self, seeds: np.ndarray, epoch: int, step: int, *, excluded: np.ndarray | None = None
+    ) -> Capacity:
         """Sizes of a sample."""
-        return sizes_of(self.hops(seeds, epoch, step))
+        return sizes_of(self.hops(seeds, epoch, step, excluded))
 
     def draw(
-        self, seeds: np.ndarray, epoch: int, step: int, capacity: Capacity
+        self,
+        seeds: np.ndarray,
+        epoch: int,
+        step: int,
+        capacity: Capacity,
+        *,
+        excluded: np.ndarray | None = None,
     ) -> RawSample | Capacity:
         """A sample of distinct seeds; its sizes instead if it does not fit into the capacity."""
-        hops = self.hops(seeds, epoch, step)
+        hops = self.hops(seeds, epoch, step, excluded)
         sizes = sizes_of(hops)
         if not capacity.holds(sizes):
             return sizes
         return padded(hops, capacity, self.graph)
 
-    def hops(self, seeds: np.ndarray, epoch: int, step: int) -> Hops:
+    def hops(
+        self, seeds: np.ndarray, epoch: int, step: int, excluded: np.ndarray | None = None
+    ) -> Hops:
         """A sample without padding."""
         drawing = self.drawing
         return sample_hops(
@@ -181,6 +198,7 @@ class HostSource:
             weights=self.weights,
             method=drawing.method,
             batch_dependency=drawing.batch_dependency,
+            excluded=excluded,
             num_threads=self.num_threads,
         )
 

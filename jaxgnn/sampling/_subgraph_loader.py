@@ -89,6 +89,7 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         super().__init__()
         _checks.counters(self._where, seed, 0, 0)
         self._graph, self._data, self._seed = graph, data, int(seed)
+        self._num_trained = len(data.train)  # of the nodes whose mean loss a batch estimates
         threads = checks.checked_threads(self._where, num_threads)
         self._process, self._num_processes = checks.checked_processes(self._where, processes)
         self._shared = SharedCapacity(
@@ -219,7 +220,7 @@ class SubgraphLoader(Epochs[SubgraphBatch]):
         data, where = self._data, self._where
         place = np.minimum(np.searchsorted(data.train, part.n_id), len(data.train) - 1)
         is_trained = data.train[place] == part.n_id
-        weight = np.where(is_trained, 1.0 / (np.asarray(probability) * len(data.train)), 0.0)
+        weight = np.where(is_trained, 1.0 / (np.asarray(probability) * self._num_trained), 0.0)
         labels = data.labels
         return {
             "y": None if labels is None else checks.read_labels(where, labels, part.n_id, slots),

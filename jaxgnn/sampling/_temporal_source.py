@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CSRGraph
 from jaxgnn.sampling._capacity import Capacity
 from jaxgnn.sampling._memory import filled
@@ -165,7 +165,7 @@ def check_options(
     where: str, drawing: Drawing, edge_times: Any, seed_times: Any, temporal: Any
 ) -> None:
     """Raises ValueError unless times, if there are any, go with the other options of a loader."""
-    if temporal not in get_args(Temporal):
+    if not is_choice(temporal, get_args(Temporal)):
         expected = " or ".join(repr(name) for name in get_args(Temporal))
         raise bad_input(where, "temporal", expected, repr(temporal))
     if (edge_times is None) != (seed_times is None):

@@ -21,6 +21,13 @@ def power_law(nodes=400, seed=0):
     return indptr, indices, weights
 
 
+def without_edges(indptr, indices, weights, excluded):
+    """A graph without some edges, and the position of each of its edges in the whole graph."""
+    left = np.delete(np.arange(len(indices)), excluded)
+    offsets = indptr - np.searchsorted(excluded, indptr).astype(indptr.dtype)
+    return offsets, indices[left], None if weights is None else weights[left], left
+
+
 def equal_rows(rows, degree):
     """``rows`` nodes with ``degree`` senders each, no sender of two of them."""
     nodes = rows * (1 + degree)

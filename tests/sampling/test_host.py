@@ -18,6 +18,7 @@ from tests.sampling._graphs import (
     equal_rows,
     power_law,
     set_probabilities,
+    without_edges,
 )
 
 COUNTERS = {"seed": 2**40 + 3, "epoch": 2, "step": 5}
@@ -84,6 +85,96 @@ def test_a_step_that_begins_a_period_of_dependent_batches_agrees_too():
         options |= {"method": "labor", "batch_dependency": 5, "step": 10}
         expected = sample("numpy", indptr, indices, [7, 50, 9], (4, 4), **options)
         assert_same(sample("c++", indptr, indices, [7, 50, 9], (4, 4), **options), expected)
+
+
+def _excluded(indptr, weights):
+    """Edges among others, all edges of some rows, and those of a row before weights of zero."""
+    chosen = np.random.default_rng(6).random(len(weights)) < 0.2
+    hub = np.argmax(np.diff(indptr))
+    chosen[indptr[hub] : indptr[hub + 1] - 3] = True
+    for row in range(20, 60):
+        chosen[indptr[row] : indptr[row + 1]] = True
+    # Rows whose weights of zero alone are left cannot be drawn from by weight.
+    sums = np.bincount(np.repeat(np.arange(len(indptr) - 1), np.diff(indptr)), weights * ~chosen)
+    for row in np.flatnonzero(sums == 0):
+        chosen[indptr[row] : indptr[row + 1]] = True
+    return np.flatnonzero(chosen)
+
+
+@both
+@pytest.mark.parametrize("method", METHODS)
+def test_without_some_edges_the_sample_is_that_of_the_graph_without_them(implementation, method):
+    indptr, indices, weights = power_law()
+    options, values = dict(METHODS[method]), None
+    if "weights" in options:
+        values = weights.astype(options.pop("weights"))
+    excluded = _excluded(indptr, weights)
+    *graph, fewer_weights, positions = without_edges(indptr, indices, values, excluded)
+    seeds = np.random.default_rng(3).integers(0, len(indptr) - 1, 90)
+    for fanouts in ((5, -1), (15, 2)):
+        expected = sample("numpy", *graph, seeds, fanouts, weights=fewer_weights, **options)
+        options["num_threads"] = 2
+        drawn = sample(
+            implementation,
+            indptr,
+            indices,
+            seeds,
+            fanouts,
+            weights=values,
+            excluded=excluded,
+            **options,
+        )
+        for name in ("n_id", "num_nodes", "seed_ids"):
+            assert_equal(getattr(drawn, name), getattr(expected, name))
+        for hop, fewer in zip(drawn.hops, expected.hops, strict=True):
+            assert_equal(hop.indptr, fewer.indptr)
+            assert_equal(hop.senders, fewer.senders)
+            assert_equal(hop.e_id, positions[fewer.e_id])
+
+
+@both
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"method": "labor"}])
+def test_a_row_that_only_weights_of_zero_are_left_of_draws_nothing(implementation, options):
+    indptr, indices = np.array([0, 3, 4]), np.array([1, 0, 1, 0])
+    weights = np.array([0.0, 1, 0, 2])
+    for fanouts in ((2,), (-1,)):
+        drawn = sample(
+            implementation,
+            indptr,
+            indices,
+            [0, 1],
+            fanouts,
+            weights=weights,
+            excluded=np.array([1]),
+            **options,
+        )
+        assert drawn.hops[0].indptr[1] == 0 and set(drawn.hops[0].e_id.tolist()) == {3}
+
+
+@pytest.mark.parametrize("dtypes", [(np.int32, np.int32), (np.int64, np.int64)])
+def test_edges_are_found_between_pairs_with_their_repeats(dtypes):
+    indptr, indices, _ = power_law()
+    graph = indptr.astype(dtypes[0]), indices.astype(dtypes[1])
+    rng = np.random.default_rng(2)
+    rows, senders = rng.integers(0, len(indptr) - 1, (2, 300))
+    hub = np.argmax(np.diff(indptr))
+    rows = np.concatenate([rows, np.full(200, hub), [hub]])  # so many that they are searched
+    senders = np.concatenate([senders, rng.integers(0, len(indptr) - 1, 200), [senders[0]]])
+    receivers = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    pairs = set(zip(rows.tolist(), senders.tolist(), strict=True))
+    joined = zip(receivers.tolist(), indices.tolist(), strict=True)
+    expected = np.array([at for at, pair in enumerate(joined) if pair in pairs])
+    assert_equal(_host.find_edges(*graph, rows, senders), expected)
+    distinct = np.array(sorted(pairs)).T
+    assert_equal(_reference.find_edges(*graph, *distinct), expected)
+    assert _host.find_edges(*graph, rows[:0], senders[:0]).tolist() == []
+
+
+def test_rows_with_bad_offsets_are_named_where_edges_are_searched():
+    indptr, pair = np.array([0, 3, 2, 4]), (np.array([1]), np.array([0]))
+    for find in (_host.find_edges, _reference.find_edges):
+        with pytest.raises(ValueError, match="find_edges: indptr must be offsets that never decr"):
+            find(indptr, np.zeros(4, int), *pair)
 
 
 @both
@@ -320,6 +411,15 @@ BAD_OPTIONS = {
     "method must be 'neighbour' or 'labor', got 'labour'": {"method": "labour"},
     "replace must be False for method='labor', got True": {"method": "labor", "replace": True},
     "batch_dependency must be a positive integer, got 0": {"batch_dependency": 0},
+    "excluded must be a list of integers, or None, got float64": {"excluded": np.zeros(1)},
+    "excluded must be a list of integers, or None, got int64 of shape": {
+        "excluded": np.zeros((1, 1), int)
+    },
+    "excluded must be positions of edges from 0 to 3, got 4 at 1": {"excluded": np.array([0, 4])},
+    "excluded must be positions of edges from 0 to 3, got -1 at 0": {"excluded": [-1]},
+    "excluded must be distinct and ascending, got 2, then 1, at 1": {"excluded": [0, 2, 1]},
+    "excluded must be distinct and ascending, got 1, then 1, at 0": {"excluded": [1, 1]},
+    "method must be 'neighbour' or 'labor', got array": {"method": np.ones(9)},
     "indptr must be a contiguous list of int32 or int64, got float64": {"indptr": np.zeros(5)},
     "indptr must be one longer than the number of nodes": {"indptr": np.zeros(0, np.int64)},
     "indptr must be offsets from 0 to at most 4": {"indptr": np.array([0, 2, 3, 4, 5])},

@@ -13,6 +13,7 @@ from jaxgnn import CSRGraph, metrics, nn, ops
 from jaxgnn.graph import to_undirected
 from jaxgnn.sampling import LinkNeighborLoader, NegativeSampler, masked_mean
 from jaxgnn.training import LoopConfig, fit
+from tests.sampling._graphs import without_edges
 
 NODES = 60
 rng = np.random.default_rng(7)
@@ -75,8 +76,9 @@ def _assert_equal(batches, expected):
     ],
     ids=["undirected", "directed", "out", "labor", "replace"],
 )
-def test_messages_are_those_drawn_except_along_the_given_pairs(options):
+def test_messages_are_those_of_the_graph_without_the_given_pairs(options):
     loader = _loader(**options)
+    graph, host = options.get("graph", GRAPH), loader._source.graph
     removed = 0
     for step, batch in enumerate(loader.epoch(0)):
         given, _ = _pairs(batch)
@@ -85,26 +87,35 @@ def test_messages_are_those_drawn_except_along_the_given_pairs(options):
             hidden |= {(v, u) for u, v in given}
         kept = _messages(batch)
         assert sum(map(int, batch.num_edges)) == len(kept)
-        if options.get("direction") == "out":  # rows send
+        is_out = options.get("direction") == "out"  # rows send
+        if is_out:
             kept = [(row, col, e_id) for col, row, e_id in kept]
-        assert not hidden & {edge[:2] for edge in kept}
-        # The same sample with nothing removed has the other edges at the same places.
-        ends = loader._seeds_of(0, step, 0)
-        whole = loader._source.hops(ends, 0, step)
-        drawn = np.concatenate([hop.e_id for hop in whole.hops[::-1]])
-        if options.get("direction") == "out":
-            drawn = loader._source.graph.edge_ids[drawn]
-        graph = options.get("graph", GRAPH)
-        receivers = np.repeat(np.arange(NODES), np.diff(graph.indptr))[drawn]
-        senders = np.asarray(graph.indices)[drawn]
-        expected = [
-            (*edge, e_id)
-            for *edge, e_id in zip(senders.tolist(), receivers.tolist(), drawn, strict=True)
-            if tuple(edge) not in hidden
-        ]
-        assert kept == expected
-        removed += len(drawn) - len(kept)
-    assert removed > 2 * len(SUPERVISION[0])  # repeats and both directions were there
+        # The same draws from a graph that has been made without these edges.
+        receivers = np.repeat(np.arange(NODES), np.diff(graph.indptr))
+        senders = np.asarray(graph.indices)
+        edges = np.stack([senders, receivers], axis=1)
+        edge_ids = np.arange(len(edges)) if host.edge_ids is None else host.edge_ids
+        excluded = np.flatnonzero([tuple(edge) in hidden for edge in edges[edge_ids].tolist()])
+        *fewer, _, left = without_edges(host.indptr, host.indices, None, excluded)
+        source = replace(loader._source, graph=replace(host, indptr=fewer[0], indices=fewer[1]))
+        drawn = source.hops(loader._seeds_of(0, step, 0), 0, step).hops[::-1]
+        e_id = edge_ids[left[np.concatenate([hop.e_id for hop in drawn])]]
+        assert kept == [(*edge, at) for edge, at in zip(edges[e_id].tolist(), e_id, strict=True)]
+        removed += len(excluded)
+    both = 1 + options.get("undirected", True)
+    assert removed > both * len(SUPERVISION[0])  # repeats and both directions were there
+
+
+@pytest.mark.parametrize("on", ["host", "device"])
+def test_other_neighbours_are_drawn_in_place_of_those_of_given_pairs(on):
+    node = np.arange(400)
+    ring = to_undirected(CSRGraph.from_edges(node, (node + 1) % 400, 400))
+    pairs = node[::2], node[1::2]  # every node has another neighbour, beside that of its pair
+    loader = LinkNeighborLoader(ring, pairs, (1,), 50, negatives=0, on=on)
+    for batch in loader.epoch(0):
+        (block,) = batch.blocks
+        assert np.diff(block.indptr)[: int(batch.seed_mask.sum())].tolist() == [1] * 100
+        assert not {(u, v) for u, v, _ in _messages(batch)} & set(_pairs(batch)[0])
 
 
 def test_a_batch_without_edges_between_its_pairs_is_that_of_the_ends_alone():
@@ -182,10 +193,15 @@ def test_a_process_without_pairs_in_the_last_step_has_padding_alone(on):
     assert second.batch(0, 1).num_nodes.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("undirected", [True, False])
-def test_negatives_are_neither_edges_nor_given_pairs_and_differ_by_step_and_epoch(undirected):
+@pytest.mark.parametrize(
+    "graph, undirected",
+    [(GRAPH, True), (DIRECTED, True), (DIRECTED, False)],
+    ids=["both directions", "one direction", "directed"],
+)
+def test_negatives_are_neither_edges_nor_given_pairs_and_differ_by_step_and_epoch(
+    graph, undirected
+):
     given = np.concatenate([SUPERVISION, [[NODES - 1], [0]]], axis=1)  # the last is no edge
-    graph = GRAPH if undirected else DIRECTED
     known = _edge_set(graph) | set(zip(*given.tolist(), strict=True))
     if undirected:
         known |= {(v, u) for u, v in known}
@@ -341,6 +357,9 @@ BAD = [
     ({"batch_size": 0}, "batch_size must be an int of at least 1"),
     ({"seed": -1}, "seed must be"),
     ({"on": "moon"}, 'on must be "host" or "device"'),
+    ({"on": np.ones(9)}, 'on must be "host" or "device", got array'),
+    ({"undirected": None}, "undirected must be True or False, got None"),
+    ({"keep_senders": np.ones(2)}, "keep_senders must be True or False, got array"),
     ({"features": X[1:]}, f"features must be of {NODES} rows"),
     (
         {"edges": ([0, 1, 2], [3, 4, 5]), "processes": (0, 2), "drop_last": True},
@@ -360,13 +379,6 @@ def test_a_complete_graph_has_no_negatives():
     with pytest.raises(ValueError, match="with some pair of nodes that no edge joins"):
         _loader(complete, ([0], [1]))
     assert _loader(complete, ([0], [1]), negatives=0).batch(0, 0).num_edges.tolist() == [0, 0]
-
-
-def test_more_ends_than_the_device_numbers_are_named():
-    empty = CSRGraph.from_edges([], [], 70_000)
-    pairs = np.arange(66_000).reshape(2, -1)
-    with pytest.raises(ValueError, match="batch_size must be at most 32767 with on='device'"):
-        _loader(empty, pairs, batch_size=33_000, negatives=0, on="device")
 
 
 def test_a_step_that_does_not_exist_is_named():

@@ -99,6 +99,32 @@ def test_random_words_and_numbers_below_bounds_equal_the_reference():
 
 
 @pytest.mark.costly
+@pytest.mark.parametrize("case", [case for case in CASES if case != "marks"])
+def test_without_some_edges_batches_equal_the_reference_and_compile_once(case):
+    fanouts, options = CASES[case]
+    before = _on_device._sample_hops._cache_size()
+    for step, name in enumerate(GRAPHS, start=4):
+        count = int(GRAPHS[name][0][-1])
+        chosen = np.flatnonzero(np.random.default_rng(step).random(count) < 0.3)
+        expected = _reference_of(
+            GRAPHS[name], SEEDS, fanouts, step=step, excluded=chosen, **options
+        )
+        excluded = np.full(1000, np.iinfo(np.int32).max, np.int32)
+        excluded[: len(chosen)] = chosen
+        made = _on_the_device(
+            GRAPHS[name],
+            SEEDS,
+            fanouts,
+            step=step,
+            excluded=jnp.asarray(excluded),
+            **options,
+            **_capacity(fanouts),
+        )
+        _assert_same(made, expected)
+    assert _on_device._sample_hops._cache_size() <= before + 1
+
+
+@pytest.mark.costly
 @pytest.mark.parametrize("case", CASES)
 def test_batches_equal_the_reference_and_compile_once(case):
     fanouts, options = CASES[case]
@@ -233,8 +259,12 @@ def test_bad_arguments_are_named():
         "nodes": [(12, 20), (11, 20, 30), (12, 30, 20)],
         "edges": [(5,), (0, 5)],
         "weights": [np.ones(SLOTS)],
-        "method": ["walks"],
-        "seed": [-1, 2**64, 0.5],
+        "method": ["walks", np.ones(3)],
+        "excluded": [np.zeros(2), np.zeros(2, np.int64), np.zeros((1, 2), np.int32)],
+        "seed": [-1, 2**64, 0.5, np.ones(3)],
+        "epoch": [-1, 0.5, "first", np.ones(3, int), None],
+        "replace": [1, np.ones(2)],
+        "relabelling": ["hash", np.ones(2), ["sort"]],
     }
     for name, values in wrong.items():
         for value in values:

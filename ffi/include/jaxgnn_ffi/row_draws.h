@@ -23,6 +23,13 @@ struct EitherOf {
   JAXGNN_INLINE inline Wide operator[](int64_t i) const {
     return wide ? static_cast<const Wide*>(data)[i] : static_cast<const Narrow*>(data)[i];
   }
+
+  // The numbers from the i-th on.
+  EitherOf From(int64_t i) const {
+    if (data == nullptr) return *this;
+    if (wide) return {static_cast<const Wide*>(data) + i, wide};
+    return {static_cast<const Narrow*>(data) + i, wide};
+  }
 };
 
 template <typename Id>
@@ -31,6 +38,9 @@ struct Graph {
   const Id* indices;
   EitherOf<float, double> weights;  // `data` is null if there are none
   int64_t num_nodes, num_edges;
+  // Positions of edges that count as absent, ascending.
+  const int64_t* excluded = nullptr;
+  int64_t num_excluded = 0;
 };
 
 // What a hop draws, and its keys.
@@ -67,33 +77,28 @@ class RowDraws {
   // Appends the edges of `count` rows, and writes how many each has. False if the graph is invalid.
   bool Run(const int64_t* rows, int64_t count, int64_t* drawn, Problem& problem) {
     if (!ReadRows(rows, count, problem)) return false;
+    const int64_t begin = out_.positions.size();
     const bool is_weighted = graph_.weights.data != nullptr;
-    const bool takes_all = rule_.fanout < 0;
-    if (!is_weighted && (takes_all || !rule_.labor)) {
+    if (!is_weighted && (rule_.fanout < 0 || !rule_.labor)) {
       DrawUniformly(rows, count, drawn);
-      return true;
+    } else if (!DrawEach(rows, count, drawn, problem)) {
+      return false;
     }
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t before = out_.positions.size();
-      const Row row{rows[i], first_[i], degree_[i]};
-      if (!(is_weighted ? CheckWeights(row, problem) : true)) return false;
-      if (takes_all) {
-        TakePositive(row);
-      } else if (rule_.replace) {
-        DrawWeighted(row);
-      } else if (!is_weighted && row.degree <= rule_.fanout) {
-        TakeAll(row);
-      } else {
-        TakeLeastKeys(row);
-      }
-      drawn[i] = out_.positions.size() - before;
-    }
+    RestorePositions(begin, drawn);
     return true;
   }
 
  private:
+  // The edges of a row without those that are excluded, as if they followed each other.
   struct Row {
     int64_t node, first, degree;
+    const Id* senders;
+    EitherOf<float, double> weights;
+  };
+  // A row, by its place in the call, with the positions of its excluded edges.
+  struct Cut {
+    int64_t place;
+    const int64_t *begin, *end;
   };
   struct Candidate {
     uint64_t key;
@@ -108,6 +113,7 @@ class RowDraws {
   bool ReadRows(const int64_t* rows, int64_t count, Problem& problem) {
     first_.Resize(count);
     degree_.Resize(count);
+    cuts_.clear();
     for (int64_t i = 0; i < count; ++i) {
       const int64_t first = graph_.indptr[rows[i]], end = graph_.indptr[rows[i] + 1];
       first_[i] = first;
@@ -116,8 +122,77 @@ class RowDraws {
         problem = {Problem::kOffsets, rows[i], first, end - first, 0};
         return false;
       }
+      if (graph_.num_excluded > 0) CutRow(i, end);
     }
     return true;
+  }
+
+  // Takes the excluded edges of a row from its degree.
+  void CutRow(int64_t i, int64_t end) {
+    const int64_t* last = graph_.excluded + graph_.num_excluded;
+    const int64_t* from = std::lower_bound(graph_.excluded, last, first_[i]);
+    if (from == last || *from >= end) return;
+    const int64_t* to = std::lower_bound(from, last, end);
+    cuts_.push_back({i, from, to});
+    degree_[i] -= to - from;
+  }
+
+  // Moves the edges of rows that were drawn as if their other edges followed each other.
+  void RestorePositions(int64_t begin, const int64_t* drawn) {
+    int64_t* positions = out_.positions.data() + begin;
+    int64_t place = 0;
+    for (const Cut& cut : cuts_) {
+      for (; place < cut.place; ++place) positions += drawn[place];
+      const int64_t* next = cut.begin;
+      for (int64_t i = 0; i < drawn[place]; ++i) {
+        while (next != cut.end && *next <= positions[i] + (next - cut.begin)) ++next;
+        positions[i] += next - cut.begin;
+      }
+    }
+  }
+
+  // Rows of weights or of draws of senders. False if the graph is invalid.
+  bool DrawEach(const int64_t* rows, int64_t count, int64_t* drawn, Problem& problem) {
+    const bool is_weighted = graph_.weights.data != nullptr;
+    auto cut = cuts_.begin();
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t before = out_.positions.size(), first = first_[i];
+      const bool is_cut = cut != cuts_.end() && cut->place == i;
+      const int64_t degree = degree_[i] + (is_cut ? cut->end - cut->begin : 0);
+      if (is_weighted && !CheckWeights(rows[i], first, degree, problem)) return false;
+      Row row{rows[i], first, degree_[i], graph_.indices + first, graph_.weights.From(first)};
+      if (is_cut) CopyOthers(*cut++, row);
+      if (rule_.fanout < 0) {
+        TakePositive(row);
+      } else if (rule_.replace) {
+        DrawWeighted(row);
+      } else if (!is_weighted && row.degree <= rule_.fanout) {
+        TakeAll(row);
+      } else {
+        TakeLeastKeys(row);
+      }
+      drawn[i] = out_.positions.size() - before;
+    }
+    return true;
+  }
+
+  // Lets a row read copies of its edges without those that are excluded.
+  void CopyOthers(const Cut& cut, Row& row) {
+    kept_senders_.Resize(row.degree);
+    const bool is_weighted = row.weights.data != nullptr;
+    if (is_weighted) kept_weights_.Resize(row.degree);
+    const int64_t* next = cut.begin;
+    for (int64_t i = 0, offset = 0; i < row.degree; ++offset) {
+      if (next != cut.end && *next == row.first + offset) {
+        ++next;
+        continue;
+      }
+      kept_senders_[i] = row.senders[offset];
+      if (is_weighted) kept_weights_[i] = row.weights[offset];
+      ++i;
+    }
+    row.senders = kept_senders_.data();
+    if (is_weighted) row.weights = {kept_weights_.data(), true};
   }
 
   // Rows without weights, or with all their edges.
@@ -191,9 +266,9 @@ class RowDraws {
     positions[place] = value;
   }
 
-  bool CheckWeights(const Row& row, Problem& problem) const {
-    bool has_positive = row.degree == 0;
-    for (int64_t i = row.first; i < row.first + row.degree; ++i) {
+  bool CheckWeights(int64_t node, int64_t first, int64_t degree, Problem& problem) const {
+    bool has_positive = degree == 0;
+    for (int64_t i = first; i < first + degree; ++i) {
       const double weight = graph_.weights[i];
       if (!(weight >= 0) || std::isinf(weight)) {
         problem = {Problem::kWeight, i, 0, 0, weight};
@@ -201,7 +276,7 @@ class RowDraws {
       }
       has_positive |= weight > 0;
     }
-    if (!has_positive) problem = {Problem::kZeroWeights, row.node, 0, 0, 0};
+    if (!has_positive) problem = {Problem::kZeroWeights, node, 0, 0, 0};
     return has_positive;
   }
 
@@ -214,22 +289,22 @@ class RowDraws {
   void TakePositive(const Row& row) {
     int64_t* positions = out_.positions.Reserve(row.degree);
     int64_t count = 0;
-    for (int64_t i = row.first; i < row.first + row.degree; ++i) {
-      positions[count] = i;
-      count += graph_.weights[i] > 0;
+    for (int64_t i = 0; i < row.degree; ++i) {
+      positions[count] = row.first + i;
+      count += row.weights[i] > 0;
     }
     out_.positions.Add(count);
   }
 
   // With replacement, in proportion to the weights.
   void DrawWeighted(const Row& row) {
-    if (row.degree == 0) return;
     const int64_t fanout = rule_.fanout;
     ends_.Resize(row.degree);
     double total = 0;
     for (int64_t i = 0; i < row.degree; ++i) {
-      ends_[i] = total = i == 0 ? graph_.weights[row.first] : total + graph_.weights[row.first + i];
+      ends_[i] = total = i == 0 ? row.weights[0] : total + row.weights[i];
     }
+    if (!(total > 0)) return;  // without edges, or with excluded ones alone that could be drawn
     words_.Resize(fanout + kDrawGroup);
     for (int64_t slot = 0; slot < fanout; ++slot) words_[slot] = Word(Counter(row.node, slot));
     Draw(rule_.weighted, fanout, words_.data());
@@ -255,7 +330,7 @@ class RowDraws {
       DrawBlock(row, begin, count);
       for (int64_t i = 0; i < count; ++i) {
         uint64_t key = block_[i];
-        if (is_weighted && !WeightedKey(key, graph_.weights[row.first + begin + i], &key)) continue;
+        if (is_weighted && !WeightedKey(key, row.weights[begin + i], &key)) continue;
         if (is_full && key >= largest) continue;
         Keep({key, begin + i});
         is_full = IsFull();
@@ -271,7 +346,7 @@ class RowDraws {
 
   // Random words, or sums of them, for a block of edges of a row.
   void DrawBlock(const Row& row, int64_t begin, int64_t count) {
-    const Id* senders = graph_.indices + row.first + begin;
+    const Id* senders = row.senders + begin;
     for (int64_t i = 0; i < count; ++i) {
       block_[i] = Word(rule_.labor ? Counter(senders[i], 0) : Counter(row.node, begin + i));
     }
@@ -314,7 +389,10 @@ class RowDraws {
   const Graph<Id>& graph_;
   const Rule& rule_;
   Drawn<Id>& out_;
-  Buffer<int64_t> first_, degree_;
+  Buffer<int64_t> first_, degree_;  // of the edges that are left
+  std::vector<Cut> cuts_;
+  Buffer<Id> kept_senders_;
+  Buffer<double> kept_weights_;
   Buffer<uint64_t> words_;
   Buffer<double> ends_;
   uint64_t block_[kBlock] = {}, next_block_[kBlock] = {};

@@ -226,8 +226,9 @@ class VirtualNode(DocumentedModule):
         rngs: nnx.Rngs,
         **common: Unpack[CommonOptions],
     ):
+        check_widths("VirtualNode", features)
         hidden = 2 * features if hidden_features is None else hidden_features
-        check_widths("VirtualNode", features, hidden)
+        check_widths("VirtualNode", hidden)
         self.features = features
         widths = [features, hidden, features]
         self.mlp = FusedMLP(widths, activation="relu", rngs=rngs, **common)

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, is_choice
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Features as Features
@@ -84,7 +84,7 @@ def make_activation(
     implementation: ops.Name | None,
 ) -> MaxK | None:
     """Creates the MaxK layer of a convolution on rows of ``width``, or None if it has none."""
-    if activation not in ("maxk", "relu", None):
+    if not is_choice(activation, ("maxk", "relu", None)):
         raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
     if activation != "maxk":
         if k is not None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -129,6 +130,8 @@ fraction = _number_that(lambda value: 0 <= value <= 1, "in [0, 1]")
 def floating(value: Any) -> str | None:
     """Checks for a floating dtype, or the name of one."""
     expected = "a floating dtype"
+    if isinstance(value, jax.Array | np.ndarray):  # has a dtype, but is none
+        return expected
     try:
         return None if jnp.issubdtype(jnp.dtype(value), jnp.floating) else expected
     except TypeError:
