@@ -154,7 +154,7 @@ def test_rows_that_were_not_read_are_not_handed_out(monkeypatch):
             return out
 
     store = Failing()
-    rows = StagedRows(store, None)
+    rows = StagedRows("loader", store, None)
     monkeypatch.setattr(rows, "_reuses", True)  # as on a GPU
     with pytest.raises(MemoryError):
         rows.gather(np.arange(4))
