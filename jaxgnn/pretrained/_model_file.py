@@ -105,7 +105,7 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
     network = type(model).__name__
     if network not in NETWORKS or type(model) is not getattr(models, network):
         expected = f"one of jaxgnn.models, behind the path: {', '.join(NETWORKS)}"
-        raise bad_input("save_model", "model", expected, f"{network}{_RECIPE}")
+        raise ValueError(f"{bad_input('save_model', 'model', expected, network)}{_RECIPE}")
     made: Any = model
     options = json.loads(made.made_with)
     for name, value in options.items():

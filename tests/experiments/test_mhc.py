@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_p
     assert resumed.history == whole.history
     assert resumed.validation == whole.validation
     again = train(config, text)
-    assert again.history == whole.history and again.ms_per_step is None
+    assert again.history == whole.history and again.ms_per_step == resumed.ms_per_step
     fresh = train(replace(config, fresh=True), text)
     assert fresh.history == whole.history and fresh.ms_per_step is not None
 

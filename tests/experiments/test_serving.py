@@ -89,7 +89,7 @@ def test_bad_input_of_predict_is_one_line(served, monkeypatch, tmp_path):
     assert "1433 in cora" in message
     message = _main(monkeypatch, "predict", served[2], "--dataset", "nowhere")
     assert message.startswith("error: predict: --dataset must be one of cora")
-    assert "no such file" in _main(monkeypatch, "predict", tmp_path / "none").lower()
+    assert "no file" in _main(monkeypatch, "predict", tmp_path / "none").lower()
 
 
 def test_what_could_not_be_exported_is_refused_before_training(monkeypatch, tmp_path):

@@ -284,14 +284,14 @@ def test_the_cuda_kernel_gets_the_same_tasks(monkeypatch, k, tiles):
     _cache_sums_of(monkeypatch, {4: 60 * 8})
     graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, "float32")
     calls = []
-    monkeypatch.setattr(ffi, "call_many", lambda *args, **sizes: [calls.append((args, sizes))])
+    monkeypatch.setattr(ffi, "run", lambda *args, **options: calls.append(args) or [None])
     ffi.grad_values_cuda(graph, kept, random_array((ROWS, 64), "float32", seed=1))
-    ((operands, sizes),) = calls
+    ((_, _, operands, _, numbers),) = calls
     (tasks,) = (of for of in graph.plan.edge_blocks[0].tasks if of.senders == 60 // tiles)
-    # Behind the target, the results, the order of rows, the entries and the edges.
-    for got, wanted in zip(operands[5:8], (tasks.blocks, tasks.begins, tasks.ends), strict=True):
-        assert got is wanted
-    assert sizes == {"rows_per_block": 64, "senders_per_span": 60, "senders_per_tile": 60 // tiles}
+    for part in ("blocks", "begins", "ends"):
+        assert operands[part] is getattr(tasks, part)
+    sizes = {"rows_per_block": 64, "senders_per_span": 60, "senders_per_tile": 60 // tiles}
+    assert {name: numbers[name] for name in sizes} == sizes
 
 
 @pytest.mark.again("tests/pallas_kernels/test_numerics.py")

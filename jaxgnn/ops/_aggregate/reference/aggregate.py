@@ -30,7 +30,7 @@ def forward(
         "highest": lambda: edges.have(edges.extreme(edges.values)),
         "lowest": lambda: edges.have(-edges.extreme(-edges.values)),
         "peak": lambda: edges.exponentials()[1],
-        "total": edges.total,
+        "total": lambda: jnp.where(edges.count > 0, edges.total(), 0),
         "soft": edges.soft,
     }
     return y, Statistics(**{field: find[field]() for field in form.kept()})
