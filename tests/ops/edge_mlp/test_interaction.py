@@ -163,7 +163,7 @@ BAD = {
         {"e": jnp.ones((3, 5)), "params": ops.EdgeMLPParams((jnp.ones((9, 4)),), (None,))},
         "e must be as wide as the last layer, 4",
     ),
-    "an edge too few": ({"e": jnp.ones((2, 4))}, "3 edge slots"),
+    "an edge too few": ({"e": jnp.ones((2, 4))}, "of shape [3, any], one entry for each edge slot"),
     "a residual without edges": (
         {"e": None, "params": ops.EdgeMLPParams((jnp.ones((4, 4)),), (None,))},
         "residual must be False",
