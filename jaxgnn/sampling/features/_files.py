@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._arrays.npy_format import map_array
-from jaxgnn._errors import bad_input
+from jaxgnn._errors import bad_input, require_regular_file
 from jaxgnn.sampling._memory import aligned_empty
 from jaxgnn.sampling.features._host import HostFeatures
 from jaxgnn.sampling.features._store import RowsLike
@@ -89,8 +89,9 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _mapped(file: Path) -> np.ndarray:
     """The memory-mapped array of a file."""
     expected = ".npy files of numbers"
-    if not file.is_file():
+    if file.is_dir():
         raise bad_input(_WHERE, "path", expected, f"{file}, which is no regular file")
+    require_regular_file(file, "an array of features")
     try:
         with open(file, "rb") as opened:
             array = map_array(opened, kinds="biufc", short_floats=True)
