@@ -128,7 +128,11 @@ BAD = {
     ),
     "unknown weights": (GRAPH, {"weights": "rank"}, "weights must be one of uniform, degree"),
     "an array of weights": (GRAPH, {"weights": np.ones(2000)}, "weights must be one of .* array"),
-    "a list of weights": (GRAPH, {"weights": [1.0] * 2000}, r"got \[1.0, .* \(10,000 characters\)$"),
+    "a list of weights": (
+        GRAPH,
+        {"weights": [1.0] * 2000},
+        r"got \[1.0, .* \(10,000 characters\)$",
+    ),
     "an array of self loops": (GRAPH, {"self_loops": np.ones(3)}, "self_loops must be True or Fal"),
     "none to draw": (GRAPH, {"num": 0}, "num must be an int of at least 1, got 0"),
     "a source out of range": (GRAPH, {"sources": [0, 3]}, r"sources\[1\] must be in \[0, 3\)"),

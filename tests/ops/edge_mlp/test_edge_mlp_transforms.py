@@ -375,7 +375,10 @@ BAD = {
         _bad(edge_features=FEATURES[:3]),
         ["edge_features", "[4, any]", "(3, 2)"],
     ),
-    "features axes": (_bad(edge_features=FEATURES[None]), ["edge_features", "[4, any]", "(1, 4, 2)"]),
+    "features axes": (
+        _bad(edge_features=FEATURES[None]),
+        ["edge_features", "[4, any]", "(1, 4, 2)"],
+    ),
     "features dtype": (
         _bad(edge_features=FEATURES.astype(jnp.float16)),
         ["edge_features", "float32", "float16"],
