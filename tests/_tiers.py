@@ -46,15 +46,17 @@ def first_tier(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> se
     """
     chosen: set[pytest.Item] = set()
     quickest: dict[str, pytest.Item] = {}
+
+    def cost(case: pytest.Item) -> tuple[bool, float]:
+        return _is_of_second_tier(case), seconds.get(name_of_test(case), 0.0)
+
     for name, cases in by_test(items).items():
         file = name.partition("::")[0]
         if _is_marked(cases[0], "every"):
             chosen.update(cases)
-        elif not _is_slow(cases[0], seconds.get(name, 0.0)):
+        elif cost(cases[0]) <= (False, LONGEST):
             chosen.add(cases[0])
-        best = quickest.setdefault(file, cases[0])
-        if seconds.get(name, 0.0) < seconds.get(name_of_test(best), 0.0):
-            quickest[file] = cases[0]
+        quickest[file] = min(quickest.get(file, cases[0]), cases[0], key=cost)
     shown = {item.nodeid.partition("::")[0] for item in chosen}
     chosen.update(
         item
@@ -128,8 +130,8 @@ def record(seconds: Mapping[str, float]) -> None:
     DURATIONS.write_text(json.dumps(files, indent=1) + "\n")
 
 
-def _is_slow(item: pytest.Item, seconds: float) -> bool:
-    return seconds > LONGEST or any(_is_marked(item, mark) for mark in SECOND_TIER)
+def _is_of_second_tier(item: pytest.Item) -> bool:
+    return any(_is_marked(item, mark) for mark in SECOND_TIER)
 
 
 def _is_marked(item: pytest.Item, mark: str) -> bool:
