@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxgnn._html import writer
+
 from . import page
 from ._table import Confusion, Table
 from .files import write_text
@@ -58,18 +60,18 @@ def write_report(
     if curves.exists() and curves.resolve() not in {picture.resolve() for picture in drawn}:
         drawn.insert(0, curves)
     parts = [
-        page.paragraph(_where_and_when(record)),
-        page.command(command),
-        page.section("Results", map(page.table, tables)),
-        page.section("Curves", map(page.picture, drawn)),
-        page.section("Classes", [] if confusion is None else [page.confusion(confusion)]),
-        page.section("Metrics", [page.table(_metrics_table(record))] if record.rows else []),
-        page.section("Time and memory", [page.pairs(costs(record))]),
-        page.section("Configuration", configuration(record.config)),
-        page.section("Versions", [page.table(_starts_table(record))] if record.starts else []),
+        writer.paragraph(_where_and_when(record)),
+        writer.command(command),
+        writer.section("Results", map(page.table, tables)),
+        writer.section("Curves", map(page.picture, drawn)),
+        writer.section("Classes", [] if confusion is None else [page.confusion(confusion)]),
+        writer.section("Metrics", [page.table(_metrics_table(record))] if record.rows else []),
+        writer.section("Time and memory", [writer.pairs(costs(record))]),
+        writer.section("Configuration", configuration(record.config)),
+        writer.section("Versions", [page.table(_starts_table(record))] if record.starts else []),
     ]
     path = record.folder / "report.html"
-    write_text(path, page.page(title, filter(None, parts)))
+    write_text(path, writer.page(title, filter(None, parts)))
     return path
 
 
@@ -124,7 +126,7 @@ def configuration(config: Mapping[str, Any]) -> list[str]:
     """The options that have a value, and the names of the others, as parts of a page."""
     given = {name: option_text(value) for name, value in config.items() if value is not None}
     others = ", ".join(name for name in config if name not in given)
-    return [page.pairs(given), page.paragraph(f"Without a value: {others}." if others else "")]
+    return [writer.pairs(given), writer.paragraph(f"Without a value: {others}." if others else "")]
 
 
 def option_text(value: Any) -> str:
