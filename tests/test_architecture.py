@@ -285,7 +285,6 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._html",
-        "jaxgnn.metrics.host",
         "jaxgnn.training",
     },
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
