@@ -23,6 +23,7 @@ from experiments.hgnn.data import load
 from experiments.hgnn.trivial import trivial_scores
 from jaxgnn import Incidence
 from jaxgnn.datasets import HypergraphDataset
+from jaxgnn.metrics import accuracy
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.training import (
     Confusion,
@@ -30,7 +31,6 @@ from jaxgnn.training import (
     LoopConfig,
     RunFolder,
     Table,
-    accuracy,
     fit,
     jit_apply,
     phase,
