@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments._options import check_report
-from experiments._report import this_command
+from experiments._runs import this_command
 from experiments._seeds import summarize
 from jaxgnn._errors import bad_input
 from jaxgnn._html import writer

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._driver import open_run, trace_loss
 from experiments._nodes import node_loss
 from experiments._options import check_alone
-from experiments._report import finish
-from experiments._runs import discard, shown
+from experiments._runs import finish, shown
 from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
 from experiments._spread import MAY_CHANGE
 from experiments.hgnn.columns import spread_columns
@@ -108,12 +108,8 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         rngs=nnx.Rngs(streams(config.seed).parameters),
     )
     batch = spread_columns(model, batch, config.devices)
-    nnx.eval_shape(lambda model: _loss(model, batch, nnx.Rngs(dropout=0))[0], model)
-    # All options are valid: only now are files written or removed.
-    folder = config.run_folder()
-    if config.fresh:
-        discard(folder)
-    run = RunFolder(folder, config, may_change=MAY_CHANGE)
+    trace_loss(_loss, model, batch)
+    run = open_run(config, MAY_CHANGE)
     result = fit(
         model,
         optax.chain(

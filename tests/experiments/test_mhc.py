@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from experiments._seeds import paired
-from experiments._text import ngram_loss
+from experiments._text import all_pieces, ngram_loss, random_pieces
 from experiments.mhc import __main__ as command_line
 from experiments.mhc import deep as deep_module
 from experiments.mhc import train as train_module
 from experiments.mhc.compare import _num_parameters, compare, variants_of
 from experiments.mhc.config import DeepConfig, TrainConfig
-from experiments.mhc.data import all_pieces, random_pieces
 from experiments.mhc.deep import deep
 from experiments.mhc.train import train
 from jaxgnn.datasets import TextDataset, pydoc_text

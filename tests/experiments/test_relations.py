@@ -127,7 +127,7 @@ def test_several_seeds_have_folders_of_their_own_and_stored_rows(tmp_path, monke
     assert folders == [config.run / "sage-seed0", config.run / "sage-seed1"]
     printed = capsys.readouterr().out
     assert "55.00 ± 7.07 (2)" in printed
-    assert "mean ± standard deviation (seeds), seeds 0 1" in printed
+    assert "mean ± standard deviation (number of seeds), seeds 0 1" in printed
 
 
 def test_every_type_of_nodes_receives_messages(tmp_path):

@@ -13,8 +13,8 @@ import tyro
 from experiments import _report
 from experiments.__main__ import main
 from experiments._options import Reporting, ReportOptions
-from experiments._report import finish
 from experiments._report_runs import report
+from experiments._runs import finish
 from jaxgnn.training import Table
 
 
