@@ -122,9 +122,11 @@ def train_variants(
     return [outcomes[start : start + count] for start in range(0, len(outcomes), count)]
 
 
-def train_seeds(train: Callable[[Any], Any], config: Any, repeats: Repeats) -> list[Any]:
+def train_seeds(
+    train: Callable[[Any], Any], config: Any, repeats: Repeats, *, command: str = "train"
+) -> list[Any]:
     """Trains a run for each seed; several have folders of their own below the one given."""
-    repeats.check("train")
+    repeats.check(command)
     config.check()
     if len(repeats.seeds) > 1:
         return train_variants(train, [config], repeats)[0]

@@ -11,9 +11,9 @@ from experiments._runs import this_command
 from experiments._seeds import summarize
 from jaxgnn._errors import bad_input
 from jaxgnn._html import writer
-from jaxgnn.training import Table, page, plot_curves
+from jaxgnn.training import Table, plot_curves
 from jaxgnn.training.files import Row, write_text
-from jaxgnn.training.report import configuration, costs, option_text
+from jaxgnn.training.report import configuration, costs, option_text, picture_part, table_part
 from jaxgnn.training.run import Record, flatten, read_record
 
 # Runs that differ only in this option are repetitions of one another.
@@ -58,8 +58,8 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
         _draw(records, curves)
         parts = [
             writer.command(this_command()),
-            writer.section("Side by side", map(page.table, tables)),
-            writer.section("Curves", [page.picture(curves)]),
+            writer.section("Side by side", map(table_part, tables)),
+            writer.section("Curves", [picture_part(curves)]),
             writer.section("Options that all have in common", configuration(_common(records))),
         ]
     out.parent.mkdir(parents=True, exist_ok=True)

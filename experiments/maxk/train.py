@@ -28,9 +28,8 @@ from experiments._runs import shown
 from experiments._spread import MAY_CHANGE, on_host, place
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.sampled import loader_of
 from experiments.maxk.serving import export_model
-from experiments.maxk.setup import batch_of, caption_of, make_model
+from experiments.maxk.setup import batch_of, caption_of, loader_of, make_model
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, jit_apply, phase

@@ -18,8 +18,14 @@ from experiments.molecules.data import Batches, load, split_of
 from experiments.molecules.draw import draw_results
 from experiments.molecules.dynamics import Trajectory, calmest, run_dynamics
 from experiments.molecules.errors import Errors, Prediction
-from experiments.molecules.networks import force_scale, potential_of
-from experiments.molecules.setup import Loss, Scores, loop_of, optimizer_of
+from experiments.molecules.setup import (
+    Loss,
+    Scores,
+    force_scale,
+    loop_of,
+    optimizer_of,
+    potential_of,
+)
 from experiments.molecules.tables import Outcome, errors_table
 from jaxgnn.training import FitResult, RunFolder, Table, phase, plot_curves
 
