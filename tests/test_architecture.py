@@ -153,8 +153,8 @@ ALLOWED = {
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
     "jaxgnn.__main__": {"jaxgnn._command_line"},
-    "jaxgnn._notebook": {"jaxgnn._notebook"},
-    "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn._notebook", "jaxgnn.graph"},
+    "jaxgnn._html": {"jaxgnn._html"},
+    "jaxgnn.graph": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn._html", "jaxgnn.graph"},
     **_of_rooms(
         "jaxgnn.graph",
         "jaxgnn._arrays",
@@ -220,7 +220,7 @@ ALLOWED = {
         "jaxgnn._arrays",
         "jaxgnn._errors",
         "jaxgnn._fractions",
-        "jaxgnn._notebook",
+        "jaxgnn._html",
     ),
     "jaxgnn.datasets.sudoku": {
         "jaxgnn._arrays",
@@ -284,7 +284,7 @@ ALLOWED = {
     "jaxgnn.training": {
         "jaxgnn._arrays",
         "jaxgnn._errors",
-        "jaxgnn.metrics.host",
+        "jaxgnn._html",
         "jaxgnn.training",
     },
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jaxgnn._arrays.arrays import is_concrete, shown
-from jaxgnn._notebook.facts import bytes_of, degrees_of
-from jaxgnn._notebook.page import SmallGraph, page
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import bytes_of, degrees_of, facts
 
 
 def html_of_graph(graph: Any) -> str:
@@ -22,14 +22,14 @@ def html_of_graph(graph: Any) -> str:
     dtypes: list[tuple[str, Any]] = [(name, shown(array)) for name, array in arrays]
     title = type(graph).__name__
     if not _is_readable(graph):
-        return page(f"{title} (traced or stacked: shapes alone)", dtypes)
-    rows, edges = graph.num_rows, int(graph.indptr[-1])
-    nodes = [("nodes", f"{rows:,}")]
+        return facts(f"{title} (traced or stacked: shapes alone)", dtypes)
+    edges = int(graph.indptr[-1])
+    nodes = [("nodes", f"{graph.num_rows:,}")]
     if not graph.is_square:
-        nodes = [("receivers", f"{rows:,}"), ("senders", f"{graph.num_cols:,}")]
+        nodes = [("receivers", f"{graph.num_rows:,}"), ("senders", f"{graph.num_cols:,}")]
     padding = graph.num_edges - edges
     slots = f"{edges:,}" + (f", and {padding:,} slots of padding" if padding else "")
-    facts = [
+    rows = [
         *nodes,
         ("edges", slots),
         ("edges into a node", degrees_of(np.diff(np.asarray(graph.indptr)))),
@@ -37,7 +37,7 @@ def html_of_graph(graph: Any) -> str:
         *dtypes,
         ("size", bytes_of(graph.nbytes)),
     ]
-    return page(title, facts, drawn_graph(graph))
+    return facts(title, rows, drawn_graph(graph))
 
 
 def html_of_batch(batch: Any) -> str:
@@ -45,12 +45,12 @@ def html_of_batch(batch: Any) -> str:
     features = ("nodes", "edges", "globals")
     shapes = [(f"features of {f}", _shapes(getattr(batch, f))) for f in features]
     if not _is_readable(batch.graph) or not is_concrete(*jax.tree.leaves(batch)):
-        facts = [("graphs", batch.num_graphs), ("graph", repr(batch.graph)), *shapes]
-        return page("GraphBatch (traced or stacked: shapes alone)", facts)
+        rows = [("graphs", batch.num_graphs), ("graph", repr(batch.graph)), *shapes]
+        return facts("GraphBatch (traced or stacked: shapes alone)", rows)
     graphs = int(np.asarray(batch.graph_mask).sum())
     nodes = int(np.asarray(batch.node_mask).sum())
     edges = int(batch.graph.indptr[-1])
-    facts = [
+    rows = [
         ("graphs", f"{graphs:,} of {batch.num_graphs:,} slots"),
         ("nodes", f"{nodes:,} of {len(batch.node_mask):,} slots"),
         ("edges", f"{edges:,} of {batch.graph.num_edges:,} slots"),
@@ -59,7 +59,7 @@ def html_of_batch(batch: Any) -> str:
         *shapes,
     ]
     ids = np.asarray(batch.graph_ids)
-    return page("GraphBatch", facts, drawn_graph(batch.graph, num_nodes=nodes, groups=ids))
+    return facts("GraphBatch", rows, drawn_graph(batch.graph, num_nodes=nodes, groups=ids))
 
 
 def html_of_relations(graph: Any) -> str:
@@ -72,7 +72,7 @@ def html_of_relations(graph: Any) -> str:
     drawn = None
     if all(map(_is_readable, graph.values())):
         drawn = _drawn_relations(graph)
-    return page("HeteroGraph", [*of_types, *of_relations], drawn)
+    return facts("HeteroGraph", [*of_types, *of_relations], drawn)
 
 
 def drawn_graph(

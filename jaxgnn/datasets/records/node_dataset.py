@@ -8,8 +8,8 @@ from typing import Any, Never
 
 import numpy as np
 
-from jaxgnn._notebook.facts import degrees_of
-from jaxgnn._notebook.page import SmallGraph
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import degrees_of
 from jaxgnn.datasets.records.record import Record, facts_of_edges
 
 SPLITS = ("train", "validation", "test")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgnn._notebook.facts import degrees_of, shape_of
-from jaxgnn._notebook.page import SmallGraph, page
+from jaxgnn._html.drawing import SmallGraph
+from jaxgnn._html.notebook import degrees_of, facts, shape_of
 
 
 class Record:
@@ -23,7 +23,7 @@ class Record:
         """A table for notebooks, with a drawing of a small graph."""
         shapes = (row for row in self._shapes() if row[0] != "name")
         title = f"{type(self).__name__} {getattr(self, 'name', '')}".strip()
-        return page(title, [*self._facts(), *shapes], self._drawn())
+        return facts(title, [*self._facts(), *shapes], self._drawn())
 
     def _shapes(self) -> list[tuple[str, str]]:
         """Names of the fields that are not None, and their shapes."""

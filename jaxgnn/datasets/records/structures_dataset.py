@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn._notebook.facts import degrees_of
+from jaxgnn._html.notebook import degrees_of
 from jaxgnn.datasets.records.elements import NUMBERS, SYMBOLS, mass_of
 from jaxgnn.datasets.records.record import Record
 

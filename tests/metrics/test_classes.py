@@ -1,5 +1,6 @@
 """Accuracy, micro-F1 and ROC-AUC against scikit-learn."""
 
+import importlib
 import math
 
 import jax.numpy as jnp
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from jaxgnn.training import accuracy, micro_f1, roc_auc
+from jaxgnn import metrics, training
+from jaxgnn.metrics import accuracy, mean_roc_auc, micro_f1
 
 
 @pytest.fixture(params=range(3))
@@ -45,43 +47,43 @@ def test_micro_f1_of_nothing_predicted_and_nothing_right_is_zero():
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_roc_auc_agrees_with_sklearn(rng, ties):
+def test_mean_roc_auc_agrees_with_sklearn(rng, ties):
     shape = (300, 5)
     scores = tied_scores(rng, shape) if ties else rng.normal(size=shape)
     labels = rng.integers(0, 2, shape)
     mask = rng.random(300) < 0.5
-    assert roc_auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
+    assert mean_roc_auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
     expected = roc_auc_score(labels[mask], scores[mask])
-    assert roc_auc(jnp.array(scores), jnp.array(labels), mask) == pytest.approx(expected)
+    assert mean_roc_auc(jnp.array(scores), jnp.array(labels), mask) == pytest.approx(expected)
 
 
-def test_roc_auc_leaves_out_tasks_with_one_class(rng):
+def test_mean_roc_auc_leaves_out_tasks_with_one_class(rng):
     scores, labels = tied_scores(rng, (60, 4)), rng.integers(0, 2, (60, 4))
     labels[:, 1], labels[:, 3] = 0, 1
     areas = [roc_auc_score(labels[:, task], scores[:, task]) for task in (0, 2)]
-    assert roc_auc(scores, labels) == pytest.approx(sum(areas) / 2)
+    assert mean_roc_auc(scores, labels) == pytest.approx(sum(areas) / 2)
 
 
-def test_roc_auc_leaves_out_unlabelled_rows_of_each_task(rng):
+def test_mean_roc_auc_leaves_out_unlabelled_rows_of_each_task(rng):
     scores, labels = tied_scores(rng, (80, 3)), rng.integers(0, 2, (80, 3)).astype(float)
     known = rng.random((80, 3)) < 0.6
     labels[~known] = np.nan
     areas = [roc_auc_score(labels[k, t], scores[k, t]) for t, k in enumerate(known.T)]
-    assert roc_auc(scores, labels) == pytest.approx(sum(areas) / 3)
+    assert mean_roc_auc(scores, labels) == pytest.approx(sum(areas) / 3)
 
 
-def test_roc_auc_takes_bfloat16_scores(rng):
+def test_mean_roc_auc_takes_bfloat16_scores(rng):
     scores = jnp.array(rng.normal(size=(50, 2)), jnp.bfloat16)
     labels = rng.integers(0, 2, (50, 2))
     expected = roc_auc_score(labels, np.asarray(scores).astype(np.float64))
-    assert roc_auc(scores, labels) == pytest.approx(expected)
+    assert mean_roc_auc(scores, labels) == pytest.approx(expected)
 
 
 def test_bad_input_is_refused():
     square, labels = np.zeros((3, 3)), np.zeros(3, int)
     with pytest.raises(ValueError, match=r"accuracy: expected logits .* got \(3, 3\) and \(4,\)"):
         accuracy(square, np.zeros(4, int))
-    for score in (micro_f1, roc_auc):
+    for score in (micro_f1, mean_roc_auc):
         with pytest.raises(ValueError, match=rf"{score.__name__}: .* got \(3, 3\) and \(3,\)"):
             score(square, labels)
     with pytest.raises(ValueError, match="no rows to count"):
@@ -89,15 +91,15 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match=r"expected a bool mask \(3,\), got int64 \(3,\)"):
         accuracy(square, labels, np.array([0, 1, 2]))
     with pytest.raises(ValueError, match="no task has both"):
-        roc_auc(square, square)
+        mean_roc_auc(square, square)
     with pytest.raises(ValueError, match="accuracy: no rows to count: all of them are unlabelled"):
         accuracy(square, np.full(3, -1))
-    for score in (micro_f1, roc_auc):
+    for score in (micro_f1, mean_roc_auc):
         with pytest.raises(ValueError, match=f"{score.__name__}: .* all of them are unlabelled"):
             score(square, np.full((3, 3), np.nan))
 
 
-METRICS = {"accuracy": accuracy, "micro_f1": micro_f1, "roc_auc": roc_auc}
+METRICS = {"accuracy": accuracy, "micro_f1": micro_f1, "mean_roc_auc": mean_roc_auc}
 
 
 def scores_and_labels(rng, metric):
@@ -154,3 +156,17 @@ def test_minus_infinity_rules_a_class_out():
     logits = np.array([[-np.inf, 1.0, 0.0], [2.0, -np.inf, -np.inf]])
     assert accuracy(logits, np.array([1, 1])) == 0.5
     assert math.isnan(accuracy(np.full((2, 3), -np.inf), np.array([0, 1])))
+
+
+@pytest.mark.parametrize("module", [training, importlib.import_module("jaxgnn.metrics.host")])
+@pytest.mark.parametrize("name", ["accuracy", "micro_f1", "roc_auc"])
+def test_a_deprecated_name_warns_once_and_is_the_function(module, name):
+    vars(module).pop(name, None)
+    new = "mean_roc_auc" if name == "roc_auc" else name
+    message = f"{module.__name__}.{name} is deprecated: use jaxgnn.metrics.{new}$"
+    with pytest.warns(DeprecationWarning, match=message):
+        assert getattr(module, name) is getattr(metrics, new)
+    assert getattr(module, name) is getattr(metrics, new)  # Warnings are errors.
+    missing = "no_such_score"
+    with pytest.raises(AttributeError, match=missing):
+        getattr(module, missing)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, datasets
-from jaxgnn._notebook.layout import small_layout
-from jaxgnn._notebook.page import SmallGraph, drawing, page
+from jaxgnn._html.drawing import SmallGraph, drawing, small_layout
+from jaxgnn._html.notebook import facts
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.graph import GraphBatch, GraphSample, HeteroGraph
 
@@ -117,7 +117,7 @@ def test_texts_of_users_are_escaped():
     assert "<title>&lt;b&gt;</title>" in html and "a &amp; b" in html
     relation = HeteroGraph({("<i>", "x", "<i>"): RING})._repr_html_()
     assert "<i>" not in relation and "&lt;i&gt; 0" in relation
-    assert "&lt;" in page("<", [("<", "<")])
+    assert "&lt;" in facts("<", [("<", "<")])
 
 
 def test_a_layout_is_in_the_square_repeats_and_keeps_neighbours_together():
@@ -133,4 +133,4 @@ def test_a_layout_is_in_the_square_repeats_and_keeps_neighbours_together():
 
 def test_a_drawing_of_unknown_classes_is_grey():
     ends = np.array([0]), np.array([1])
-    assert "fill='#bbb'" in drawing(SmallGraph(2, *ends, groups=np.array([-1, 0])))
+    assert 'fill="#bbb"' in drawing(SmallGraph(2, *ends, groups=np.array([-1, 0])))
