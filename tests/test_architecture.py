@@ -163,8 +163,10 @@ ALLOWED = {
         "jaxgnn.graph.html",
     ),
     "jaxgnn.equivariant": {"jaxgnn._arrays", "jaxgnn._errors", "jaxgnn.equivariant"},
+    "jaxgnn._codegen": {"jaxgnn._codegen", "jaxgnn.equivariant"},
     "jaxgnn._ffi": {
         "jaxgnn._arrays",
+        "jaxgnn._codegen",
         "jaxgnn.equivariant",
         "jaxgnn.graph",
         "jaxgnn._ffi",
