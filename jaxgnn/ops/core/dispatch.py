@@ -257,6 +257,14 @@ def no_mosaic_gpu(platform: Platform) -> str | None:
     return f"needs a GPU of compute capability 9.0 or higher, got {chip.capability or 'none'}"
 
 
+def no_warpgroup_products() -> str | None:
+    """The reason why this GPU lacks the tensor cores of compute capability 9.0; None if it has."""
+    capability = Chip.current().capability
+    if capability == "9.0":
+        return None
+    return f"needs a GPU of compute capability 9.0, got {capability}"
+
+
 def xla(
     run: Callable[..., Any], *, scatters: bool = True, cuda: Callable[..., Any] | None = None
 ) -> Implementation:
