@@ -30,6 +30,7 @@ from jaxgnn.nn.shared.options import (
     or_none,
 )
 from jaxgnn.ops.core.dtypes import accumulation_dtype
+from jaxgnn.ops.shared import REDUCTIONS
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
 """Scales by degree of the aggregated values of a node."""
@@ -306,7 +307,11 @@ class PNAConv(GraphLayer):
         of_dst, of_src, *of_edges = jnp.split(kernel, len(kernel[0]) // kernel.shape[-1], axis=1)
         senders = joined(self._times(src, of_src))
         shift = joined(self._times(dst, of_dst) + bias)
-        if self.edge_linear is None and not self.pre_others:
+        # Reductions change with a shift of all messages in a known way, or messages include it.
+        includes_shift = bool(self.pre_others) or any(
+            REDUCTIONS[name].shifted is None for name in self.aggregators
+        )
+        if self.edge_linear is None and not includes_shift:
             options = {"axis": -2, "implementation": self.implementation}
             reduced = ops.neighbour_reduce(graph, senders, self.aggregators, **options)
             return self._of_reduced(graph, dst, reduced, shift)
@@ -314,11 +319,12 @@ class PNAConv(GraphLayer):
         if self.edge_linear is not None:
             encoded = self._apply(self.edge_linear, edges).astype(messages.dtype)
             messages = messages + joined(times_all(encoded, of_edges[0]))
+        if includes_shift:
+            messages = messages + self._at_receivers(graph, shift)
         if self.pre_others:
-            messages = by_tower(messages + self._at_receivers(graph, shift), self.towers)
-            messages = joined(self._through(self.pre_others, messages))
+            messages = joined(self._through(self.pre_others, by_tower(messages, self.towers)))
         reduced = self._aggregate_edges(graph, messages, self.aggregators)
-        return self._of_reduced(graph, dst, reduced, None if self.pre_others else shift)
+        return self._of_reduced(graph, dst, reduced, None if includes_shift else shift)
 
     def _of_reduced(
         self, graph: CSRGraph, dst: Array, reduced: Array, shift: Array | None
@@ -370,9 +376,10 @@ def _shifted(
     degrees = graph.degrees()[:, None]
 
     def shifted(name: str, part: Array) -> Array:
-        if name in ("std", "var"):
+        how = REDUCTIONS[name].shifted
+        if how == "not at all":
             return part
-        return part + (degrees.astype(shift.dtype) * shift if name == "sum" else shift)
+        return part + (degrees.astype(shift.dtype) * shift if how == "times count" else shift)
 
     return [
         jnp.where(degrees > 0, shifted(name, part), 0)

@@ -1,8 +1,8 @@
-"""CUDA source by which kernels of tensor products make the weights of edges themselves.
+"""CUDA source for kernels of tensor products that compute the weights of edges themselves.
 
 The last layer of a radial network maps features of an edge, the basis, to a weight for each path
-and channel. A warp makes the weights of 16 edges, for the paths of its kernel and 32 channels, by
-products of matrices on tensor cores. It writes them to a tile of its own in global memory, which
+and channel. A warp computes the weights of 16 edges, for the paths of its kernel and 32 channels,
+by products of matrices on tensor cores. It writes them to a tile of its own in global memory, which
 stays in the second-level cache, and reads them from there. So no array of all weights exists.
 
 The block keeps its part of the layer's kernel in shared memory, in the order in which the lanes of
@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-EDGES = 16  # of a tile: the rows of a product of ``mma``
-_STEP = 16  # features
-_PATH_COLUMNS = 32  # channels of a path: four products of ``mma`` side by side
+EDGES = 16  # Edges of a tile: the rows of a product of ``mma``.
+_STEP = 16  # Features of a step.
+_PATH_COLUMNS = 32  # Channels of a path: four products of ``mma`` side by side.
 
 # ``Multiply`` adds the product of 16 edges and 8 channels over a step. ``Mma`` is one instruction.
 DEFINITIONS = r"""
@@ -74,8 +74,8 @@ __device__ __forceinline__ float4 Features(const float* row, int from, bool is_r
 """
 
 
-class MadeWeights(NamedTuple):
-    """The layer that makes weights.
+class RadialWeights(NamedTuple):
+    """The layer of which a kernel computes the weights.
 
     Attributes:
       features: number of features of an edge.
@@ -116,9 +116,9 @@ class MadeWeights(NamedTuple):
         return lines
 
     def make_tile(self, first_path: int, paths: int) -> list[str]:
-        """The warp makes the weights of the ``count`` edges, whose arrays are in ``slot``."""
+        """The warp computes the weights of the ``count`` edges, whose arrays are in ``slot``."""
         width = paths * _PATH_COLUMNS
-        of_step = 4 * 32  # in float4
+        of_step = 4 * 32  # Counted in float4.
         rows = "third + (size_t)"
         return [
             "{",

@@ -7,9 +7,9 @@ all lanes multiply, edge after edge. Meanwhile a lane reads its numbers of the n
 no atomic additions.
 
 There are four kinds of kernels. All have the parameters of the frame, see
-``_tensor_product_frame.py``: sums read features of the other end, harmonics and weights; products
+``frame.py``: sums read features of the other end, harmonics and weights; products
 read features of the sender, slopes of the receiver, and the harmonics or the weights. Kernels that
-make the weights (``_made_weights_source.py``) read the basis in the place of weights.
+make the weights (``radial_weights.py``) read the basis in the place of weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxgnn._ffi._made_weights_source import EDGES, MadeWeights
-from jaxgnn._ffi._tensor_product_frame import (
+from jaxgnn._codegen.frame import (
     WARP,
     WARPS,
     Call,
@@ -33,18 +32,19 @@ from jaxgnn._ffi._tensor_product_frame import (
     Tile,
     joined,
 )
+from jaxgnn._codegen.radial_weights import EDGES, RadialWeights
 from jaxgnn.equivariant import TensorProduct
 from jaxgnn.equivariant.couplings import ZERO, Coupling, couplings
 
-_MOST_NUMBERS = 40  # that a lane keeps for a row, or reads for an edge
-_MOST_ENTRIES = 192  # of the matrices of an edge
+_MOST_NUMBERS = 40  # Limit of what a lane keeps for a row, or reads for an edge.
+_MOST_ENTRIES = 192  # Limit for the matrices of an edge.
 
 
 @functools.lru_cache(maxsize=256)
 def source(
     product: TensorProduct,
     kind: Kind,
-    made: MadeWeights | None = None,
+    radial: RadialWeights | None = None,
     paths: tuple[int, ...] | None = None,
 ) -> Source:
     """The kernels of one kind for a product.
@@ -55,7 +55,7 @@ def source(
         for the weights, or for the harmonics in a part for each 32 channels. Those of tangents are
         the derivatives of these in the direction of tangents, of features (unless at the columns),
         harmonics and weights.
-      made: the layer that makes weights in the kernels; None for kernels that read them.
+      radial: the layer that makes weights in the kernels; None for kernels that read them.
       paths: the paths for which products are computed, by their numbers, one after the other in the
         result; None for all.
     """
@@ -63,7 +63,7 @@ def source(
     used = couplings(product, exchanged=of_columns)
     if paths is not None:
         used = [c._replace(of_weights=w) for c, w in zip(*_chosen(used, paths), strict=True)]
-    call = Call(kind, product, made, sum(c.channels for c in used))
+    call = Call(kind, product, radial, sum(c.channels for c in used))
     if of_columns or kind.startswith("rows"):
         widths = product.irreps_in.dim, product.irreps_out.dim
         return _sums(call, used, *(widths[::-1] if of_columns else widths))
@@ -72,9 +72,9 @@ def source(
 
 def _chosen(used: Sequence[Coupling], paths: tuple[int, ...]) -> tuple[list[Coupling], list[slice]]:
     """The couplings of these paths, and their weights without gaps between."""
-    own = [used[i] for i in paths]
-    ends = list(itertools.accumulate((c.channels for c in own), initial=0))
-    return own, list(map(slice, ends[:-1], ends[1:]))
+    chosen = [used[i] for i in paths]
+    ends = list(itertools.accumulate((c.channels for c in chosen), initial=0))
+    return chosen, list(map(slice, ends[:-1], ends[1:]))
 
 
 class _Table(NamedTuple):
@@ -218,8 +218,8 @@ def _cut(items: Iterable, sizes) -> Iterator[list]:
 def _runs(numbers: Sequence[int]) -> Iterator[range]:
     """Ranges of the numbers, which ascend."""
     for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        own = [number for _, number in run]
-        yield range(own[0], own[-1] + 1)
+        members = [number for _, number in run]
+        yield range(members[0], members[-1] + 1)
 
 
 def _number(value: float) -> str:
@@ -284,7 +284,7 @@ class _Reads(NamedTuple):
         return self.call.has_tangent_of_features
 
     def _load_weights(self, edge: str) -> list[str]:
-        if self.call.made:
+        if self.call.radial:
             lines = [f"const float* const w = tile + ({edge}) * {32 * len(self.weights)} + lane;"]
             reads = enumerate(self.weights)
             return lines + [f"next_w{start} = w[{32 * j}];" for j, start in reads]
@@ -331,8 +331,8 @@ def _sum_kernel(
 
     passes = list(_cut(sorted(group, key=lambda c: c.of_in.start), sizes))
     tables = [_Table.of(part, call) for part in passes]
-    fragments = call.made.fragment_floats(len(group)) if call.made else 0
-    tiles = [Tile.of(table.stride, call.made, fragments) for table in tables]
+    fragments = call.radial.fragment_floats(len(group)) if call.radial else 0
+    tiles = [Tile.of(table.stride, call.radial, fragments) for table in tables]
     floats = max(
         tile.with_matrices * table.stride for tile, table in zip(tiles, tables, strict=True)
     )
@@ -363,7 +363,7 @@ def _sum_pass(
     call: Call, tile: Tile, table: _Table, reads: _Reads, width: int, first_path: int
 ) -> list[str]:
     lines = tile.begin()
-    lines += call.made.make_tile(first_path, len(table.matrices)) if call.made else []
+    lines += call.radial.make_tile(first_path, len(table.matrices)) if call.radial else []
     lines += [reads.declare(), *reads.load("0", width), *tile.begin_part()]
     lines += [*table.store(call, "second"), *_each_edge(reads, width), table.of_edge()]
     for matrix in table.matrices:
@@ -380,15 +380,15 @@ def _add_to_sums(call: Call, matrix: _Matrix) -> list[str]:
             lines.append(f"const float u{a} = {w} * t{x}_{a} + t{w} * {x}_{a};")
             lines.append(f"const float v{a} = {w} * {x}_{a};")
     for c in range(coupling.table.shape[2]):
-        own = [(a, place) for (a, of), place in matrix.places.items() if of == c]
-        if not own:
+        factors = [(a, place) for (a, of), place in matrix.places.items() if of == c]
+        if not factors:
             continue
         total = f"y{coupling.of_out.start}_{c}"
         product, changed = (
-            " + ".join(f"{_entry(place, m)} * {x}_{a}" for a, place in own) for m in "mn"
+            " + ".join(f"{_entry(place, m)} * {x}_{a}" for a, place in factors) for m in "mn"
         )
         if call.has_tangent_of_features:
-            terms = (f"{_entry(p)} * u{a} + {_entry(p, 'n')} * v{a}" for a, p in own)
+            terms = (f"{_entry(p)} * u{a} + {_entry(p, 'n')} * v{a}" for a, p in factors)
             lines.append(f"{total} += {' + '.join(terms)};")
         elif call.is_tangent:
             lines.append(f"{total} += {w} * ({changed}) + t{w} * ({product});")
@@ -460,11 +460,11 @@ def _weight_kernel(
         coupling = matrix.coupling
         lines += ["{", *table.load(matrix, call), "float sum = 0.0f;"]
         for a in range(coupling.table.shape[0]):
-            own = [(c, place) for (of, c), place in matrix.places.items() if of == a]
-            if not own:
+            factors = [(c, place) for (of, c), place in matrix.places.items() if of == a]
+            if not factors:
                 continue
             moved, changed = (
-                " + ".join(f"{_entry(p, m)} * g{coupling.of_out.start}_{c}" for c, p in own)
+                " + ".join(f"{_entry(p, m)} * g{coupling.of_out.start}_{c}" for c, p in factors)
                 for m in "mn"
             )
             x = f"x{coupling.of_in.start}_{a}"
@@ -521,9 +521,9 @@ def _harmonic_kernel(
     lines += _slopes(group, product.irreps_out.dim)
 
     in_width = product.irreps_in.dim
-    tile = Tile(*[EDGES if call.made else WARP] * 2)
+    tile = Tile(*[EDGES if call.radial else WARP] * 2)
     lines += tile.begin()
-    lines += call.made.make_tile(0, len(group)) if call.made else []
+    lines += call.radial.make_tile(0, len(group)) if call.radial else []
     lines += [reads.declare(), *reads.load("0", in_width), *tile.begin_part()]
     lines += _each_edge(reads, in_width)
     lines.append(pointer.replace("(size_t)slot", "(size_t)(base + k)"))
@@ -533,13 +533,15 @@ def _harmonic_kernel(
     if len(used) < width:
         lines.append(store)
         lines.append("__syncwarp();")
-    for own in _batches(used):
-        size = 1 << (len(own) - 1).bit_length()
-        values = ", ".join([f"inside ? h{b} : 0.0f" for b in own] + ["0.0f"] * (size - len(own)))
+    for batch in _batches(used):
+        size = 1 << (len(batch) - 1).bit_length()
+        values = ", ".join(
+            [f"inside ? h{b} : 0.0f" for b in batch] + ["0.0f"] * (size - len(batch))
+        )
         steps, lanes = _sum_lanes(size)
         lines += ["{", f"float v[{size}] = {{{values}}};", *steps]
-        lines.append(f"if (lane % {lanes} == 0 && lane / {lanes} < {len(own)})")
-        lines += [f"of_edge[{own[0]} + lane / {lanes}] = v[0];", "}"]
+        lines.append(f"if (lane % {lanes} == 0 && lane / {lanes} < {len(batch)})")
+        lines += [f"of_edge[{batch[0]} + lane / {lanes}] = v[0];", "}"]
     registers = 2 * reads.numbers + _num_slopes(group) + len(used) + 24
     return frame.kernel(registers, [*lines, "}", "}", "}", "}"])
 

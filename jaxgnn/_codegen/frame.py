@@ -1,7 +1,7 @@
 """The frame of generated kernels, which gives the body of a kernel its rows, channels and edges.
 
-A block has 8 warps. It processes 8 rows and 32 channels; where it makes the weights of edges, many
-rows and several parts of the channels, one after the other.
+A block has 8 warps. It processes 8 rows and 32 channels. A block that computes the weights of edges
+processes many rows and several parts of the channels, one after the other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from jaxgnn._ffi._made_weights_source import DEFINITIONS, EDGES, MadeWeights
+from jaxgnn._codegen.radial_weights import DEFINITIONS, EDGES, RadialWeights
 from jaxgnn.equivariant import TensorProduct
 
 Kind = Literal[
@@ -24,8 +24,8 @@ Kind = Literal[
 
 WARP = 32
 WARPS = 8  # Warps of a block.
-_TABLE_BYTES = 56 * 1024  # so that two blocks fit a multiprocessor
-_MOST_BYTES = 99 * 1024  # of a block on GPUs of compute capability 8.6, 8.9 and 12.0
+_TABLE_BYTES = 56 * 1024  # Two blocks then fit a multiprocessor.
+_MOST_BYTES = 99 * 1024  # Limit of a block on GPUs of compute capability 8.6, 8.9 and 12.0.
 # Blocks of a multiprocessor, for kernels that use so many registers by the estimate. More blocks,
 # with some registers in memory, were faster on an H200 for two kinds and slower for others.
 _BLOCKS_OF_REGISTERS = (4, 60), (3, 76), (2, 124), (1, 999)
@@ -33,7 +33,7 @@ _BLOCKS_OF_KIND: dict[Kind, tuple[tuple[int, int], ...]] = {
     "rows": ((4, 72), (3, 92), (2, 140), (1, 999)),
     "weights": ((4, 72), (3, 92), (2, 140), (1, 999)),
 }
-_MADE_BYTES = 113 * 1024  # likewise, with a part of the kernel that makes weights
+_RADIAL_BYTES = 113 * 1024  # Limit of a block that computes weights; two fit an H100.
 
 _PARAMETERS = (
     "const int* __restrict__ indptr, const int* __restrict__ indices, "
@@ -83,7 +83,7 @@ class Call(NamedTuple):
 
     kind: Kind
     product: TensorProduct
-    made: MadeWeights | None
+    radial: RadialWeights | None
     num_weights: int
 
     @property
@@ -132,8 +132,8 @@ class Frame(NamedTuple):
     most_paths: int = 0
 
     @property
-    def made(self) -> MadeWeights | None:
-        return self.call.made if self.starts else None
+    def radial(self) -> RadialWeights | None:
+        return self.call.radial if self.starts else None
 
     @property
     def columns(self) -> int:
@@ -144,13 +144,13 @@ class Frame(NamedTuple):
 
         Lanes behind the last channel read the first one and store nothing.
         """
-        made = self.made
-        fragments = made.fragment_floats(len(self.starts)) if made else 0
+        radial = self.radial
+        fragments = radial.fragment_floats(len(self.starts)) if radial else 0
         shared = 4 * (fragments + WARPS * self.table_floats)
         limits = _BLOCKS_OF_KIND.get(self.call.kind, _BLOCKS_OF_REGISTERS)
         blocks = next(n for n, most in limits if registers <= most)
-        if made:
-            blocks = 2 if shared <= _MADE_BYTES else 1
+        if radial:
+            blocks = 2 if shared <= _RADIAL_BYTES else 1
         table = f"float* const table = tables + {fragments} + warp * {self.table_floats};"
         head = [
             f'extern "C" __global__ void __launch_bounds__({WARPS * WARP}, {blocks})',
@@ -166,16 +166,16 @@ class Frame(NamedTuple):
             "const int at = inside ? channel : 0;",
             *body,
         ]
-        tile = EDGES * 32 * self.most_paths if made else 0
-        around = self._items(made, tile) if made else ["{", "const int part = blockIdx.y;"]
-        around += [] if made else ["const int row_block = blockIdx.x;"]
+        tile = EDGES * 32 * self.most_paths if radial else 0
+        around = self._items(radial, tile) if radial else ["{", "const int part = blockIdx.y;"]
+        around += [] if radial else ["const int row_block = blockIdx.x;"]
         text = "\n".join([*head, *around, *inner, "}", "}"])
-        return Kernel(text, Launch(self.columns, shared, made.blocks if made else 0), tile)
+        return Kernel(text, Launch(self.columns, shared, radial.blocks if radial else 0), tile)
 
-    def _items(self, made: MadeWeights, tile: int) -> list[str]:
+    def _items(self, radial: RadialWeights, tile: int) -> list[str]:
         """The loop of a block over parts of the channels and, within, blocks of rows."""
         weights = self.call.num_weights
-        load = made.load_fragments(self.starts, self.channels, weights, WARPS * WARP)
+        load = radial.load_fragments(self.starts, self.channels, weights, WARPS * WARP)
         return [
             "float* const fragments = tables;",
             f"float* const tile = tiles + (size_t)(blockIdx.x * {WARPS} + warp) * {tile};",
@@ -200,13 +200,13 @@ class Tile(NamedTuple):
     with_matrices: int
 
     @classmethod
-    def of(cls, stride: int, made: MadeWeights | None, fragments: int) -> Tile:
+    def of(cls, stride: int, radial: RadialWeights | None, fragments: int) -> Tile:
         """The tile for matrices of an edge of this size."""
         of_edge = WARPS * stride * 4
-        if made is None:
+        if radial is None:
             edges = 16 if 16 * of_edge <= _TABLE_BYTES else 8
             return cls(edges, edges if edges * of_edge <= _MOST_BYTES else 4)
-        fits = fragments * 4 + EDGES * of_edge <= _MADE_BYTES
+        fits = fragments * 4 + EDGES * of_edge <= _RADIAL_BYTES
         return cls(EDGES, EDGES if fits else 8)
 
     def begin(self) -> list[str]:
