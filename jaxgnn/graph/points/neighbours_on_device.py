@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxgnn._arrays.arrays import as_jax, require_count, require_size
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.points.cell_grid import CellGrid
-from jaxgnn.graph.points.images_on_device import count_not_finite, find_on_device
+from jaxgnn.graph.points.images import count_not_finite, find_on_device
 from jaxgnn.graph.points.lattice import check_cell
 from jaxgnn.graph.points.neighbour_edges import (
     UNKNOWN,
