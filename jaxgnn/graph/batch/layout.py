@@ -12,7 +12,7 @@ from jaxgnn._arrays.arrays import offset_dtype, own, require_floats, require_kep
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.samples import Part, host_array
 from jaxgnn.graph.batch.shape import BatchShape
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.csr.validation import check_offsets
 from jaxgnn.graph.plan.sorting import row_ids_on_host, sort_edges
 

@@ -21,7 +21,7 @@ from jaxgnn._arrays.arrays import (
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.batch.shape import BatchShape
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.plan.sorting import row_ids_on_host
 
 

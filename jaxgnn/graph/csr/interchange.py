@@ -6,7 +6,7 @@ networkx is not imported: any object with its methods is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,10 +20,8 @@ from jaxgnn._arrays.arrays import (
     require_size,
 )
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.rows import CompressedRows
 from jaxgnn.graph.csr.validation import arrays_of, validate_structure
-
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
 _SCIPY, _NETWORKX = "CSRGraph.from_scipy", "CSRGraph.from_networkx"
 
@@ -46,7 +44,7 @@ def scipy_parts(matrix: Any, weighted: bool | None) -> tuple[Any, np.ndarray | N
     return csr, csr.data.astype(csr.dtype if csr.dtype.kind == "f" else np.float32)
 
 
-def to_scipy(graph: CSRGraph) -> scipy.sparse.csr_array:
+def to_scipy(graph: CompressedRows) -> scipy.sparse.csr_array:
     """Returns the matrix of a concrete graph: weights times scales, without padding."""
     where = "CSRGraph.to_scipy"
     if not is_concrete(*arrays_of(graph)):

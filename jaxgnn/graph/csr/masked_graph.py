@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxgnn._arrays.arrays import as_jax, is_concrete, require_no_heads
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.plan.parts import given_plan, plan_on_demand
 from jaxgnn.graph.plan.row_sums import sum_rows
 

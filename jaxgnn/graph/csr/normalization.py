@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +12,12 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn._arrays.arrays import is_concrete, put_own, require_no_heads, shown_sides
 from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.rows import CompressedRows, Normalization
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
-Normalization = Literal["mean", "sym", "gcn"]
-"""Kind of normalisation: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``, with the
-degrees of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
-
-
-def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
+def normalized_graph[Graph: CompressedRows](graph: Graph, kind: Normalization | None) -> Graph:
     """The graph with the scales or weights of a kind of normalisation; unchanged for None."""
     where = "CSRGraph.normalized"
     if kind is None:
@@ -43,7 +37,7 @@ def normalized_graph(graph: CSRGraph, kind: Normalization | None) -> CSRGraph:
     return graph._with_fields(**fields, normalization=kind)
 
 
-def degree_scales(graph: CSRGraph, kind: Normalization) -> dict[str, Any]:
+def degree_scales(graph: CompressedRows, kind: Normalization) -> dict[str, Any]:
     """The scales of an unweighted graph for ``"mean"`` or ``"sym"``, on the host unless traced.
 
     On the host they are rounded once, from float64.
@@ -90,7 +84,7 @@ _COEFFICIENTS: IdentityMemory[GCNCoefficients] = IdentityMemory()
 _HAVE_LOOPS: IdentityMemory[bool] = IdentityMemory()
 
 
-def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficients:
+def gcn_coefficients(graph: CompressedRows, *, add_self_loops: bool) -> GCNCoefficients:
     """Computes the normalisation of a square graph that is not normalised yet.
 
     On a concrete graph it is computed on the host in float64, and only once for the same arrays,
@@ -114,7 +108,7 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
     return _COEFFICIENTS.get(arrays, options, lambda: _computed_on_host(graph, add_self_loops))
 
 
-def every_node_has_a_loop(graph: CSRGraph) -> bool:
+def every_node_has_a_loop(graph: CompressedRows) -> bool:
     """Whether each node of a square graph, not traced, has a self loop; computed once."""
     arrays = graph.indptr, graph.indices
 
@@ -125,7 +119,7 @@ def every_node_has_a_loop(graph: CSRGraph) -> bool:
     return _HAVE_LOOPS.get(arrays, None, ask)
 
 
-def _computed_on_host(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
+def _computed_on_host(graph: CompressedRows, add_self_loops: bool) -> GCNCoefficients:
     made = _computed(graph, add_self_loops)
     dtype = jax.dtypes.canonicalize_dtype(np.float64)
     loops = made.loops if made.loops is not None and made.loops.any() else None
@@ -136,7 +130,7 @@ def _computed_on_host(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
     )
 
 
-def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
+def _computed(graph: CompressedRows, add_self_loops: bool) -> GCNCoefficients:
     """The coefficients in the dtype of the sums: in numpy if the graph is concrete, else traced."""
     rows, senders = _ends(graph)
     xp: Any = np if isinstance(rows, np.ndarray) else jnp
@@ -161,7 +155,7 @@ def _computed(graph: CSRGraph, add_self_loops: bool) -> GCNCoefficients:
     return GCNCoefficients(None, (weights * scale).astype(given.dtype), loops)
 
 
-def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:
+def normalized_weights(graph: CompressedRows, kind: Normalization) -> Any:
     """Divides weights by sums of rows and columns: ``w_ij / R_i`` or ``w_ij / √(R_i C_j)``."""
     given: Any = graph.weights
     rows, _ = _ends(graph)
@@ -182,7 +176,7 @@ def normalized_weights(graph: CSRGraph, kind: Normalization) -> Any:
     return put_own(made) if isinstance(made, np.ndarray) else made
 
 
-def _weights_and_sums(graph: CSRGraph, rows: Any) -> tuple[Any, Any]:
+def _weights_and_sums(graph: CompressedRows, rows: Any) -> tuple[Any, Any]:
     """The weights of the edge slots in the dtype of sums, zero for padding; and each row's sum."""
     given: Any = graph.weights
     if isinstance(rows, np.ndarray):
@@ -199,14 +193,14 @@ def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
     return xp.append(power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
 
 
-def _ends(graph: CSRGraph) -> tuple[Any, Any]:
+def _ends(graph: CompressedRows) -> tuple[Any, Any]:
     """The receiver and the sender of each edge slot, in numpy if nothing of the graph is traced."""
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
         return row_ids(graph.indptr, graph.num_edges), graph.senders_as_rows()
     return _ends_on_host(graph)
 
 
-def _ends_on_host(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
+def _ends_on_host(graph: CompressedRows) -> tuple[np.ndarray, np.ndarray]:
     """The receiver and the sender of each edge slot, of a graph whose structure is concrete."""
     graph.concrete_parts()  # checks the structure
     return row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)

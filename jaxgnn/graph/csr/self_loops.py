@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxgnn._arrays.arrays import is_concrete
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.csr.build import sorted_graph
 from jaxgnn.graph.csr.edge_list import (
     EdgeList,
     EdgeNames,
     keep_order,
     known_order,
     reordered,
-    sorted_graph,
 )
 from jaxgnn.graph.csr.normalization import nodes_without_loop
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host

@@ -1,9 +1,12 @@
-"""Checks of a graph's shapes and values, and the clamping of ids that nothing has checked."""
+"""Checks of a graph's shapes and values, and the clamping of ids that nothing has checked.
+
+Graphs call these functions, so that ``graph`` is a ``CSRGraph`` here without its type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +24,8 @@ from jaxgnn.graph.plan.parts import given_plan
 from jaxgnn.graph.plan.schedule import MAX_EDGES_PER_UNIT, make_schedule, units
 from jaxgnn.graph.plan.sorting import transpose_on_host
 
-if TYPE_CHECKING:
-    from jaxgnn.graph.csr.csr_graph import CSRGraph
 
-
-def validate_graph(graph: CSRGraph) -> None:
+def validate_graph(graph: Any) -> None:
     """Raises ValueError naming the first invalid entry."""
     if not is_concrete(*arrays_of(graph)):
         raise bad_input("CSRGraph.validate", "self", "concrete; call it outside jit", "a tracer")
@@ -41,13 +41,13 @@ def validate_graph(graph: CSRGraph) -> None:
         _check_plan(graph, plan, indptr)
 
 
-def arrays_of(graph: CSRGraph) -> list[Any]:
+def arrays_of(graph: Any) -> list[Any]:
     """The arrays of a graph and of its existing plan; no plan is built for this."""
     fields = graph.indptr, graph.indices, graph.weights, graph.row_scale, graph.col_scale
     return jax.tree.leaves((fields, given_plan(graph)))
 
 
-def validate_structure(graph: CSRGraph) -> None:
+def validate_structure(graph: Any) -> None:
     """The part of ``validate_graph`` for the inputs of the plan: offsets and senders."""
     check_shapes("CSRGraph", graph)
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
@@ -55,7 +55,7 @@ def validate_structure(graph: CSRGraph) -> None:
     _check_ids("CSRGraph", "indices", indices[: indptr[-1]], graph.num_cols)
 
 
-def check_shapes(where: str, graph: CSRGraph) -> None:
+def check_shapes(where: str, graph: Any) -> None:
     """Raises ValueError for the first array of a wrong shape or dtype; ``where`` is the op."""
     for name, expected, got in _wrong_shapes(graph):
         raise bad_input(where, f"graph.{name}", expected, got)
@@ -64,7 +64,7 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
 _OFFSETS, _IDS = (jnp.dtype(jnp.int32), jnp.dtype(jnp.int64)), (jnp.dtype(jnp.int32),)
 
 
-def _wrong_shapes(graph: CSRGraph) -> Iterator[tuple[str, str, Any]]:
+def _wrong_shapes(graph: Any) -> Iterator[tuple[str, str, Any]]:
     """Yields name, expected and actual value of each array of a wrong shape or dtype."""
     indptr, indices, weights = graph.indptr, graph.indices, graph.weights
     if indptr.ndim != 1 or indptr.shape[0] < 1:
@@ -104,7 +104,7 @@ def _wrong_shapes(graph: CSRGraph) -> Iterator[tuple[str, str, Any]]:
             yield f"plan.{name}", " or ".join(dtype.name for dtype in dtypes), array.dtype
 
 
-def _arrays_of_plan(graph: CSRGraph, plan: Any) -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
+def _arrays_of_plan(graph: Any, plan: Any) -> Iterator[tuple[str, Any, int, tuple[Any, ...]]]:
     """Yields name, array, length and dtypes of each part that a plan has."""
     if plan is None:
         return
@@ -125,7 +125,7 @@ def _arrays_of_plan(graph: CSRGraph, plan: Any) -> Iterator[tuple[str, Any, int,
     yield from (row for row in arrays if row[1] is not None)
 
 
-def bounded_graph(graph: CSRGraph) -> CSRGraph:
+def bounded_graph(graph: Any) -> Any:
     """Returns a traced graph with senders and offsets clamped, or the same graph if in range.
 
     Kernels would read or write other memory at an id out of range. Where offsets decrease, or do

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jaxgnn._arrays.arrays import KeepsArrays
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.csr_graph import CSRGraph
-from jaxgnn.graph.csr.normalization import Normalization
+from jaxgnn.graph.csr.rows import Normalization
 from jaxgnn.graph.local.halo import Halo
 
 
