@@ -68,7 +68,7 @@ class CompressedRows(KeepsArrays):
         return f"CSRGraph({arrays}, {rest}, nbytes={self.nbytes})"
 
     def _repr_html_(self) -> str:
-        """Returns a table for notebooks, with a drawing of a small graph; shapes alone under a trace."""
+        """Returns a table for notebooks, and a drawing of a small graph; under a trace, shapes."""
         from jaxgnn.graph.html import html_of_graph
 
         return html_of_graph(self)
