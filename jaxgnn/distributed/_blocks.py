@@ -121,10 +121,10 @@ class Cutter:
     def _needs(self) -> list[list[np.ndarray]]:
         """For each block and owner the columns of the owner that the block reads, ascending."""
         columns, needs = self.columns, []
-        for members, own in zip(self.layout.members, columns.members, strict=True):
+        for members, columns_of_part in zip(self.layout.members, columns.members, strict=True):
             read = np.zeros(columns.num_nodes, bool)
             read[self.indices[edges_of(self.indptr, members)]] = True
-            read[own] = False
+            read[columns_of_part] = False
             nodes = np.flatnonzero(read)
             owners = columns.partition.part_of[nodes]
             nodes = nodes[np.argsort(owners, kind="stable")]

@@ -43,7 +43,7 @@ def parts_by_community(neighbours: _Matrix, parts: int) -> np.ndarray:
     size = -(-num_nodes // parts)
     if size == 1 or parts == 1:
         return np.arange(num_nodes, dtype=np.int32) * (parts > 1)
-    orders = _by_communities(weighted, size), _by_affinity(weighted)
+    orders = _order_by_communities(weighted, size), _order_by_affinity(weighted)
     each = [_cut(order, parts) for order in orders]
     return _refined(weighted, max(each, key=lambda part_of: _inside(weighted, part_of)), parts)
 
@@ -60,23 +60,23 @@ def _inside(neighbours: _Matrix, part_of: np.ndarray) -> int:
     return int(np.count_nonzero(part_of[_rows(neighbours)] == part_of[neighbours.indices]))
 
 
-def _by_communities(neighbours: _Matrix, size: int) -> np.ndarray:
+def _order_by_communities(neighbours: _Matrix, size: int) -> np.ndarray:
     """Orders nodes by communities, these by communities within them down to ``size`` nodes."""
     num_nodes = neighbours.shape[0]
     if num_nodes <= size or not neighbours.nnz:
-        return _by_affinity(neighbours)
+        return _order_by_affinity(neighbours)
     senders, indptr = _rows(neighbours), neighbours.indptr
     # A symmetric adjacency is its own transpose.
     communities = find_communities(indptr, indptr, neighbours.indices, senders)
     counts = np.bincount(communities)
     if counts.max() > _LARGEST_SHARE * num_nodes:
-        return _by_affinity(neighbours)
+        return _order_by_affinity(neighbours)
     members = np.split(np.argsort(communities, kind="stable"), np.cumsum(counts)[:-1])
     inner = ((each, neighbours[each][:, each]) for each in members if len(each))
-    return np.concatenate([each[_by_communities(within, size)] for each, within in inner])
+    return np.concatenate([each[_order_by_communities(within, size)] for each, within in inner])
 
 
-def _by_affinity(neighbours: _Matrix) -> np.ndarray:
+def _order_by_affinity(neighbours: _Matrix) -> np.ndarray:
     """Orders nodes by the tree of affinity clustering.
 
     In each round every cluster joins the neighbour to which it has most edges, by the root of the
@@ -113,11 +113,11 @@ def _refined(neighbours: _Matrix, part_of: np.ndarray, parts: int) -> np.ndarray
     for _ in range(_ROUNDS):
         counts = scipy.sparse.csr_array(neighbours @ _columns(part_of, parts))
         nodes, targets = _rows(counts), counts.indices
-        own = np.zeros(len(part_of))
+        inside = np.zeros(len(part_of))
         here = targets == part_of[nodes]
-        own[nodes[here]] = counts.data[here]
+        inside[nodes[here]] = counts.data[here]
         best = _largest(counts, counts.data + _NOISE * draws.random(counts.nnz))
-        gains = counts.data[best] - own[nodes[best]]
+        gains = counts.data[best] - inside[nodes[best]]
         # If all nodes moved at once, neighbours would exchange their parts.
         moves = (gains > 0) & (draws.random(len(best)) < 0.5)
         order = np.argsort(-gains[moves], kind="stable")

@@ -153,10 +153,10 @@ class ShardedGraph:
 
         def rows_at(index: Any) -> np.ndarray:
             block = (index[0].start or 0) // layout.rows
-            made = np.full((layout.rows, *array.shape[1:]), fill, array.dtype)
+            rows = np.full((layout.rows, *array.shape[1:]), fill, array.dtype)
             members = layout.members[block]
-            made[: len(members)] = array[members]
-            return made
+            rows[: len(members)] = array[members]
+            return rows
 
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
 
@@ -364,11 +364,11 @@ def shard(
             num_cols=cutter.table_rows,
         )
         of_block = tuple(op for op in ops if not (overlap and op in _OVERLAPPING))
-        made = bipartite.prepared(*of_block) if of_block else None
+        prepared = bipartite.prepared(*of_block) if of_block else None
         return LocalGraph(
             **block._asdict(),
             num_cols=of_columns.rows,
-            plan=None if made is None else made.plan,
+            plan=None if prepared is None else prepared.plan,
             normalization=graph.normalization,
             in_range=True,
             halo=Halo(
@@ -435,7 +435,7 @@ def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exch
 def _layouts_for(
     graph: CSRGraph,
     devices: int,
-    given: Partition | Method | npt.ArrayLike,
+    choice: Partition | Method | npt.ArrayLike,
     columns: Method | npt.ArrayLike | None,
 ) -> tuple[Layout, Layout]:
     """Places of rows and of columns, which are equal if the columns are the rows."""
@@ -444,13 +444,13 @@ def _layouts_for(
             expected = f"of at least one {what} for each of {devices} devices"
             raise bad_input("shard", "graph", expected, f"{count} {what}s")
     if columns is None:
-        layout = Layout.of(_partition_for(graph, devices, given, None))
+        layout = Layout.of(_partition_for(graph, devices, choice, None))
         return layout, layout
     back = graph.transpose()
     # A method assigns columns by their own degrees, independently of the parts of the rows.
     anywhere = np.zeros(graph.num_rows, np.int32)
     of_columns = partition(back, devices, columns, columns=anywhere).part_of
-    of_rows = _partition_for(graph, devices, given, of_columns)
+    of_rows = _partition_for(graph, devices, choice, of_columns)
     of_columns = partition(back, devices, of_columns, columns=of_rows.part_of)
     return Layout.of(of_rows), Layout.of(of_columns)
 
@@ -458,18 +458,18 @@ def _layouts_for(
 def _partition_for(
     graph: CSRGraph,
     devices: int,
-    given: Partition | Method | npt.ArrayLike,
+    choice: Partition | Method | npt.ArrayLike,
     columns: np.ndarray | None,
 ) -> Partition:
     """The given partition after checks, or one computed by the given method."""
-    is_made = isinstance(given, Partition)
-    made = given if is_made else partition(graph, devices, given, columns=columns)
-    if made.num_parts != devices or len(made.part_of) != graph.num_rows:
+    is_made = isinstance(choice, Partition)
+    chosen = choice if is_made else partition(graph, devices, choice, columns=columns)
+    if chosen.num_parts != devices or len(chosen.part_of) != graph.num_rows:
         expected = f"of {graph.num_rows} rows over {devices} devices"
-        got = f"{len(made.part_of)} rows over {made.num_parts} parts"
+        got = f"{len(chosen.part_of)} rows over {chosen.num_parts} parts"
         raise bad_input("shard", "partition", expected, got)
-    edges = np.bincount(made.part_of, np.diff(np.asarray(graph.indptr)), devices)
-    if np.array_equal(edges, made.edges):
-        return made
+    edges = np.bincount(chosen.part_of, np.diff(np.asarray(graph.indptr)), devices)
+    if np.array_equal(edges, chosen.edges):
+        return chosen
     # The partition is that of another graph of these nodes, such as one without self loops.
-    return partition(graph, devices, made.part_of, columns=columns)
+    return partition(graph, devices, chosen.part_of, columns=columns)

@@ -75,11 +75,11 @@ def jax_md_energy(
     if of_atoms.ndim != 1 or not jnp.issubdtype(of_atoms.dtype, jnp.integer):
         raise bad_input(_WHERE, "species", "integers [atoms]", shown(of_atoms))
     if is_concrete(of_atoms):
-        known = np.asarray(of_atoms)
-        bad = np.flatnonzero((known < 0) | (known >= model.num_species))
+        numbers = np.asarray(of_atoms)
+        bad = np.flatnonzero((numbers < 0) | (numbers >= model.num_species))
         if bad.size:
             expected = f"a row of the model's tables, below {model.num_species}"
-            raise bad_input(_WHERE, f"species[{bad[0]}]", expected, known[bad[0]])
+            raise bad_input(_WHERE, f"species[{bad[0]}]", expected, numbers[bad[0]])
 
     model = in_evaluation_mode(model)
 

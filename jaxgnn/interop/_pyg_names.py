@@ -328,8 +328,8 @@ def row_of(module: nnx.Module) -> Row:
             row = ROWS[kind]
             return row(module) if callable(row) else row
     if type(module).__module__.startswith("jaxgnn.") and _has_variables(module):
-        known = ", ".join(kind.__name__ for kind in ROWS if kind.__module__.startswith("jaxgnn."))
-        expected = f"of a class whose parameters are known ({known})"
+        kinds = ", ".join(kind.__name__ for kind in ROWS if kind.__module__.startswith("jaxgnn."))
+        expected = f"of a class whose parameters are known ({kinds})"
         raise bad_input("jaxgnn.interop", "layer", expected, f"a {type(module).__name__}")
     return _row_of_attributes(module)
 
@@ -340,8 +340,8 @@ def _row_of_attributes(module: nnx.Module) -> Row:
     else:
         children = vars(module)
     parts = [Part(name, name) for name, child in children.items() if isinstance(child, nnx.Module)]
-    own = [Match(name, name) for name, child in children.items() if isinstance(child, KINDS)]
-    return [*parts, *own]
+    matches = [Match(name, name) for name, child in children.items() if isinstance(child, KINDS)]
+    return [*parts, *matches]
 
 
 def _has_variables(module: nnx.Module) -> bool:

@@ -74,12 +74,12 @@ def parse_json(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         repeated = next(key for key, count in counts.items() if count > 1)
         raise ValueError(f"an object has the key {repeated[:80]!r} twice")
-    return found
+    return result
 
 
 def _no_constant(text: str) -> Never:
@@ -119,8 +119,8 @@ def read_csv(
         except BadFileError:
             raise
         except Exception as error:
-            found = _first_bad_line(path, dtype, columns)
-            raise bad_file(path, found or str(error) or repr(error)) from error
+            fault = _first_bad_line(path, dtype, columns)
+            raise bad_file(path, fault or str(error) or repr(error)) from error
     if columns is not None and table.shape[1] != columns:
         raise bad_file(path, f"line 1: expected {columns} columns, got {table.shape[1]}")
     return table

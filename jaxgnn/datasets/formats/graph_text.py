@@ -72,7 +72,7 @@ def read_table(
     if not lines:
         raise bad_file(path, f"expected {contents}, but the file has none: it is empty")
     # None stands for blanks, and an empty text for none, where a line is a cell.
-    separator = next((found for found in _SEPARATORS if found in lines[0][1]), None)
+    separator = next((candidate for candidate in _SEPARATORS if candidate in lines[0][1]), None)
     if separator is None and columns == (1,):
         separator = ""
     elif separator is None and text_suffix(path) in _SEPARATED:

@@ -154,8 +154,8 @@ def csr_to_dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
         raise bad_file(path, f"not a csr_matrix: a column is not in [0, {columns})")
     require_room(path, rows * columns * np.dtype(np.float32).itemsize, "its dense matrix")
     wide = data.astype(np.float64)  # so that repeated entries are added in float64
-    own = (wide, indices.astype(np.int64), indptr.astype(np.int64))
-    matrix = scipy.sparse.csr_array(own, shape=(rows, columns))
+    arrays = (wide, indices.astype(np.int64), indptr.astype(np.int64))
+    matrix = scipy.sparse.csr_array(arrays, shape=(rows, columns))
     matrix.sum_duplicates()
     with np.errstate(over="ignore"):
         return matrix.astype(np.float32).toarray()

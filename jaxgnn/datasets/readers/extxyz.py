@@ -149,11 +149,11 @@ def read_extxyz(
       (('H', 'O'), [0, 1], [-1.5])
     """
     path = Path(path)
-    known = check_elements("read_extxyz", elements)
+    allowed = check_elements("read_extxyz", elements)
     check_missing("read_extxyz", missing)
     lines = read_text(path, "structures in extended XYZ format").splitlines()
     source = _Source(path, lines)
-    structures = list(_structures(source, _Names(energy, forces, stress, virial), known))
+    structures = list(_structures(source, _Names(energy, forces, stress, virial), allowed))
     if not structures:
         raise bad_file(path, "expected at least one structure, got an empty file")
     source.ignored.warn(path)
@@ -161,13 +161,13 @@ def read_extxyz(
     return join_structures(path.name, structures, elements)
 
 
-def _structures(source: _Source, names: _Names, known: frozenset[str]) -> Iterator[Structure]:
+def _structures(source: _Source, names: _Names, allowed: frozenset[str]) -> Iterator[Structure]:
     at, end = 1, len(source.lines)
     while at <= end:
         text = source.text(at).strip()
         if text:
             count = _count(source, at, text)
-            yield _structure(source, at, count, names, known)
+            yield _structure(source, at, count, names, allowed)
             at += count + 2
         else:  # between structures, or at the end
             at += 1
@@ -190,7 +190,7 @@ def _count(source: _Source, at: int, text: str) -> int:
 
 
 def _structure(
-    source: _Source, at: int, count: int, names: _Names, known: frozenset[str]
+    source: _Source, at: int, count: int, names: _Names, allowed: frozenset[str]
 ) -> Structure:
     line = _Line(source, at + 1)
     columns = _columns(line)
@@ -203,7 +203,7 @@ def _structure(
     positions = _column(columns, lambda column: column.name.lower() in _POSITIONS)
     assert positions is not None  # by _columns
     return Structure(
-        numbers=_atomic_numbers(source, at + 2, rows, columns, known),
+        numbers=_atomic_numbers(source, at + 2, rows, columns, allowed),
         positions=_vectors(source, at + 2, rows, positions),
         cell=cell,
         periodic=periodic,
@@ -362,7 +362,7 @@ def _atomic_numbers(
     start: int,
     rows: list[list[str]],
     columns: Sequence[_Column],
-    known: frozenset[str],
+    allowed: frozenset[str],
 ) -> np.ndarray:
     elements = _elements(columns)
     assert elements is not None  # by _columns
@@ -372,9 +372,9 @@ def _atomic_numbers(
         of_numbers = {str(number): symbol for symbol, number in NUMBERS.items()}
         symbols = [of_numbers.get(word, word) for word in symbols]
     for at, symbol in enumerate(symbols, start):
-        if symbol not in known:
+        if symbol not in allowed:
             any_element = "a chemical symbol" if is_symbol else "an atomic number"
-            expected = expected_element(known, any_element)
+            expected = expected_element(allowed, any_element)
             raise source.bad(at, f"expected {expected}, got {symbol[:80]!r}", column + 1)
     return np.array([NUMBERS[symbol] for symbol in symbols])
 
@@ -384,15 +384,15 @@ def _vectors(source: _Source, start: int, rows: list[list[str]], column: _Column
     name, _, first, width = column
     if width != 3:
         raise source.bad(start - 1, f"Properties: expected 3 columns of {name}, got {width}")
-    found = np.empty((len(rows), 3))
+    vectors = np.empty((len(rows), 3))
     for atom, row in enumerate(rows):
         for axis in range(3):
             word = row[first + axis]
             try:
-                found[atom, axis] = real_number(word)
+                vectors[atom, axis] = real_number(word)
             except ValueError:
-                found[atom, axis] = np.nan
-            if not np.isfinite(found[atom, axis]):
+                vectors[atom, axis] = np.nan
+            if not np.isfinite(vectors[atom, axis]):
                 message = f"expected a finite number, got {word[:80]!r}"
                 raise source.bad(start + atom, message, first + axis + 1)
-    return found
+    return vectors

@@ -195,11 +195,11 @@ def read_hyperedge_text(
 
 def _only(folder: Path, stem: str) -> Path:
     """The only file of a kind; if there is none, its default path."""
-    found = sorted(folder.glob(f"{stem}*.txt"))
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    files = sorted(folder.glob(f"{stem}*.txt"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
         raise bad_file(folder, f"expected one file {stem}*.txt, got {names}")
-    return found[0] if found else folder / f"{stem}.txt"
+    return files[0] if files else folder / f"{stem}.txt"
 
 
 def _rows(

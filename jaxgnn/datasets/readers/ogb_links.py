@@ -106,7 +106,7 @@ class _Stored:
 
     def __init__(self, path: Path, arrays: Any):
         self.path = path
-        self.arrays = _as_dict(path, arrays, "arrays")
+        self.arrays = _require_dict(path, arrays, "arrays")
 
     def numbers(self, key: str, axes: int) -> np.ndarray:
         """Returns an array of whole numbers, int32."""
@@ -140,7 +140,7 @@ class _Stored:
         return bad_file(self.path, f"expected {expected}, got {got}")
 
 
-def _as_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
+def _require_dict(path: Path, stored: Any, what: str) -> dict[Any, Any]:
     """Returns what a file holds, and raises unless it is a dict."""
     if not isinstance(stored, dict):
         raise bad_file(path, f"expected a dict of {what}, got a {type(stored).__name__}")
@@ -151,7 +151,7 @@ def _stored_parts(split: Path, *, together: bool = False) -> dict[str, _Stored]:
     """Reads the arrays of each part, from a file for each, or from one file of all."""
     if together:
         path = split / "split_dict.pt"
-        parts = _as_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
+        parts = _require_dict(path, read_torch_numbers(path, "the parts of a split"), "parts")
         return {part: _Stored(path, parts.get(file)) for part, file in SPLIT_FILES.items()}
     paths = {part: split / f"{file}.pt" for part, file in SPLIT_FILES.items()}
     contents = "a dict of arrays: the edges of a part"

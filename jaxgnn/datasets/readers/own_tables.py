@@ -35,19 +35,19 @@ class Headers:
     """Whether the first rows of files name columns: as the caller says, or as the rows look.
 
     Args:
-      given: True or False for all tables of text, a dictionary by field, or None.
+      header: True or False for all tables of text, a dictionary by field, or None.
       fields: the fields that have a file.
 
     Raises:
-      ValueError: if ``given`` is neither, or has an unknown field.
+      ValueError: if ``header`` is neither, or has an unknown field.
     """
 
-    def __init__(self, given: Any, fields: Sequence[str]):
-        by_field = dict(given) if isinstance(given, Mapping) else dict.fromkeys(fields, given)
+    def __init__(self, header: Any, fields: Sequence[str]):
+        by_field = dict(header) if isinstance(header, Mapping) else dict.fromkeys(fields, header)
         unknown = [field for field in by_field if field not in fields]
         if unknown or not all(value in (None, True, False) for value in by_field.values()):
             expected = f"True, False, None, or a dictionary of these by {', '.join(fields)}"
-            raise bad_input("datasets.read_graph", "header", expected, repr(given))
+            raise bad_input("datasets.read_graph", "header", expected, repr(header))
         self._by_field = by_field
 
     def is_open(self, field: str) -> bool:
@@ -56,8 +56,8 @@ class Headers:
 
     def of(self, field: str, heads: Heads) -> Heads:
         """The answer of the caller, or ``heads``."""
-        given = self._by_field.get(field)
-        return heads if given is None else lambda first, rest: bool(given)
+        answer = self._by_field.get(field)
+        return heads if answer is None else lambda first, rest: bool(answer)
 
 
 def say_inferred(path: Path, what: str, otherwise: str) -> None:
@@ -102,11 +102,11 @@ class Nodes:
             raise bad_file(path, f"expected {what} as {expected}, got an array")
         values = to_int32(values, path, what)
         if self.ids:
-            known = np.isin(values, list(self.ids))
+            is_node = np.isin(values, list(self.ids))
         else:
-            known = (values >= 0) & (values < self.count)
-        if not known.all():
-            position = np.unravel_index(int(np.argmin(known)), known.shape)
+            is_node = (values >= 0) & (values < self.count)
+        if not is_node.all():
+            position = np.unravel_index(int(np.argmin(is_node)), is_node.shape)
             where = ", ".join(map(str, position))
             raise bad_file(path, f"expected {self.expected()}, got {values[position]} at [{where}]")
         if not self.ids:

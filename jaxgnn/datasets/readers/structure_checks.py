@@ -37,9 +37,9 @@ def check_elements(where: str, elements: Sequence[str] | None) -> frozenset[str]
     return frozenset(elements)
 
 
-def expected_element(known: frozenset[str], otherwise: str) -> str:
+def expected_element(allowed: frozenset[str], otherwise: str) -> str:
     """Description of the elements that a file may have; ``otherwise`` if it may have any."""
-    return otherwise if len(known) == len(NUMBERS) else f"one of {' '.join(sorted(known))}"
+    return otherwise if len(allowed) == len(NUMBERS) else f"one of {' '.join(sorted(allowed))}"
 
 
 def spans(cell: np.ndarray, periodic: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ from jaxgnn.datasets.formats.files import is_finite_float32, read_lines, whole_n
 from jaxgnn.datasets.formats.pickle_parts import StoredArray
 from jaxgnn.datasets.formats.safe_pickle import read_number_bytes
 from jaxgnn.datasets.formats.torch_file import tensor_parts
-from jaxgnn.datasets.readers.tu import as_they_are, read_folder
+from jaxgnn.datasets.readers.tu import plain_numbers, read_folder
 from jaxgnn.datasets.records.graphs_dataset import GraphsDataset
 
 _PARTS = {"train": "train", "validation": "val", "test": "test"}
@@ -95,7 +95,7 @@ def _numbers(folder: Path, file: str, count: int, *, subset: bool) -> list[int]:
 def _read_folder(folder: Path, file: str, *, subset: bool) -> list[dict[str, Any]]:
     """The graphs of a part from a folder of the TU collection."""
     path = folder / f"ZINC_{file}"
-    data = read_folder(path, as_they_are)
+    data = read_folder(path, plain_numbers)
     for name, features in (("node", data.node_features), ("edge", data.edge_features)):
         if features is None or features.shape[1] != 1:
             message = f"expected a file *_{name}_labels.txt of one column, and no other"

@@ -182,11 +182,11 @@ def iterate_solutions(board: np.ndarray) -> Iterator[np.ndarray]:
     """
     if conflicts(board):
         return
-    given = [_as_bits(np.flatnonzero(board == digit)[None])[0] for digit in range(1, 10)]
-    taken = np.bitwise_or.reduce(given)
+    clues = [_as_bits(np.flatnonzero(board == digit)[None])[0] for digit in range(1, 10)]
+    taken = np.bitwise_or.reduce(clues)
     ways = {}
-    for digit, own in enumerate(given, start=1):
-        ways[digit] = _templates()[((_templates() & taken) == own).all(axis=1)]
+    for digit, cells in enumerate(clues, start=1):
+        ways[digit] = _templates()[((_templates() & taken) == cells).all(axis=1)]
     yield from _place(ways, np.zeros(81, np.int8), np.zeros(2, np.uint64), [0])
 
 

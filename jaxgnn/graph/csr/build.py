@@ -25,8 +25,8 @@ from jaxgnn.graph.csr.edge_list import (
 )
 from jaxgnn.graph.csr.interchange import attribute_data, networkx_edges, scipy_parts
 from jaxgnn.graph.csr.validation import check_finite
+from jaxgnn.graph.plan.built_parts import plan_on_demand
 from jaxgnn.graph.plan.device_sorting import is_for_device, sort_on_device
-from jaxgnn.graph.plan.parts import plan_on_demand
 from jaxgnn.graph.plan.sorting import compress, sort_edges
 
 

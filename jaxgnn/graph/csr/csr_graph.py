@@ -34,7 +34,7 @@ from jaxgnn.graph.csr.normalization import normalized_graph
 from jaxgnn.graph.csr.rows import CompressedRows, Normalization
 from jaxgnn.graph.csr.self_loops import with_self_loops
 from jaxgnn.graph.csr.validation import validate_graph
-from jaxgnn.graph.plan.parts import (
+from jaxgnn.graph.plan.built_parts import (
     ALL_PARTS,
     OPS,
     available,
@@ -446,7 +446,7 @@ class CSRGraph(CompressedRows):
         follows = self.weights is not None or known_order(self) is not None
         parts: tuple[Part, ...] = ("schedule", "transpose", "permutation")
         plan = self.made_plan(*parts[: 3 if follows else 2])
-        given = given_plan(self)
+        current = given_plan(self)
         transposed = CSRGraph(
             indptr=plan.transposed_indptr,
             indices=plan.transposed_indices,
@@ -461,11 +461,11 @@ class CSRGraph(CompressedRows):
         if is_host:
             flipped = self.concrete_parts().flipped()
             transposed.__dict__["_parts"] = flipped
-            if given is None:
+            if current is None:
                 plan_on_demand(transposed, like=self)
             else:
                 always = frozenset[Part](("schedule", "transpose"))
-                kept = (given.parts & {"permutation"}) | always
+                kept = (current.parts & {"permutation"}) | always
                 object.__setattr__(transposed, "plan", flipped.plan(kept))
         return keep_order(transposed, reordered(known_order(self), plan.permutation))
 

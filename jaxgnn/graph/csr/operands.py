@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxgnn.graph.csr.csr_graph import CSRGraph
+from jaxgnn.graph.plan.built_parts import given_plan
 from jaxgnn.graph.plan.edge_blocks import EdgeBlocks, Limits, blocks_for
-from jaxgnn.graph.plan.parts import given_plan
 
 
 def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:

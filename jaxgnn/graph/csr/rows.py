@@ -22,8 +22,7 @@ from jaxgnn._arrays.arrays import (
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.edge_list import EdgeNames, keep_order, known_order, ordered_edge_data
 from jaxgnn.graph.csr.validation import arrays_of, bounded_graph, validate_structure
-from jaxgnn.graph.plan.device_sorting import is_for_device
-from jaxgnn.graph.plan.parts import (
+from jaxgnn.graph.plan.built_parts import (
     ConcreteParts,
     PlanOnDemand,
     given_plan,
@@ -31,6 +30,7 @@ from jaxgnn.graph.plan.parts import (
     parts_for,
     plan_on_demand,
 )
+from jaxgnn.graph.plan.device_sorting import is_for_device
 from jaxgnn.graph.plan.plan import GraphPlan, Part, make_traced_plan
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
@@ -180,10 +180,10 @@ class CompressedRows(KeepsArrays):
 
     def _with_fields(self, **fields: Any) -> Self:
         """Returns the same edges, in the same order, with other values of some fields."""
-        made = dataclasses.replace(self, **{"plan": given_plan(self), **fields})
+        changed = dataclasses.replace(self, **{"plan": given_plan(self), **fields})
         if is_concrete(self.indptr, self.indices):
-            made.__dict__["_parts"] = self._shared_parts()
-        return plan_on_demand(keep_order(made, known_order(self)), like=self)
+            changed.__dict__["_parts"] = self._shared_parts()
+        return plan_on_demand(keep_order(changed, known_order(self)), like=self)
 
     @requires_one
     def prepared_for(self, op: str | None) -> Self:
@@ -196,10 +196,10 @@ class CompressedRows(KeepsArrays):
     def with_parts(self, *parts: Part) -> Self:
         """Returns this graph, its ids clamped if traced, with these parts of a plan."""
         graph = self if is_concrete(self.indptr, self.indices) else bounded_graph(self)
-        made = graph.made_plan(*parts)
-        if made is given_plan(graph):
+        plan = graph.made_plan(*parts)
+        if plan is given_plan(graph):
             return graph
-        return graph._with_fields(plan=made, in_range=True)
+        return graph._with_fields(plan=plan, in_range=True)
 
     @requires_one
     def concrete_parts(self) -> ConcreteParts:
@@ -229,13 +229,13 @@ class CompressedRows(KeepsArrays):
         if there is not None and not missing:
             return there
         if is_concrete(self.indptr, self.indices):
-            made = self.concrete_parts().plan(wanted)
+            plan = self.concrete_parts().plan(wanted)
         else:
             blocks = "edge_blocks" in missing
             ids = jnp.asarray(self.indptr), jnp.asarray(self.indices)
-            made = make_traced_plan(*ids, num_cols=self.num_cols, edge_blocks=blocks)
-            made = GraphPlan().with_parts_of(made, wanted)
-        return made if there is None else there.with_parts_of(made, missing)
+            plan = make_traced_plan(*ids, num_cols=self.num_cols, edge_blocks=blocks)
+            plan = GraphPlan().with_parts_of(plan, wanted)
+        return plan if there is None else there.with_parts_of(plan, missing)
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
         """The sum over the edges that leave each node, by ``indices``; traced."""

@@ -49,8 +49,8 @@ def with_self_loops(graph: Any, weight: Any, *, duplicates: bool, num_real_nodes
         edges = EdgeList(senders[there], receivers[there], weights)
         order = reordered(order, there)
     names = EdgeNames(_WHERE)
-    made, slots = sorted_graph(type(graph), names, edges, num_rows, with_order=order is not None)
-    return keep_order(made, reordered(order, slots))
+    looped, slots = sorted_graph(type(graph), names, edges, num_rows, with_order=order is not None)
+    return keep_order(looped, reordered(order, slots))
 
 
 def _with_weights_of_loops(graph: Any, weight: Any) -> Any:

@@ -19,8 +19,8 @@ from jaxgnn._arrays.arrays import (
     match_varying,
 )
 from jaxgnn._errors import bad_input
+from jaxgnn.graph.plan.built_parts import given_plan
 from jaxgnn.graph.plan.edge_blocks import make_edge_blocks
-from jaxgnn.graph.plan.parts import given_plan
 from jaxgnn.graph.plan.schedule import MAX_EDGES_PER_UNIT, make_schedule, units
 from jaxgnn.graph.plan.sorting import transpose_on_host
 
@@ -137,9 +137,9 @@ def bounded_graph(graph: Any) -> Any:
     rises = jnp.all(indptr[..., 1:] >= indptr[..., :-1], -1, keepdims=True)
     indptr = jnp.where(rises & (indptr[..., :1] == 0), indptr.clip(0, graph.num_edges), 0)
     indices = indices.clip(0, graph.num_cols - 1)
-    made = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
+    bounded = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
     degrees = graph.__dict__.get("_uniform_degrees")
-    return made if degrees is None else made.with_known_degrees(degrees)
+    return bounded if degrees is None else bounded.with_known_degrees(degrees)
 
 
 def check_offsets(where, name, indptr, num_edges):
@@ -176,8 +176,8 @@ def _check_plan(graph, plan, indptr):
     if plan.transposed_indptr is not None:
         _check_transpose(graph, plan, indptr)
     elif plan.permutation is not None:
-        made = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
-        check_equal("CSRGraph", "plan.permutation", np.asarray(plan.permutation), made[2])
+        transposed = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
+        check_equal("CSRGraph", "plan.permutation", np.asarray(plan.permutation), transposed[2])
     if plan.schedule is not None:
         _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
     if plan.transposed_schedule is not None:
@@ -196,8 +196,8 @@ def _check_edge_blocks(graph, plan, indptr):
     wanted, got = ([blocks.shape for blocks in b] for b in (expected, plan.edge_blocks))
     if wanted != got:
         raise bad_input("CSRGraph", "plan.edge_blocks", f"of shapes {wanted}", got)
-    for at, (given, made) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
-        check_equal("CSRGraph", f"plan.edge_blocks[{at}]", given, made)
+    for at, (actual, computed) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
+        check_equal("CSRGraph", f"plan.edge_blocks[{at}]", actual, computed)
 
 
 def _check_transpose(graph, plan, indptr):
@@ -220,11 +220,11 @@ def _check_transpose(graph, plan, indptr):
 
 def _check_same_transpose(graph, plan, indptr):
     """Compares with the computed transpose, where no permutation identifies the edges."""
-    made = transpose_on_host(
+    transposed = transpose_on_host(
         indptr, np.asarray(graph.indices), graph.num_cols, with_permutation=False
     )
     names = "transposed_indptr", "transposed_indices"
-    for name, expected in zip(names, made[:2], strict=True):
+    for name, expected in zip(names, transposed[:2], strict=True):
         real = slice(0, None if name == "transposed_indptr" else int(indptr[-1]))
         check_equal(
             "CSRGraph", f"plan.{name}", np.asarray(getattr(plan, name))[real], expected[real]
@@ -274,12 +274,12 @@ def _check_schedule(name, schedule, indptr, num_edges):
     check_equal("CSRGraph", name, schedule, make_schedule(indptr, num_edges))
 
 
-def check_equal(where, name, given, expected):
+def check_equal(where, name, actual, expected):
     """Raises unless the derived parts of a plan equal the computed ones."""
-    wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
+    wanted, got = jax.tree.structure(expected), jax.tree.structure(actual)
     if wanted != got:
         raise bad_input(where, name, f"of structure {wanted}", got)
-    arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(given)
+    arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(actual)
     for (path, wanted), got in zip(*arrays, strict=True):
         at, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
         if wanted.shape != got.shape:

@@ -194,11 +194,11 @@ def _union_on_device(parts: Sequence[Shift], shape: tuple[int, int]) -> LocalUni
             raise bad_input("RelationalGraph", "graphs", expected, type(part.graph).__name__)
     halo, begins = joined_halo([(part.graph, part.first_column) for part in parts])
     moved = [p._replace(first_column=at) for p, at in zip(parts, begins, strict=True)]
-    made = _union(jnp, moved, (shape[0], halo.table_rows))
+    union = _union(jnp, moved, (shape[0], halo.table_rows))
     return LocalUnion(
-        indptr=made.indptr,
-        indices=made.indices,
-        weights=made.weights,
+        indptr=union.indptr,
+        indices=union.indices,
+        weights=union.weights,
         num_cols=shape[1],
         in_range=True,
         halo=halo,
@@ -219,9 +219,9 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
         receivers.append(rows * factor + xp.asarray(first_row))
         senders.append(xp.asarray(graph.indices) + first_column)
         if dtypes:
-            given: Any = graph.weights
+            original: Any = graph.weights
             ones = xp.ones(graph.num_edges, dtypes[0])
-            weights.append(ones if given is None else xp.asarray(given))
+            weights.append(ones if original is None else xp.asarray(original))
     mask = xp.concatenate(real)
     return CSRGraph.from_edges(
         xp.concatenate(senders),

@@ -119,7 +119,7 @@ class Halo(KeepsArrays):
         if self.is_empty:
             return x
         has_gradient = jnp.issubdtype(x.dtype, jnp.inexact)
-        return self._along(_gathered if has_gradient else _gather, x, row_axis)
+        return self._apply_along(_gathered if has_gradient else _gather, x, row_axis)
 
     def _exchange_records(self, x: CBSR, row_axis: int) -> CBSR:
         self._check_rows("x", x.values, self.rows, row_axis, "the own rows of a device")
@@ -147,9 +147,9 @@ class Halo(KeepsArrays):
         if self.is_empty:
             return table
         has_gradient = jnp.issubdtype(table.dtype, jnp.inexact)
-        return self._along(_returned if has_gradient else _give_back, table, row_axis)
+        return self._apply_along(_returned if has_gradient else _give_back, table, row_axis)
 
-    def _along(self, move, x: Array, row_axis: int) -> Array:
+    def _apply_along(self, move, x: Array, row_axis: int) -> Array:
         """Applies ``move`` to an array whose rows are moved to the first axis."""
         _, send, x = match_varying(self.ids, self.send, jnp.asarray(x))
         moved = move(self._way(x.dtype), send, jnp.moveaxis(x, row_axis, 0))
@@ -249,7 +249,7 @@ def _from_words(words: UInt[Array, "*rows words"], dtype: jnp.dtype) -> Array:
     return x.reshape(*x.shape[:-2], -1) if ratio < 1 else x
 
 
-def _with_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | None, ...]]) -> Any:
+def _add_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | None, ...]]) -> Any:
     """``move`` of the way, the lists and rows, with gradients of the rows by ``back``."""
 
     @partial(custom_vjp, nondiff_argnums=(0,))
@@ -266,8 +266,8 @@ def _with_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | N
     return moved
 
 
-_gathered = _with_gradient(_gather, lambda *given: (_returned(*given),))
-_returned = _with_gradient(_give_back, lambda *given: (_gathered(*given),))
-_records_gathered = _with_gradient(
+_gathered = _add_gradient(_gather, lambda *given: (_returned(*given),))
+_returned = _add_gradient(_give_back, lambda *given: (_gathered(*given),))
+_records_gathered = _add_gradient(
     _gather_records, lambda way, send, tables: (_returned(way, send, tables[0]), None)
 )

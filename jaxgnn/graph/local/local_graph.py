@@ -41,7 +41,7 @@ class EdgesByOwner(KeepsArrays):
     far_slots: Int[Array, " far"]
 
 
-def _at(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
+def _take_or_none(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
     return None if weights is None else jnp.asarray(weights)[slots]
 
 
@@ -95,14 +95,15 @@ class LocalGraph(CSRGraph):
         """The own rows by own columns, and by the table: together the edges of ``bipartite()``."""
         split, scale = self.split, self._table_scale()
         assert split is not None
-        own = scale
+        near_scale = scale
         if scale is not None:
             begin = self.halo.first_own()
-            own = lax.dynamic_slice_in_dim(jnp.asarray(scale), begin, self.halo.rows)
+            near_scale = lax.dynamic_slice_in_dim(jnp.asarray(scale), begin, self.halo.rows)
         rows = {"row_scale": self.row_scale, "normalization": self.normalization}
-        near = split.near.with_weights(_at(self.weights, split.near_slots))
-        far = split.far.with_weights(_at(self.weights, split.far_slots))
-        return near._with_fields(col_scale=own, **rows), far._with_fields(col_scale=scale, **rows)
+        near = split.near.with_weights(_take_or_none(self.weights, split.near_slots))
+        far = split.far.with_weights(_take_or_none(self.weights, split.far_slots))
+        near = near._with_fields(col_scale=near_scale, **rows)
+        return near, far._with_fields(col_scale=scale, **rows)
 
     def edge_numbers(self) -> Words:
         """The number of each edge slot in the whole graph; undefined for padding slots."""
@@ -273,7 +274,7 @@ def with_edges(
             of_loops = jnp.full((rows, *weights.shape[1:]), weight, weights.dtype)
             weights = _behind(weights, of_loops)
         weights = weights[sources]
-    made = dataclasses.replace(
+    changed = dataclasses.replace(
         graph,
         indptr=offsets,
         indices=indices[sources],
@@ -285,7 +286,7 @@ def with_edges(
         numbers=_numbers(graph, jnp.diff(offsets), total),
         split=None,
     )
-    return made, sources
+    return changed, sources
 
 
 def _behind(first: Array, second: Array) -> Array:

@@ -30,7 +30,7 @@ from jaxgnn._arrays.identity_cache import IdentityMemory
 from jaxgnn._errors import bad_input
 from jaxgnn.graph.csr.masked_graph import edge_presence, masked, without_presence
 from jaxgnn.graph.local.local_graph import LocalGraph, with_edges
-from jaxgnn.graph.plan.parts import plan_on_demand
+from jaxgnn.graph.plan.built_parts import plan_on_demand
 from jaxgnn.graph.plan.row_sums import sum_rows
 from jaxgnn.graph.plan.sorting import row_ids, row_ids_on_host
 
@@ -89,12 +89,14 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     """
     require_one("with_one_loop_each", "graph", graph)
     if isinstance(graph, LocalGraph):
-        return _on_device(graph)
+        return _loops_on_device(graph)
     presence = edge_presence(graph)
     if presence is not None:  # that of the edges, and loops are there
-        made = with_one_loop_each(without_presence(graph))
+        looped = with_one_loop_each(without_presence(graph))
         of_all = jnp.append(presence, jnp.ones(_num_loops(graph), presence.dtype))
-        return made._replace(graph=masked(made.graph, of_all.at[made.sources].get(mode="clip")))
+        return looped._replace(
+            graph=masked(looped.graph, of_all.at[looped.sources].get(mode="clip"))
+        )
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _looped(jnp, graph)
@@ -132,13 +134,13 @@ def _looped(xp: Any, graph: CSRGraph) -> LoopedGraph:
         sources = jnp.zeros(slots, dtype).at[places].set(old, mode="drop")
     senders = xp.concatenate([indices, xp.arange(loops, dtype=indices.dtype)])[sources]
     if not is_host:
-        made = type(graph)(offsets, senders, num_cols=graph.num_cols, in_range=graph.in_range)
-        return LoopedGraph(made, sources, kept)
-    made = type(graph)(put_own(offsets), put_own(senders), num_cols=graph.num_cols, in_range=True)
-    return LoopedGraph(plan_on_demand(made), own(sources), own(kept))
+        looped = type(graph)(offsets, senders, num_cols=graph.num_cols, in_range=graph.in_range)
+        return LoopedGraph(looped, sources, kept)
+    looped = type(graph)(put_own(offsets), put_own(senders), num_cols=graph.num_cols, in_range=True)
+    return LoopedGraph(plan_on_demand(looped), own(sources), own(kept))
 
 
-def _on_device(graph: LocalGraph) -> LoopedGraph:
+def _loops_on_device(graph: LocalGraph) -> LoopedGraph:
     """The graph of one device's rows with its loops; padding rows get none."""
     if not graph.is_square:
         expected = "square; make layers between nodes of two kinds with add_self_loops=False"
@@ -146,8 +148,8 @@ def _on_device(graph: LocalGraph) -> LoopedGraph:
     rows = graph.receivers()
     kept = (rows < graph.num_rows) & (rows != graph.senders_as_rows())
     bare = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
-    made, sources = with_edges(bare, kept, graph.is_real_row)
-    return LoopedGraph(made, sources, kept)
+    looped, sources = with_edges(bare, kept, graph.is_real_row)
+    return LoopedGraph(looped, sources, kept)
 
 
 def looped_features(
@@ -229,8 +231,8 @@ def _loop_features(
             "min": (jax.ops.segment_min, jnp.inf),
             "max": (jax.ops.segment_max, -jnp.inf),
         }[fill_value]
-        found = reduce(of_edges(neutral), rows, num_rows, indices_are_sorted=True)
-        return jnp.where(counts > 0, found, 0)
+        reduced = reduce(of_edges(neutral), rows, num_rows, indices_are_sorted=True)
+        return jnp.where(counts > 0, reduced, 0)
     sums = sum_rows(of_edges(0).astype(wide), jnp.asarray(graph.indptr))
     if fill_value == "mean":
         sums = sums / jnp.maximum(counts, 1).astype(wide)
@@ -258,13 +260,13 @@ def _loops_of_masked(
     return sums.astype(features.dtype)
 
 
-def _constant(where: str, num_rows: int, features: Array, given: Any) -> Array:
+def _constant(where: str, num_rows: int, features: Array, value: Any) -> Array:
     """The same features for all loops: one number, or one for each feature."""
-    is_one = isinstance(given, numbers.Real | np.number) and not isinstance(given, bool)
-    values = np.asarray([given] if is_one else given, np.float64)
+    is_one = isinstance(value, numbers.Real | np.number) and not isinstance(value, bool)
+    values = np.asarray([value] if is_one else value, np.float64)
     if values.shape not in ((1,), features.shape[-1:]) or not np.isfinite(values).all():
         expected = f"one finite number, or {features.shape[-1]} of them, one for each feature"
-        raise bad_input(where, "fill_value", expected, repr(given))
+        raise bad_input(where, "fill_value", expected, repr(value))
     row = jnp.asarray(values, features.dtype)
     return jnp.broadcast_to(row, (num_rows, *features.shape[1:]))
 

@@ -80,8 +80,8 @@ class LocalUnion(CSRGraph):
 
 def without_halo(graph: Any, **fields: Any) -> CSRGraph:
     """The own rows of a device by the entries of the table, with other values of some fields."""
-    given = {field.name: getattr(graph, field.name) for field in dataclasses.fields(CSRGraph)}
-    return CSRGraph(**{**given, "num_cols": graph.halo.table_rows, **fields})
+    current = {field.name: getattr(graph, field.name) for field in dataclasses.fields(CSRGraph)}
+    return CSRGraph(**{**current, "num_cols": graph.halo.table_rows, **fields})
 
 
 def joined_halo(parts: Sequence[tuple[Any, int]]) -> tuple[JoinedHalo, list[int]]:

@@ -334,8 +334,8 @@ def _search(xp, entries, begins, ends, senders):
     def halve(_, bounds):
         begins, ends = bounds
         middle = begins + (ends - begins) // 2
-        found = entries[xp.minimum(middle, entries.shape[0] - 1)] >> np.uint32(ROW_BITS)
-        below = (begins < ends) & (found.astype(np.int32) < senders)
+        row = entries[xp.minimum(middle, entries.shape[0] - 1)] >> np.uint32(ROW_BITS)
+        below = (begins < ends) & (row.astype(np.int32) < senders)
         return xp.where(below, middle + 1, begins), xp.where(below, ends, middle)
 
     steps, bounds = entries.shape[0].bit_length(), (begins, ends)

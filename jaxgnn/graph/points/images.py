@@ -327,7 +327,7 @@ def find_on_device(
     is_edge = jnp.arange(slots, dtype=jnp.int32) < ends[-1]
     receivers = jnp.where(is_edge, receivers, 0)
     rank = jnp.arange(slots, dtype=jnp.int32) - (ends - stored)[receivers]
-    place, turns = _at_rank(order, grid, words, sums, order.places[receivers], rank)
+    place, turns = _candidates_at_rank(order, grid, words, sums, order.places[receivers], rank)
     images = turns - order.turns[place] + order.turns[order.places[receivers]]
     images = jnp.where(is_edge[:, None], images, 0)
     all_axes = jnp.zeros((slots, dimensions), jnp.int32)
@@ -404,7 +404,7 @@ def _near_bits(
     return words.reshape(len(points.ids), -1), jnp.max(lengths)
 
 
-def _at_rank(
+def _candidates_at_rank(
     points: _SortedOnDevice, grid: CellGrid, words: Any, sums: Any, rows: Any, rank: Any
 ) -> tuple[Any, Any]:
     """Returns the place and the images of the candidate of the ``rank``-th bit of each row."""

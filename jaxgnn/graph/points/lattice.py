@@ -63,8 +63,8 @@ def _inverse(xp: Any, vectors: Any) -> Any:
 
 def check_periodic(where: str, periodic: Any, box: Any, dimensions: int) -> tuple[bool, ...]:
     """Returns whether each axis is periodic; all are if ``periodic`` is None."""
-    given = (box is not None) if periodic is None else periodic
-    flags = np.asarray(given)
+    choice = (box is not None) if periodic is None else periodic
+    flags = np.asarray(choice)
     if flags.dtype != bool or flags.shape not in ((), (dimensions,)):
         expected = f"True, False, or {dimensions} of them, one for each axis"
         raise bad_input(where, "periodic", expected, repr(periodic))

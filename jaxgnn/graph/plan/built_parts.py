@@ -80,18 +80,18 @@ class ConcreteParts:
     @classmethod
     def of(cls, indptr: Any, indices: Any, num_cols: int, plan: GraphPlan | None) -> ConcreteParts:
         """Starts with the parts of a plan that the graph has already."""
-        made = cls(indptr, indices, num_cols)
+        parts = cls(indptr, indices, num_cols)
         if plan is None:
-            return made
-        known: dict[str, Any] = {"schedule": plan.schedule, "permutation": plan.permutation}
+            return parts
+        built: dict[str, Any] = {"schedule": plan.schedule, "permutation": plan.permutation}
         if plan.transposed_schedule is not None:
-            known["transpose"] = plan.transposed_indptr, plan.transposed_indices
-            known["transposed_schedule"] = plan.transposed_schedule
+            built["transpose"] = plan.transposed_indptr, plan.transposed_indices
+            built["transposed_schedule"] = plan.transposed_schedule
         if plan.edge_blocks:
             weighted = plan.edge_blocks[0].edges is not None
-            known["weighted_edge_blocks" if weighted else "edge_blocks"] = plan.edge_blocks
-        made.__dict__.update({name: part for name, part in known.items() if part is not None})
-        return made
+            built["weighted_edge_blocks" if weighted else "edge_blocks"] = plan.edge_blocks
+        parts.__dict__.update({name: part for name, part in built.items() if part is not None})
+        return parts
 
     def plan(self, parts: Iterable[Part]) -> GraphPlan:
         """Returns a plan of these parts, the same object for the same parts."""
@@ -110,8 +110,8 @@ class ConcreteParts:
         if "edge_blocks" in wanted:
             weighted = "permutation" in wanted
             fields["edge_blocks"] = self.weighted_edge_blocks if weighted else self.edge_blocks
-        made = self._plans[wanted] = GraphPlan(**fields)
-        return made
+        plan = self._plans[wanted] = GraphPlan(**fields)
+        return plan
 
     @cached_property
     def schedule(self) -> RowSchedule:
@@ -147,8 +147,8 @@ class ConcreteParts:
         if is_for_device(self.indices.shape[0]):
             return transpose_on_device(self.indptr, self.indices, self.num_cols)
         arrays = np.asarray(self.indptr), np.asarray(self.indices)
-        made = transpose_on_host(*arrays, self.num_cols, with_permutation=with_permutation)
-        return _placed(made)
+        transposed = transpose_on_host(*arrays, self.num_cols, with_permutation=with_permutation)
+        return _placed(transposed)
 
     @cached_property
     def edge_blocks(self) -> tuple[EdgeBlocks, ...]:
@@ -158,14 +158,16 @@ class ConcreteParts:
     @cached_property
     def weighted_edge_blocks(self) -> tuple[EdgeBlocks, ...]:
         """The edges by block, with the position of each, which weights need."""
-        made = self._make_edge_blocks(self.permutation)
+        weighted = self._make_edge_blocks(self.permutation)
         there = self.__dict__.get("edge_blocks")
         if there is None:
-            self.__dict__["edge_blocks"] = tuple(dataclasses.replace(b, edges=None) for b in made)
-            return made
+            self.__dict__["edge_blocks"] = tuple(
+                dataclasses.replace(b, edges=None) for b in weighted
+            )
+            return weighted
         return tuple(
             dataclasses.replace(b, edges=of_weights.edges)
-            for b, of_weights in zip(there, made, strict=True)
+            for b, of_weights in zip(there, weighted, strict=True)
         )
 
     def _make_edge_blocks(self, permutation: Any) -> tuple[EdgeBlocks, ...]:
