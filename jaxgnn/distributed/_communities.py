@@ -56,7 +56,7 @@ def _cut(order: np.ndarray, parts: int) -> np.ndarray:
 
 
 def _inside(neighbours: _Matrix, part_of: np.ndarray) -> int:
-    """Number of entries within the parts."""
+    """Returns the number of entries within the parts."""
     return int(np.count_nonzero(part_of[_rows(neighbours)] == part_of[neighbours.indices]))
 
 
@@ -133,7 +133,7 @@ def _refined(neighbours: _Matrix, part_of: np.ndarray, parts: int) -> np.ndarray
 
 
 def _largest(matrix: _Matrix, values: np.ndarray) -> np.ndarray:
-    """Position of the first largest value of each row that has entries."""
+    """Returns the position of the first largest value of each row that has entries."""
     filled = np.flatnonzero(np.diff(matrix.indptr))
     best = np.zeros(matrix.shape[0])
     best[filled] = np.maximum.reduceat(values, matrix.indptr[filled])
@@ -143,7 +143,7 @@ def _largest(matrix: _Matrix, values: np.ndarray) -> np.ndarray:
 
 
 def _ranks(labels: np.ndarray) -> np.ndarray:
-    """Number of earlier entries with the same label, for each entry."""
+    """Returns the number of earlier entries with the same label, for each entry."""
     order = np.argsort(labels, kind="stable")
     ranks = np.empty(len(labels), np.int64)
     ranks[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
@@ -151,11 +151,11 @@ def _ranks(labels: np.ndarray) -> np.ndarray:
 
 
 def _rows(matrix: _Matrix) -> np.ndarray:
-    """Row of each entry."""
+    """Returns the row of each entry."""
     return np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
 
 
 def _columns(labels: np.ndarray, count: int) -> _Matrix:
-    """The matrix with a one in the column of each node's label."""
+    """Returns the matrix with a one in the column of each node's label."""
     ones, nodes = np.ones(len(labels)), np.arange(len(labels))
     return scipy.sparse.csr_array((ones, (nodes, labels)), shape=(len(labels), count))

@@ -152,7 +152,7 @@ def partition(
 def _cached_parts(
     graph: CSRGraph, parts: int, method: str, seed: int, cache: str | os.PathLike[str] | None
 ) -> np.ndarray:
-    """The part of each row, by a method or from the cache."""
+    """Returns the part of each row, by a method or from the cache."""
     if method not in _METHODS:
         expected = f"{', '.join(map(repr, _METHODS))} or an array"
         raise bad_input("partition", "method", expected, repr(method))
@@ -166,7 +166,7 @@ def _cached_parts(
 
 
 def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts: int) -> Partition:
-    """The partition with its counts; no part may be without rows."""
+    """Returns the partition with its counts; no part may be without rows."""
     rows = np.bincount(part_of, minlength=parts)
     if not rows.all():
         expected = f"at least one row for each of {parts} parts"
@@ -188,7 +188,7 @@ def check_graph(graph: Any, *, square: bool) -> None:
 
 
 def edges_of(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The positions of the edges that enter some rows, one row after the other."""
+    """Returns the positions of the edges that enter some rows, one row after the other."""
     degrees = np.diff(indptr)[rows]
     ends = np.cumsum(degrees)
     total = int(ends[-1]) if len(ends) else 0
@@ -204,7 +204,7 @@ def rows_of(part_of: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
 def _boundaries(
     graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray, of_columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """The number of halo rows of each part, and of edges between parts."""
+    """Returns the number of halo rows of each part, and of edges between parts."""
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
     halo_rows, cut = [], 0
     for part, rows_of_one in enumerate(rows_of(part_of, rows)):
@@ -309,7 +309,7 @@ def _checked_array(argument: str, part_of: np.ndarray, num_rows: int, parts: int
 def cached_parts(
     folder: Path, graph: CSRGraph, arguments: tuple[Any, ...], make: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """The part of each row, read from the folder, or computed and written to it.
+    """Returns the part of each row, read from the folder, or computed and written to it.
 
     A file appears under its name once it is complete, so that processes may share the folder. It
     depends on the edges and on ``arguments``, of which the number of parts is the first.

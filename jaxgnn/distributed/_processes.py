@@ -129,7 +129,7 @@ def check_same_on(mesh: Mesh, where: str, values: Mapping[str, Iterable[Any]]) -
 
 
 def _digest(values: Iterable[Any]) -> bytes:
-    """The hash of arrays, and of the texts of other values."""
+    """Returns the hash of arrays, and of the texts of other values."""
     digest = hashlib.sha256()
     for value in values:
         if hasattr(value, "dtype"):

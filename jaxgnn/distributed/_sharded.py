@@ -22,7 +22,7 @@ def _is_sharded(argument: Any) -> bool:
 
 
 def _leaves(argument: Any) -> list[Any]:
-    """The graphs, sparse matrices and arrays of an argument, at any depth."""
+    """Returns the graphs, sparse matrices and arrays of an argument, at any depth."""
     return jax.tree.leaves(argument, is_leaf=_is_sharded)
 
 

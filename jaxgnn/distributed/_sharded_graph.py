@@ -354,7 +354,7 @@ def shard(
 
     def make(place: int) -> LocalGraph:
         ids = layout.ids[place]
-        row_ids = np.where(ids < layout.num_nodes, ids, -1)  # padding rows have no node
+        row_ids = np.where(ids < layout.num_nodes, ids, -1)  # Padding rows have no node.
         # None, for a missing array, is an empty pytree.
         block, send = jax.tree.map(jnp.asarray, (cutter.cut(place), cutter.send(place)))
         bipartite = CSRGraph(
@@ -401,14 +401,14 @@ def _compared(graph: CSRGraph) -> list[Any]:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether an array, or what it is a view of, is mapped from a file."""
+    """Returns whether an array, or what it is a view of, is mapped from a file."""
     while isinstance(array, np.ndarray) and not isinstance(array, np.memmap):
         array = array.base
     return isinstance(array, np.memmap)
 
 
 def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
-    """The edges of a block from own senders and from others, with a plan of each."""
+    """Returns the edges of a block from own senders and from others, with a plan of each."""
     near, far = jax.tree.map(jnp.asarray, cutter.split(place))
     of_near, of_far = (
         CSRGraph(indptr=part.indptr, indices=part.indices, num_cols=num_cols).prepared(*ops)
@@ -418,7 +418,7 @@ def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
 
 
 def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:
-    """The cutter of the blocks; a row has as many bytes by either method to send it."""
+    """Returns the cutter of the blocks; a row has as many bytes by either method to send it."""
     gathered = Cutter(graph, layout, columns, lists=False)
     if exchange == "all_gather" or (exchange == "auto" and layout.devices == 1):
         return gathered
@@ -461,7 +461,7 @@ def _partition_for(
     choice: Partition | Method | npt.ArrayLike,
     columns: np.ndarray | None,
 ) -> Partition:
-    """The given partition after checks, or one computed by the given method."""
+    """Returns the given partition after checks, or one computed by the given method."""
     is_made = isinstance(choice, Partition)
     chosen = choice if is_made else partition(graph, devices, choice, columns=columns)
     if chosen.num_parts != devices or len(chosen.part_of) != graph.num_rows:

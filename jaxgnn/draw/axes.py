@@ -32,7 +32,7 @@ def package(where: str, name: str, distribution: str | None = None) -> Any:
 
 
 def axes_or_new(where: str, ax: Any) -> Axes:
-    """The given axes, or those of a new figure that no window manager keeps."""
+    """Returns the given axes, or those of a new figure that no window manager keeps."""
     if ax is None:
         figure = package(where, "matplotlib.figure").Figure(layout="constrained")
         package(where, "matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
@@ -43,14 +43,14 @@ def axes_or_new(where: str, ax: Any) -> Axes:
 
 
 def concrete_array(where: str, argument: str, array: Any) -> np.ndarray:
-    """The array in numpy; ValueError if it is traced."""
+    """Returns the array in numpy; ValueError if it is traced."""
     if not is_concrete(array):
         raise bad_input(where, argument, "concrete; call it outside jit", "a tracer")
     return host_array(where, argument, array)
 
 
 def checked_colors(where: str, argument: str, colors: Any, count: int) -> np.ndarray | None:
-    """Classes or numbers, one for each of ``count`` points; None for one colour."""
+    """Returns classes or numbers, one for each of ``count`` points; None for one colour."""
     if colors is None:
         return None
     array = concrete_array(where, argument, colors)

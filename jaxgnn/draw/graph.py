@@ -137,7 +137,7 @@ def _edges_between(
     graph: CSRGraph, kept: np.ndarray, scores: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Places in ``kept`` of both ends of the edges between these nodes, and their scores."""
-    place = np.full(graph.num_rows + 1, -1)  # and of padding
+    place = np.full(graph.num_rows + 1, -1)  # The last entry is for padding.
     place[kept] = np.arange(len(kept))
     ends = np.stack([place[np.asarray(graph.indices)], place[np.asarray(graph.receivers())]])
     inside = (ends >= 0).all(axis=0) & (ends[0] != ends[1])

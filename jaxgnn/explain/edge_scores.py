@@ -136,7 +136,7 @@ def _presence_scores(
     learning: Learning,
     steps: int | None,
 ) -> Float[Array, "targets slots"]:
-    """The scores of a method that differentiates by the presence."""
+    """Returns the scores of a method that differentiates by the presence."""
     chosen = jnp.asarray(candidates, jnp.float32)
     real = jnp.asarray(real_slots(graph), jnp.float32)
     loops = jnp.asarray(self_loops(graph))
@@ -192,7 +192,7 @@ def _occlusion(
 def _scores_of_targets(
     scores_of: Callable[[Any], Array], goal: Target
 ) -> Float[Array, "targets slots"]:
-    """The scores of each target in turn, in one compiled program."""
+    """Returns the scores of each target in turn, in one compiled program."""
     if goal.rows is None:
         return jax.jit(lambda: scores_of(None)[None])()
     at = jnp.asarray(goal.rows, jnp.int32), jnp.asarray(goal.classes, jnp.int32)
@@ -236,7 +236,7 @@ def _slots_within_hops(graph: Any, goal: Target, num_hops: int | None) -> Any:
     if type(graph) is not CSRGraph or not graph.is_square or goal.rows is None:
         expected = "None, unless the graph is a square CSRGraph and targets are nodes"
         raise bad_input(_WHERE, "num_hops", expected, num_hops)
-    reached = np.zeros(graph.num_rows + 1, bool)  # and padding, which is none
+    reached = np.zeros(graph.num_rows + 1, bool)  # The last entry is for padding.
     reached[goal.rows] = True
     rows, senders = np.asarray(graph.receivers()), np.asarray(graph.indices)
     within = np.zeros(graph.num_edges, bool)

@@ -28,14 +28,14 @@ def check_structure(where: str, structure: Any) -> None:
 
 
 def graphs_of(structure: Any) -> list[CSRGraph]:
-    """The graphs of a structure: one for each relation, or one."""
+    """Returns the graphs of a structure: one for each relation, or one."""
     if isinstance(structure, HeteroGraph):
         return list(structure.values())
     return [structure if isinstance(structure, CSRGraph) else structure.graph]
 
 
 def replace_graphs(structure: Any, graphs: Sequence[CSRGraph]) -> Any:
-    """The structure with other graphs of the same shapes."""
+    """Returns the structure with other graphs of the same shapes."""
     if isinstance(structure, HeteroGraph):
         named = dict(zip(structure.edge_types, graphs, strict=True))
         return HeteroGraph(named, num_nodes=structure.num_nodes)
@@ -53,8 +53,8 @@ def real_slots(structure: Any) -> Bool[np.ndarray, " slots"]:
 
 
 def self_loops(structure: Any) -> Bool[np.ndarray, " slots"]:
-    """A mask of the slots that are edges from a node to itself; of all graphs in turn."""
-    if isinstance(structure, Incidence | RelationalGraph):  # whose rows are no nodes
+    """Returns a mask of the slots that are edges from a node to itself; of all graphs in turn."""
+    if isinstance(structure, Incidence | RelationalGraph):  # Their rows are no nodes.
         return np.zeros_like(real_slots(structure))
     graphs = graphs_of(structure)
     are_square = [graph.is_square for graph in graphs]
@@ -78,7 +78,7 @@ def mask_graphs(structure: Any, presence: Float[Array, " slots"]) -> Any:
 
 
 def split_by_relation(structure: Any, scores: Float[Array, "*targets slots"]) -> Any:
-    """The scores of the slots of all graphs; of relations in a dictionary."""
+    """Returns the scores of the slots of all graphs; of relations in a dictionary."""
     if not isinstance(structure, HeteroGraph):
         return scores
     ends = np.cumsum([graph.num_edges for graph in graphs_of(structure)])[:-1]
@@ -87,7 +87,7 @@ def split_by_relation(structure: Any, scores: Float[Array, "*targets slots"]) ->
 
 
 def remove_edge(structure: Any, of_edges: Any, place: int, slot: Int[Array, ""]) -> tuple[Any, Any]:
-    """The structure without one edge, of the same shapes, and the features of its edges.
+    """Returns the structure without one edge, of the same shapes, and the features of its edges.
 
     Args:
       structure: the graphs.
@@ -113,7 +113,7 @@ def remove_edge(structure: Any, of_edges: Any, place: int, slot: Int[Array, ""])
 
 
 def keep_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any]:
-    """The structure without edges between two nodes, and the features of its edges.
+    """Returns the structure without edges between two nodes, and the features of its edges.
 
     All shapes stay.
     """
@@ -147,7 +147,7 @@ def _remove_slot(graph: CSRGraph, slot: Int[Array, ""]) -> tuple[CSRGraph, Int[A
 
 
 def _reorder_edges(graph: CSRGraph, indptr: Any, order: Any) -> CSRGraph:
-    """The edges of other slots with other offsets; scales stay."""
+    """Returns the graph with its edges reordered and its scales unchanged."""
     weights = graph.weights
     return CSRGraph(
         indptr=jnp.asarray(indptr, np.asarray(graph.indptr).dtype),
@@ -164,7 +164,7 @@ def _reorder_edges(graph: CSRGraph, indptr: Any, order: Any) -> CSRGraph:
 def _remove_from_batch(
     batch: GraphBatch, changed: GraphBatch, slot: Array, order: Array
 ) -> GraphBatch:
-    """A batch with one edge less in the graph of the edge, and its features of edges."""
+    """Returns a batch with one edge less in the graph of the edge, and its features of edges."""
     row = jnp.asarray(batch.graph.receivers())[slot]
     counts = jnp.asarray(batch.num_edges_of_each).at[jnp.asarray(batch.graph_ids)[row]].add(-1)
     edges = _reordered(batch.edges, order)

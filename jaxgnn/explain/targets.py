@@ -73,7 +73,7 @@ class Target:
             self.classes = np.broadcast_to(ids, self.rows.shape)
 
     def value(self, predictions: Any, at: tuple[Array, Array] | None) -> Float[Array, ""]:
-        """The number to explain; ``at`` is a row and a column, None for a function."""
+        """Returns the number to explain; ``at`` is a row and a column, None for a function."""
         if self._function is not None or at is None:
             assert self._function is not None
             return self._function(predictions).astype(jnp.float32)
@@ -86,7 +86,7 @@ class Target:
         return predictions.reshape(predictions.shape[0], -1)[self.rows].astype(jnp.float32)
 
     def log_probability(self, predictions: Any, at: tuple[Array, Array] | None) -> Float[Array, ""]:
-        """The logarithm of the probability of the class; the value itself for a function.
+        """Returns the logarithm of the probability of the class; the value itself for a function.
 
         Of predictions with one column it is that of the sign of the logit.
         """

@@ -47,7 +47,7 @@ _TYPES = (
 
 
 def options_as_bytes(options: tuple[Any, ...]) -> bytes:
-    """The static options of a pytree, in the order of its fields, as JSON."""
+    """Returns the static options of a pytree, in the order of its fields, as JSON."""
     for option in options:
         if jax.export.is_symbolic_dim(option):
             raise ValueError(
@@ -60,7 +60,7 @@ def options_as_bytes(options: tuple[Any, ...]) -> bytes:
 
 
 def options_from_bytes(content: bytes) -> tuple[Any, ...]:
-    """The options that ``options_as_bytes`` has written; ValueError for other bytes."""
+    """Returns the options that ``options_as_bytes`` has written; ValueError for other bytes."""
     try:
         stored = json.loads(content)
         if not isinstance(stored, list):

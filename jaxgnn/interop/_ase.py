@@ -93,7 +93,7 @@ def _copied(model: Any) -> Any:
 
 
 def _calculator(program: _Program, rows: np.ndarray, radius: float, skin: float) -> Any:
-    """A new calculator; a pickled one is loaded by this function."""
+    """Returns a new calculator; a pickled one is loaded by this function."""
     return _calculator_class()(program, rows, MovingAtoms(radius, skin))
 
 
@@ -137,7 +137,7 @@ class _Program:
 
 
 def _rows_of_numbers(species: Any) -> np.ndarray:
-    """The row in a model's tables of each atomic number, -1 for those that it has not."""
+    """Returns the row in a model's tables of each atomic number, -1 for those that it has not."""
     from ase.data import atomic_numbers
 
     largest = max(atomic_numbers.values())
@@ -218,7 +218,7 @@ def _calculator_class() -> Any:
 
 
 def _placed(atoms: Any, rows: np.ndarray) -> Placed:
-    """The atoms as a structure; ValueError names a species that the model does not know."""
+    """Returns the atoms as a structure; ValueError names a species that the model does not know."""
     numbers = atoms.get_atomic_numbers()
     species = rows[numbers]
     unknown = np.flatnonzero(species < 0)

@@ -86,7 +86,7 @@ def jax_md_energy(
     def energy(
         positions: Float[Array, "atoms 3"], neighbor: Any, **options: Any
     ) -> Float[Array, ""]:
-        """Energy of all atoms."""
+        """Returns the energy of all atoms."""
         if positions.shape != (len(of_atoms), 3):
             expected = f"of shape [{len(of_atoms)}, 3]"
             raise bad_input(_WHERE, "positions", expected, shown(positions))
@@ -99,7 +99,7 @@ def jax_md_energy(
 
 
 def _graph(neighbor: Any, atoms: int) -> CSRGraph:
-    """The edges of a full list of neighbours, [atoms, most] or (receivers, senders)."""
+    """Returns the edges of a full list of neighbours, [atoms, most] or (receivers, senders)."""
     kind = getattr(getattr(neighbor, "format", None), "name", None)
     if kind not in ("Dense", "Sparse"):
         expected = "a NeighborList of format Dense or Sparse, which has both edges of a pair"

@@ -138,7 +138,7 @@ def _read_options(path: Path, file: IO[bytes]) -> dict[str, Any]:
 
 
 def _abstract_model(options: dict[str, Any], energies: np.ndarray) -> models.NequIP:
-    """The model with shapes for weights, and with tables of species."""
+    """Returns the model with shapes for weights, and with tables of species."""
     hidden = (int(options["radial_mlp_size"]),) * int(options["radial_mlp_layers"])
     arguments: dict[str, Any] = {
         "irreps": options["hidden_irreps"],
@@ -213,7 +213,7 @@ def _leaves_of_linear(
 
 
 def _read_array(file: IO[bytes], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The next array of a file; ValueError unless it has floats of this shape."""
+    """Returns the next array of a file; ValueError unless it has floats of this shape."""
     try:
         array = read_next_array(file)
     except ValueError as error:

@@ -82,7 +82,7 @@ class InOrder(NamedTuple):
     what: str  # description of the named things
 
 
-KINDS = nnx.Param, nnx.BatchStat  # the variables that a state dict holds
+KINDS = nnx.Param, nnx.BatchStat  # The variables that a state dict holds.
 
 type Entry = Match | Number | Part | Ignored | InOrder
 type Row = Sequence[Entry]
@@ -93,7 +93,7 @@ def _matches(names: dict[str, str], form: Form = SAME, **options: Any) -> list[M
 
 
 def _kernel(ours: str, theirs: str, **options: Any) -> Match:
-    """The matrix of a linear layer, [in, out] here and [out, in] there."""
+    """Returns the matrix of a linear layer, [in, out] here and [out, in] there."""
     return Match(f"{ours}.kernel", f"{theirs}.weight", TRANSPOSED, **options)
 
 

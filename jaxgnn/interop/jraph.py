@@ -22,7 +22,7 @@ from jaxgnn.ops.shared import segments as _segments
 
 
 def _dropping(name: str) -> Any:
-    """A segment function that drops entries of negative ids, as jraph does."""
+    """Returns a segment function that drops entries of negative ids, as jraph does."""
     dropping = _segments.dropping_negative_ids(getattr(_segments, name))
     dropping.__module__ = __name__
     return dropping
@@ -63,7 +63,7 @@ def _rebuilt(module: types.ModuleType, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names() -> dict[str, Any]:
-    """The public names of jraph, including the rebuilt functions."""
+    """Returns the public names of jraph, including the rebuilt functions."""
     utils = sys.modules[_jraph.segment_sum.__module__]
     models = sys.modules[_jraph.GraphNetwork.__module__]
     of_utils = _rebuilt(utils, _OURS)

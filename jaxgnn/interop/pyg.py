@@ -160,7 +160,7 @@ class _Variables:
         return (len(self.variables), *shape) if self.stacked else shape
 
     def read(self) -> np.ndarray:
-        """A copy of the array."""
+        """Returns a copy of the array."""
         whole = [variable[...] for variable in self.variables]
         arrays = [np.asarray(array if self.at is None else array[self.at]) for array in whole]
         return np.stack(arrays) if self.stacked else np.array(arrays[0], order="C")
@@ -206,7 +206,7 @@ class _Place(NamedTuple):
     older: bool  # whether the name is that of an earlier release
 
     def shape_there(self) -> tuple[int, ...]:
-        """The shape that the array has in a state dict."""
+        """Returns the shape that the array has in a state dict."""
         return self.form.there(np.broadcast_to(0, self.view.shape)).shape
 
 
@@ -269,7 +269,7 @@ def _module_at(module: Any, path: str) -> Any:
 
 
 def _view(module: nnx.Module, path: str, at: int | None) -> _Variables | None:
-    """The view of a path and an index on the first axis; None if the layer lacks it."""
+    """Returns the view of a path and an index on the first axis; None if the layer lacks it."""
     items, starred, of_each = path.partition(".*.")
     if starred:
         return _Variables(
@@ -280,7 +280,7 @@ def _view(module: nnx.Module, path: str, at: int | None) -> _Variables | None:
 
 
 def _covered(name: str, names: Iterable[str]) -> str | None:
-    """The first of some names, or of prefixes that end in a dot, that matches a name."""
+    """Returns the first of some names, or of prefixes that end in a dot, that matches a name."""
     return next((n for n in names if name == n or (n.endswith(".") and name.startswith(n))), None)
 
 
@@ -302,7 +302,7 @@ def _arrays(names: _Names, state: Mapping[str, Any]) -> dict[Hashable, np.ndarra
 
 
 def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
-    """The array in its form there, after checks of its shape and dtype."""
+    """Returns the array in its form there, after checks of its shape and dtype."""
     where = f"state_dict[{name!r}]"
     try:
         array = np.asarray(value)
@@ -319,7 +319,7 @@ def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
 
 
 def _checked_names(names: Any) -> list[str]:
-    """The names to write, each once."""
+    """Returns the names to write, each once."""
     listed = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
     if not listed or not all(isinstance(name, str) for name in listed):
         got = f"a {type(names).__name__}" + ("" if listed else " without any")

@@ -156,7 +156,7 @@ def _images_and_labels(where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(where: str, points: np.ndarray, count: int) -> np.ndarray:
-    """The ``count`` nearest others of each of [points, d]: [points, count]."""
+    """Returns the ``count`` nearest others of each of [points, d]: [points, count]."""
     nodes = points.shape[0]
     if not 1 <= count < nodes:
         raise ValueError(f"datasets.{where}: neighbors: expected 1 to {nodes - 1}, got {count}")

@@ -28,10 +28,10 @@ from jaxgnn.datasets.formats.pickle_parts import (
 
 # Bytes of objects for each byte of the file. Numbers in a list take four, numpy's in a set nine.
 _GROWTH = 8
-_SLOT = 9  # bytes of a place in a list, including its spare capacity
-_ENTRY = 100  # bytes of a place in a dict while it grows
-_HEADER = 16  # bytes of the header of Python's garbage collector
-_LARGEST_SHARED = 256  # smaller integers exist only once
+_SLOT = 9  # Bytes of a place in a list, including its spare capacity.
+_ENTRY = 100  # Bytes of a place in a dict while it grows.
+_HEADER = 16  # Bytes of the header of Python's garbage collector.
+_LARGEST_SHARED = 256  # Smaller integers exist only once.
 
 _NEWEST = 5
 _WHOLE = re.compile(rb"(?P<number>[+-]?[0-9]{1,20})L?", re.ASCII)
@@ -353,13 +353,13 @@ def _matched(pattern: re.Pattern[bytes], text: bytes) -> bytes:
 
 
 def _long(data: bytes) -> int:
-    if len(data) > 9:  # 64 bits and a byte for the sign
+    if len(data) > 9:  # These are 64 bits and a byte for the sign.
         raise ValueError(f"expected integers of 64 bits, got one of {len(data)} bytes")
     return int.from_bytes(data, "little", signed=True)
 
 
 def _index(machine: _Machine) -> int:
-    """The number of an object in the memo, written as a line."""
+    """Returns the number of an object in the memo, written as a line."""
     return int(_matched(_INDEX, machine.line()))
 
 

@@ -37,9 +37,9 @@ _DTYPES = {
     "ByteStorage": "|u1",
     "BoolStorage": "|b1",
 }
-_LENGTH = 8  # bytes of the int64 before the numbers
-_SIZE = 200  # bytes of an array object and its owner
-_MOST_DESCRIBED = 1 << 16  # bytes of the objects that describe a storage
+_LENGTH = 8  # Bytes of the int64 before the numbers.
+_SIZE = 200  # Bytes of an array object and its owner.
+_MOST_DESCRIBED = 1 << 16  # Bytes of the objects that describe a storage.
 
 
 def read_torch_numbers(path: Path, contents: str) -> Any:
@@ -57,7 +57,7 @@ def read_torch_numbers(path: Path, contents: str) -> Any:
 
 
 def _member(path: Path) -> bytes:
-    """The bytes of the pickle in an archive."""
+    """Returns the bytes of the pickle in an archive."""
     with naming(path, "an archive of torch"), opened_archive(path) as archive:
         members = [i for i in archive.infolist() if i.filename.rpartition("/")[2] == "data.pkl"]
         if len(members) != 1:
@@ -143,7 +143,7 @@ def _listed(name: str, arguments: tuple[Any, ...], budget: Budget) -> _Storage:
     if dtype.kind in "iu" and not set(map(type, numbers)) <= {int}:
         raise ValueError(f"expected a {name} of integers")
     budget.spend(_SIZE + len(numbers) * dtype.itemsize)
-    return _Storage(np.array(numbers, dtype))  # raises for integers that do not fit
+    return _Storage(np.array(numbers, dtype))  # Raises for integers that do not fit.
 
 
 def _tensor(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
@@ -170,7 +170,7 @@ def _tensor(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
 
 
 def _no_hooks(arguments: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
-    """An empty ordered dict, as the hooks of a tensor."""
+    """Returns an empty ordered dict, as the hooks of a tensor."""
     if arguments not in ((), ([],)):
         raise ValueError("expected an empty OrderedDict")
     budget.spend(_SIZE)

@@ -148,7 +148,7 @@ def _edges(
 
 
 def _features(rng: np.random.Generator, groups: np.ndarray, signal: float) -> np.ndarray:
-    """A centre for each group plus noise, float32 [nodes, features]."""
+    """Returns a centre for each group plus noise, float32 [nodes, features]."""
     centres = rng.standard_normal((int(groups.max()) + 1, _FEATURES))
     noise = rng.standard_normal((groups.size, _FEATURES))
     return ((signal / _FEATURES**0.5) * centres[groups] + noise).astype(np.float32)

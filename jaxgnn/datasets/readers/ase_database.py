@@ -35,7 +35,7 @@ _VERSIONS = range(5, 10)
 _COLUMNS = ("id", "numbers", "positions", "cell", "pbc", "energy", "forces", "stress")
 _HEADER = b"SQLite format 3\x00"
 _TABLES = ("systems", "information")
-_LARGEST_VALUE = 10**9  # of SQLite itself
+_LARGEST_VALUE = 10**9  # The limit of SQLite itself.
 
 
 def read_ase(
@@ -88,7 +88,7 @@ def read_ase(
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """The database, which is not written, and no value of which is larger than its file."""
+    """Returns the database, which is not written, and no value of which is larger than its file."""
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(path.stat().st_size, _LARGEST_VALUE))
     connection.execute("PRAGMA trusted_schema = OFF")

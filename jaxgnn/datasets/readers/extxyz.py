@@ -169,12 +169,12 @@ def _structures(source: _Source, names: _Names, allowed: frozenset[str]) -> Iter
             count = _count(source, at, text)
             yield _structure(source, at, count, names, allowed)
             at += count + 2
-        else:  # between structures, or at the end
+        else:  # The line is between structures, or at the end.
             at += 1
 
 
 def _count(source: _Source, at: int, text: str) -> int:
-    """The number of atoms of a structure whose lines are all there."""
+    """Returns the number of atoms of a structure whose lines are all there."""
     try:
         count = whole_number(text)
     except ValueError:
@@ -201,7 +201,7 @@ def _structure(
     if forces is None:
         line.note_near([column.name for column in columns], "forces", names)
     positions = _column(columns, lambda column: column.name.lower() in _POSITIONS)
-    assert positions is not None  # by _columns
+    assert positions is not None  # See _columns.
     return Structure(
         numbers=_atomic_numbers(source, at + 2, rows, columns, allowed),
         positions=_vectors(source, at + 2, rows, positions),
@@ -236,7 +236,7 @@ class _Line:
         return self._source.bad(self._at, message)
 
     def value(self, key: str, *, any_case: bool = False) -> str | None:
-        """The value of a key, or None."""
+        """Returns the value of a key, or None."""
         try:
             return self._pairs.value(key, any_case=any_case)
         except ValueError as error:
@@ -275,7 +275,7 @@ class _Line:
 
 
 def _cell(line: _Line) -> tuple[np.ndarray, np.ndarray]:
-    """The cell vectors as rows, and whether each is periodic."""
+    """Returns the cell vectors as rows, and whether each is periodic."""
     lattice, flags = (line.value(key, any_case=True) for key in ("Lattice", "pbc"))
     cell = np.zeros((3, 3))
     if lattice is None:
@@ -312,7 +312,7 @@ def _stress(line: _Line, names: _Names, cell: np.ndarray) -> np.ndarray | None:
 
 
 def _columns(line: _Line) -> list[_Column]:
-    """The columns of each property of atoms: ``species:S:1:pos:R:3``."""
+    """Returns the columns of each property of atoms: ``species:S:1:pos:R:3``."""
     text = line.value("Properties", any_case=True)
     text = _NO_PROPERTIES if text is None else text
 
@@ -341,7 +341,7 @@ def _column(columns: Sequence[_Column], is_wanted: Callable[[_Column], bool]) ->
 
 
 def _elements(columns: Sequence[_Column]) -> _Column | None:
-    """The property of symbols, otherwise that of atomic numbers; None without any."""
+    """Returns the property of symbols, otherwise that of atomic numbers; None without any."""
     symbols = _column(columns, lambda column: column.name.lower() in _SYMBOLS)
     if symbols is not None:
         return symbols
@@ -349,7 +349,7 @@ def _elements(columns: Sequence[_Column]) -> _Column | None:
 
 
 def _rows(source: _Source, start: int, count: int, width: int) -> list[list[str]]:
-    """The words of each atom's line."""
+    """Returns the words of each atom's line."""
     rows = [source.text(at).split() for at in range(start, start + count)]
     for at, row in enumerate(rows, start):
         if len(row) != width:
@@ -365,7 +365,7 @@ def _atomic_numbers(
     allowed: frozenset[str],
 ) -> np.ndarray:
     elements = _elements(columns)
-    assert elements is not None  # by _columns
+    assert elements is not None  # See _columns.
     is_symbol, column = elements.name.lower() in _SYMBOLS, elements.start
     symbols = [row[column] for row in rows]
     if not is_symbol:
@@ -380,7 +380,7 @@ def _atomic_numbers(
 
 
 def _vectors(source: _Source, start: int, rows: list[list[str]], column: _Column) -> np.ndarray:
-    """A property of three finite numbers for each atom, float64 [atoms, 3]."""
+    """Returns a property of three finite numbers for each atom, float64 [atoms, 3]."""
     name, _, first, width = column
     if width != 3:
         raise source.bad(start - 1, f"Properties: expected 3 columns of {name}, got {width}")

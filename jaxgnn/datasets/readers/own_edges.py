@@ -90,7 +90,7 @@ def read_edges(
 
 
 def _columns_of_ends(table: TextTable) -> tuple[int, int]:
-    """The columns of the two nodes: those whose names say so, or the first two."""
+    """Returns the columns of the two nodes: those whose names say so, or the first two."""
     columns = [column for column, name in enumerate(table.header) if name in _ENDS]
     return (columns[0], columns[1]) if len(columns) == 2 else (0, 1)
 
@@ -166,7 +166,7 @@ def _each_edge_once(
     directed: bool,
     table: TextTable | None = None,
 ) -> Edges:
-    """Each edge once with its numbers; raises if its repeats have others."""
+    """Returns each edge once with its numbers; raises if its repeats have others."""
     if not values.size or table is None:
         return Edges(distinct_edges(pairs, count, both_directions=not directed))
     rows = np.arange(pairs.shape[1])
@@ -187,7 +187,7 @@ def _each_edge_once(
 
 
 def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:
-    """Whether the first row of edges names columns."""
+    """Returns whether the first row of edges names columns."""
     named = [cell.lower() in _ENDS for cell in first]
     if sum(named) == 2 and not any(map(is_number, first)):
         return True
@@ -200,7 +200,7 @@ def _heads_edges(first: list[str], rest: list[list[str]]) -> bool:
 
 
 def _edge_array(path: Path, nodes: Nodes) -> Any:
-    """Ids of nodes, [2, edges] int32."""
+    """Returns ids of nodes, [2, edges] int32."""
     values = read_npy(path, "the edges of a graph, [2, edges] or [edges, 2]")
     if values.ndim != 2 or 2 not in values.shape or not values.size:
         raise bad_file(path, f"expected edges as [2, edges] or [edges, 2], got {values.shape}")

@@ -172,7 +172,7 @@ def _read_planetoid(path: Path, options: Mapping[str, Any], *, labelled: bool) -
 def _find_files(
     path: Path, labels: File | None, features: File | None, splits: File | Mapping[str, File] | None
 ) -> dict[str, Path]:
-    """The file of each field; ``features`` and all three parts are optional."""
+    """Returns the file of each field; ``features`` and all three parts are optional."""
     if not path.exists():
         raise FileNotFoundError(f"no folder or file {path}: expected a graph, as read_graph says")
     folder = path if path.is_dir() else path.parent
@@ -207,7 +207,7 @@ def _find_files(
 
 
 def _beside(folder: Path, field: str) -> Path | None:
-    """The only file in a folder with the name of a field."""
+    """Returns the only file in a folder with the name of a field."""
     names = [f"{field}{suffix}{gz}" for suffix in _SUFFIXES for gz in ("", ".gz")]
     files = [folder / name for name in names if is_there(folder / name)]
     if len(files) > 1:

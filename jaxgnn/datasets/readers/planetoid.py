@@ -118,7 +118,7 @@ def _prefix(folder: Path, name: str | None) -> Path:
 
 
 def _test_nodes(path: Path) -> np.ndarray:
-    """The numbers of the test nodes, in the order of the files' rows."""
+    """Returns the numbers of the test nodes, in the order of the files' rows."""
     require_file(path, "a test node a line")
     nodes = read_csv(path, np.int32, "a test node a line", columns=1)[:, 0]
     _require(path, np.unique(nodes).size == nodes.size, "every node once", "one of them again")
@@ -129,7 +129,7 @@ def _test_nodes(path: Path) -> np.ndarray:
 
 
 def _classes(path: Path) -> tuple[np.ndarray, int]:
-    """The class of each node, -1 if it has none, and the number of classes."""
+    """Returns the class of each node, -1 if it has none, and the number of classes."""
     hot = read_matrix(path, "labels")
     sums = hot.sum(axis=1)
     good = np.isin(hot, (0, 1)).all(axis=1) & (sums <= 1)

@@ -114,7 +114,7 @@ def split_edges(
     order = random.permutation(pairs.shape[1])
     rank = np.empty(order.size + 1, np.int64)
     rank[order] = np.arange(order.size)
-    rank[-1] = order.size  # for self loops
+    rank[-1] = order.size  # This entry is for self loops.
     rank_of_edge = rank[pair_of_edge]
 
     def part(seen_from: int, first: int, end: int) -> LinkPart:
@@ -133,7 +133,7 @@ def split_edges(
 
 
 def _pairs(ends: np.ndarray, num_nodes: int, undirected: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct pairs [2, pairs], and the pair of each edge; -1 for a self loop."""
+    """Returns the distinct pairs [2, pairs], and the pair of each edge; -1 for a self loop."""
     low, high = (ends.min(axis=0), ends.max(axis=0)) if undirected else ends
     is_loop = ends[0] == ends[1]
     keys = low.astype(np.int64) * num_nodes + high

@@ -169,7 +169,7 @@ class HypergraphDataset(Record):
 
 
 def distinct_edges(edges: np.ndarray, num_nodes: int, *, both_directions: bool) -> np.ndarray:
-    """Edges [2, edges] without repeats, sorted by sender and receiver, int32.
+    """Returns edges [2, edges] without repeats, sorted by sender and receiver, int32.
 
     Args:
       edges: senders and receivers.
@@ -197,7 +197,7 @@ class _Check:
     def features(self) -> None:
         features = self._data.features
         if isinstance(features, np.memmap) and features.ndim == 2:
-            return  # of any dtype, and not read here
+            return  # They have any dtype, and are not read here.
         self._array("features", ndim=2, dtype=np.float32)
         self._every("features", np.isfinite(self._data.features), "finite numbers")
 

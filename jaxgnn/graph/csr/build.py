@@ -150,7 +150,7 @@ def _sort_concrete(edges: EdgeList, num_rows: int, num_cols: int, needs_order: b
     if is_for_device(receivers.shape[0]):
         return sort_on_device(receivers, senders, num_rows, mask)
     senders, receivers = (np.asarray(ids).astype(np.int32, copy=False) for ids in edges[:2])
-    if mask is not None:  # the senders of padding may be out of range
+    if mask is not None:  # Senders of padding may be out of range.
         indptr, order = sort_edges(receivers, num_rows, mask)
         return put_own(indptr), put_own(senders[order]), order
     # Without an order only the senders and one byte an edge have to be moved.

@@ -435,7 +435,7 @@ class CSRGraph(CompressedRows):
             return self.with_parts(*available(ALL_PARTS))
         weighted = self.weights is not None
         parts = frozenset[Part]().union(*(parts_for(op, weighted=weighted) for op in ops))
-        if makes_plan(self):  # besides the parts that it has already
+        if makes_plan(self):  # It keeps the parts that it has already.
             parts |= parts_of_leaves(weighted=weighted)
         return self.with_parts(*parts)
 
@@ -552,7 +552,7 @@ class CSRGraph(CompressedRows):
                 "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
             )
         if is_concrete(self.indptr, self.indices):
-            self.concrete_parts()  # checks the structure
+            self.concrete_parts()  # This checks the structure.
         return self._with_loops(weight, duplicates, num_real_nodes)
 
     def _with_loops(self, weight: float, duplicates: bool, num_real_nodes: Any) -> CSRGraph:

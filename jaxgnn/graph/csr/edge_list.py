@@ -64,10 +64,10 @@ def as_array(values: Any, empty_dtype: Any = None) -> Any:
 
 def rows_of_edge_index(where: str, edge_index: Any) -> Any:
     """Returns the senders and the receivers of an ``edge_index``, or raises ValueError."""
-    if is_concrete(edge_index):  # so that its rows are split without a compilation
+    if is_concrete(edge_index):  # NumPy splits its rows without a compilation.
         try:
             edge_index = np.asarray(edge_index)
-        except ValueError as error:  # from lists of different lengths
+        except ValueError as error:  # Lists of different lengths raise it.
             raise bad_input(where, "edge_index", "of shape [2, edges]", str(error)) from error
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
         expected = "of shape [2, edges], row 0 the senders and row 1 the receivers"
@@ -163,7 +163,7 @@ def way_to_edge_slots(num_edges: int, shape: tuple[int, ...]) -> str:
 
 
 def known_order(graph: Any) -> Any:
-    """The input position of each edge slot of this graph, or None if it is not known.
+    """Returns the input position of each edge slot of this graph, or None if it is not known.
 
     It is no field, so graphs with and without it are the same pytree; ``jit`` drops it.
     """

@@ -51,7 +51,7 @@ def to_scipy(graph: CompressedRows) -> scipy.sparse.csr_array:
         raise bad_input(where, "self", "concrete; call it outside jit", "a tracer")
     require_no_heads(where, "self", graph.weights)
     validate_structure(graph)
-    indptr = np.array(graph.indptr)  # copies, because scipy works in place
+    indptr = np.array(graph.indptr)  # A copy, because scipy works in place.
     indices = np.array(graph.indices)[: indptr[-1]]
     factors = [f for f in (graph.weights, graph.row_scale, graph.col_scale) if f is not None]
     # numpy and scipy have no sums of float16 or bfloat16.
@@ -169,7 +169,7 @@ def _column(argument: str, name: str, owners: Iterable[tuple[str, dict[str, Any]
         values.append(data[name])
     try:
         column = np.array(values) if values else np.zeros(0, np.float32)
-    except ValueError as error:  # from values of different lengths
+    except ValueError as error:  # Values of different lengths raise it.
         raise bad_input(_NETWORKX, argument, f"of one shape at {name!r}", str(error)) from error
     if column.dtype.kind not in "biuf":
         raise bad_input(_NETWORKX, argument, f"real numbers at {name!r}", column.dtype)

@@ -47,7 +47,7 @@ class MaskedGraph(CSRGraph):
     given_weights: Float[Array, "edges *heads"] | None = None
 
     def degrees(self) -> Float[Array, " rows"]:
-        """Sum of the presence of the edges that enter each row."""
+        """Returns the sum of the presence of the edges that enter each row."""
         return sum_rows(self.presence, jnp.asarray(self.indptr))
 
     def uniform_degrees(self) -> tuple[int | None, int | None]:
@@ -64,7 +64,7 @@ class MaskedGraph(CSRGraph):
         return _plain(self, self.weights).with_weights(weights)
 
     def transpose(self) -> CSRGraph:
-        """The graph with senders and receivers exchanged."""
+        """Returns the graph with senders and receivers exchanged."""
         return from_columns(self.columns().transpose(), self)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
@@ -103,7 +103,7 @@ class MaskedGraph(CSRGraph):
 
 
 def masked(graph: CSRGraph, presence: Float[Array, " edges"]) -> MaskedGraph:
-    """A graph with a presence for each of its edge slots; see ``MaskedGraph``.
+    """Returns a graph with a presence for each of its edge slots; see ``MaskedGraph``.
 
     Scales of a graph that is normalised already stay as they are.
 
@@ -190,7 +190,7 @@ def without_presence(graph: Any) -> Any:
 
 
 def from_columns(graph: CSRGraph, like: MaskedGraph) -> MaskedGraph:
-    """The masked graph of a plain one with the columns of ``MaskedGraph.columns``."""
+    """Returns the masked graph of a plain one with the columns of ``MaskedGraph.columns``."""
     assert graph.weights is not None
     presence, weights_alone, weights = (graph.weights[:, column] for column in range(3))
     result = masked(_plain(graph, None if like.given_weights is None else weights_alone), presence)
@@ -199,7 +199,7 @@ def from_columns(graph: CSRGraph, like: MaskedGraph) -> MaskedGraph:
 
 
 def _plain(graph: CSRGraph, weights: Any, **changed: Any) -> CSRGraph:
-    """The edges as a graph that is not masked, with these weights."""
+    """Returns the edges as a graph that is not masked, with these weights."""
     fields = {f.name: getattr(graph, f.name) for f in dataclasses.fields(CSRGraph)}
     fields |= {"weights": weights, "plan": given_plan(graph), **changed}
     return _share_parts(CSRGraph(**fields), graph)

@@ -45,7 +45,7 @@ def degree_scales(graph: CompressedRows, kind: Normalization) -> dict[str, Any]:
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     is_host = is_concrete(graph.indptr, graph.indices)
     if is_host:
-        graph.concrete_parts()  # checks the structure
+        graph.concrete_parts()  # This checks the structure.
 
     def scale(degrees: Any, exponent: float) -> Any:
         if not is_host:
@@ -109,7 +109,7 @@ def gcn_coefficients(graph: CompressedRows, *, add_self_loops: bool) -> GCNCoeff
 
 
 def every_node_has_a_loop(graph: CompressedRows) -> bool:
-    """Whether each node of a square graph, not traced, has a self loop; computed once."""
+    """Returns whether each node of a square graph, not traced, has a self loop; computed once."""
     arrays = graph.indptr, graph.indices
 
     def ask() -> bool:
@@ -202,7 +202,7 @@ def _ends(graph: CompressedRows) -> tuple[Any, Any]:
 
 def _ends_on_host(graph: CompressedRows) -> tuple[np.ndarray, np.ndarray]:
     """The receiver and the sender of each edge slot, of a graph whose structure is concrete."""
-    graph.concrete_parts()  # checks the structure
+    graph.concrete_parts()  # This checks the structure.
     return row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)
 
 

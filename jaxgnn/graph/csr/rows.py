@@ -120,7 +120,7 @@ class CompressedRows(KeepsArrays):
 
     @requires_one
     def degrees(self) -> Int[Array, " rows"]:
-        """Number of edges that enter each row."""
+        """Returns the number of edges that enter each row."""
         if is_concrete(self.indptr):  # The host compiles nothing for a new length.
             return put_own(np.diff(np.asarray(self.indptr)))
         return self.indptr[1:] - self.indptr[:-1]
@@ -167,7 +167,7 @@ class CompressedRows(KeepsArrays):
 
     @requires_one
     def receivers(self) -> Int[Array, " edges"]:
-        """Row of each edge; padding slots get ``num_rows``, which is out of range."""
+        """Returns the row of each edge; padding slots get ``num_rows``, which is out of range."""
         if is_concrete(self.indptr, self.indices) and not is_for_device(self.num_edges):
             self.concrete_parts()  # This checks the structure.
             return put_own(row_ids_on_host(self.indptr, self.num_edges))
@@ -212,7 +212,7 @@ class CompressedRows(KeepsArrays):
         return parts
 
     def _shared_parts(self) -> ConcreteParts:
-        """The same object for all graphs that have been derived with the same edges."""
+        """Returns the same object for all graphs that have been derived with the same edges."""
         parts = self.__dict__.get("_parts")
         if parts is None:
             plan = given_plan(self)
@@ -238,12 +238,12 @@ class CompressedRows(KeepsArrays):
         return plan if there is None else there.with_parts_of(plan, missing)
 
     def _sums_of_senders(self, of_edges: Array) -> Array:
-        """The sum over the edges that leave each node, by ``indices``; traced."""
+        """Returns the sum over the edges that leave each node, by ``indices``; traced."""
         plan = self.made_plan()
         return sum_rows(of_edges[plan.permutation], plan.transposed_indptr)
 
     def _column_degrees(self) -> Int[Array, " cols"] | np.ndarray:
-        """Number of edges that leave each column; in numpy if the graph is concrete."""
+        """Returns the number of edges that leave each column; in numpy if the graph is concrete."""
         plan = given_plan(self)
         if is_concrete(self.indptr, self.indices):
             real = np.asarray(self.indices)[: np.asarray(self.indptr)[-1]]

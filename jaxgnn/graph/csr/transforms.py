@@ -234,7 +234,7 @@ def add_self_loops(
 
 
 def _part(graph: CSRGraph, edges: Edges, nodes: np.ndarray) -> Subgraph:
-    """The graph of these nodes, in this order."""
+    """Returns the graph of these nodes, in this order."""
     if len(nodes) == graph.num_rows:
         new_ids = inverse_permutation(nodes)
     else:
@@ -272,7 +272,7 @@ def edges_of(
     if not allow_normalized and graph.is_normalized:
         expected = "not normalised, since its degrees change; normalise the result"
         raise bad_input(where, "graph", expected, repr(graph.normalization))
-    graph.concrete_parts()  # checks the structure
+    graph.concrete_parts()  # This checks the structure.
     indptr = np.asarray(graph.indptr)
     real = slice(0, int(indptr[-1]))
     weights = None if graph.weights is None else np.asarray(graph.weights)[real]
@@ -315,7 +315,7 @@ Reduce = Literal["sum", "mean", "min", "max", "mul"]
 
 _UFUNCS: dict[Reduce, Callable[..., np.ndarray]] = {
     "sum": np.add.reduceat,
-    "mean": np.add.reduceat,  # then divided by the number of edges
+    "mean": np.add.reduceat,  # The sum is then divided by the number of edges.
     "min": np.minimum.reduceat,
     "max": np.maximum.reduceat,
     "mul": np.multiply.reduceat,
@@ -406,7 +406,7 @@ def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool
 def _merge(
     where: str, edges: Edges, reduce: Reduce, shape: tuple[int, int]
 ) -> tuple[CSRGraph, np.ndarray]:
-    """The graph of the distinct edges, and the slot there of each old edge.
+    """Returns the graph of the distinct edges, and the slot there of each old edge.
 
     Raises:
       ValueError: if ``reduce`` is not the name of a reduction.

@@ -42,7 +42,7 @@ def validate_graph(graph: Any) -> None:
 
 
 def arrays_of(graph: Any) -> list[Any]:
-    """The arrays of a graph and of its existing plan; no plan is built for this."""
+    """Returns the arrays of a graph and of its existing plan; no plan is built for this."""
     fields = graph.indptr, graph.indices, graph.weights, graph.row_scale, graph.col_scale
     return jax.tree.leaves((fields, given_plan(graph)))
 
@@ -145,7 +145,7 @@ def bounded_graph(graph: Any) -> Any:
 def check_offsets(where, name, indptr, num_edges):
     if indptr[0] != 0:
         raise bad_input(where, f"{name}[0]", "0", int(indptr[0]))
-    falling = indptr[1:] < indptr[:-1]  # differences may overflow
+    falling = indptr[1:] < indptr[:-1]  # Differences may overflow.
     if falling.any():
         at = int(np.flatnonzero(falling)[0]) + 1
         raise bad_input(where, f"{name}[{at}]", f"at least {indptr[at - 1]}", int(indptr[at]))
@@ -162,7 +162,7 @@ def _check_ids(where, name, ids, bound):
 
 def check_finite(where: str, name: str, values: np.ndarray) -> None:
     """Raises ValueError naming the first value that is not finite."""
-    if values.dtype not in (np.float32, np.float64):  # for others numpy has no test
+    if values.dtype not in (np.float32, np.float64):  # NumPy has no test for others.
         values = values.astype(np.float32)
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:

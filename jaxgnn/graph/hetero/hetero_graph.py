@@ -71,21 +71,21 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     # -- a mapping ---------------------------------------------------------------------------
 
     def __getitem__(self, edge_type: EdgeType) -> CSRGraph:
-        """The graph of a relation; KeyError lists the existing ones."""
+        """Returns the graph of a relation; KeyError lists the existing ones."""
         if edge_type not in self.edge_types:
             raise KeyError(f"HeteroGraph: {edge_type!r} is none of {list(self.edge_types)}")
         return self._graphs[self.edge_types.index(edge_type)]
 
     def __iter__(self) -> Iterator[EdgeType]:
-        """The relations, in their order."""
+        """Returns the relations, in their order."""
         return iter(self.edge_types)
 
     def __len__(self) -> int:
-        """The number of relations."""
+        """Returns the number of relations."""
         return len(self.edge_types)
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same object: arrays may be traced, and are not compared."""
+        """Returns whether it is the same object: arrays may be traced, and are not compared."""
         return self is other
 
     __hash__ = object.__hash__
@@ -106,7 +106,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
     # -- a pytree ----------------------------------------------------------------------------
 
     def tree_flatten_with_keys(self):
-        """The graphs, and their prepared parts, as the children of the pytree."""
+        """Returns the graphs, and their prepared parts, as the children of the pytree."""
         keys = [*map(jax.tree_util.DictKey, self.edge_types), jax.tree_util.GetAttrKey("joined")]
         children = zip(keys, (*self._graphs, self._joined), strict=True)
         return tuple(children), (self.edge_types, tuple(self.num_nodes.items()))
@@ -168,7 +168,7 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         return HeteroGraph(graphs, num_nodes=self.num_nodes)
 
     def joined(self) -> CSRGraph:
-        """All relations as one graph, so that one op reads all of them.
+        """Returns all relations as one graph, so that one op reads all of them.
 
         Receivers are the nodes of all types, one type after the other. Senders are the nodes of the
         sending type of each relation, one relation after the other, as each relation has its own

@@ -155,7 +155,7 @@ _UNIONS: IdentityMemory[CSRGraph] = IdentityMemory()
 
 
 def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
-    """The graph of all edges of several graphs, with their own rows and columns.
+    """Returns the graph of all edges of several graphs, with their own rows and columns.
 
     For concrete parts it is built once for the same arrays; for graphs that are spread over devices
     it has the own rows of the device.
@@ -211,7 +211,7 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     dtypes: list[Any] = [p.graph.weights.dtype for p in parts if p.graph.weights is not None]
     for graph, first_row, factor, first_column in parts:
         if xp is np:
-            graph.concrete_parts()  # checks the structure
+            graph.concrete_parts()  # This checks the structure.
         rows = (row_ids_on_host if xp is np else row_ids)(graph.indptr, graph.num_edges)
         real.append(rows < graph.num_rows)
         if hasattr(first_row, "dtype"):

@@ -201,34 +201,34 @@ class Incidence(KeepsArrays):
 
     @requires_one
     def mask(self) -> Bool[Array, " incidences"]:
-        """A mask of the slots that are incidences, [incidences] bool; False for padding."""
+        """Returns a mask of the slots that are incidences, [incidences] bool; False for padding."""
         return in_range(*self._ids(), *self.shape)
 
     @requires_one
     def node_degrees(self) -> Int[Array, " nodes"]:
-        """Number of incidences of each node."""
+        """Returns the number of incidences of each node."""
         return self.by_node().degrees()
 
     @requires_one
     def hyperedge_sizes(self) -> Int[Array, " hyperedges"]:
-        """Number of incidences of each hyperedge."""
+        """Returns the number of incidences of each hyperedge."""
         return self.by_hyperedge().degrees()
 
     # -- other forms -------------------------------------------------------------------------
 
     @requires_one
     def by_hyperedge(self) -> CSRGraph:
-        """A graph whose rows are the hyperedges and whose columns are their nodes."""
+        """Returns a graph whose rows are the hyperedges and whose columns are their nodes."""
         return self.made_plan().by_hyperedge
 
     @requires_one
     def by_node(self) -> CSRGraph:
-        """A graph whose rows are the nodes and whose columns are their hyperedges."""
+        """Returns a graph whose rows are the nodes and whose columns are their hyperedges."""
         return self.made_plan().by_node
 
     @requires_one
     def todense(self, dtype: Any = jnp.float32) -> Float[Array, "nodes hyperedges"]:
-        """The incidence matrix: the number of times that each node is in each hyperedge."""
+        """Returns the incidence matrix: the number of times that each node is in each hyperedge."""
         if is_concrete(self.node_ids, self.hyperedge_ids):
             dense = np.zeros(self.shape, dtype)
             nodes, hyperedges = np.asarray(self.node_ids), np.asarray(self.hyperedge_ids)
@@ -373,7 +373,7 @@ def validate_incidence(incidence: Incidence) -> None:
         raise bad_input("Incidence.validate", "self", "concrete; call it outside jit", "a tracer")
     check_incidence_shapes("Incidence", incidence)
     check_incidence_ids("Incidence", incidence)
-    if incidence.plan is not None:  # another plan gives wrong results
+    if incidence.plan is not None:  # Another plan gives wrong results.
         ids = incidence.node_ids, incidence.hyperedge_ids
         expected = make_incidence_plan(*ids, *incidence.shape)
         check_equal("Incidence", "plan", incidence.plan, expected)

@@ -91,7 +91,7 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     if isinstance(graph, LocalGraph):
         return _loops_on_device(graph)
     presence = edge_presence(graph)
-    if presence is not None:  # that of the edges, and loops are there
+    if presence is not None:  # Loops are present.
         looped = with_one_loop_each(without_presence(graph))
         of_all = jnp.append(presence, jnp.ones(_num_loops(graph), presence.dtype))
         return looped._replace(
@@ -100,17 +100,17 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _looped(jnp, graph)
-    graph.concrete_parts()  # checks the structure
+    graph.concrete_parts()  # This checks the structure.
     return _MADE.get(arrays, graph.num_cols, lambda: _looped(np, graph))
 
 
 def _num_loops(graph: CSRGraph) -> int:
-    is_square = graph.num_rows == graph.num_cols  # which may be a symbolic number
+    is_square = graph.num_rows == graph.num_cols  # It may be a symbolic number.
     return graph.num_rows if is_square else min(graph.shape)
 
 
 def _looped(xp: Any, graph: CSRGraph) -> LoopedGraph:
-    """Rows and their edges keep their order, and the loop is the last edge of its row."""
+    """Adds the loop as the last edge of its row, and keeps the order of rows and edges."""
     is_host = xp is np
     num_edges, loops = graph.num_edges, _num_loops(graph)
     indptr, indices = xp.asarray(graph.indptr), xp.asarray(graph.indices)
@@ -141,7 +141,7 @@ def _looped(xp: Any, graph: CSRGraph) -> LoopedGraph:
 
 
 def _loops_on_device(graph: LocalGraph) -> LoopedGraph:
-    """The graph of one device's rows with its loops; padding rows get none."""
+    """Returns the graph of one device's rows with its loops; padding rows get none."""
     if not graph.is_square:
         expected = "square; make layers between nodes of two kinds with add_self_loops=False"
         raise bad_input("with_one_loop_each", "graph", expected, shown_sides(graph))
@@ -158,7 +158,7 @@ def looped_features(
     features: Float[Array, "*batch edges features"],
     fill_value: FillValue = "mean",
 ) -> Float[Array, "*batch new_edges features"]:
-    """Features of the edges of a graph in which every node has one self loop.
+    """Returns features of the edges of a graph in which every node has one self loop.
 
     Differentiable in ``features``.
 
@@ -218,7 +218,7 @@ def _loop_features(
     rows, num_rows = graph.receivers(), graph.num_rows
 
     def of_edges(padding: float) -> Array:
-        """The features, and a neutral number for edges that do not count."""
+        """Returns the features, and a neutral number for edges that do not count."""
         return jnp.where(kept.reshape(-1, *[1] * (features.ndim - 1)), features, padding)
 
     wide = jnp.float64 if features.dtype == jnp.float64 else jnp.float32
@@ -246,7 +246,7 @@ def _loops_of_masked(
     features: Float[Array, "edges *rest"],
     fill_value: str,
 ) -> Float[Array, "rows *rest"]:
-    """The sum or the mean, in which each edge counts by its presence."""
+    """Returns the sum or the mean, in which each edge counts by its presence."""
     if fill_value not in ("mean", "add"):
         expected = "'mean', 'add' or numbers, where edges are masked"
         raise bad_input(where, "fill_value", expected, repr(fill_value))
@@ -261,7 +261,7 @@ def _loops_of_masked(
 
 
 def _constant(where: str, num_rows: int, features: Array, value: Any) -> Array:
-    """The same features for all loops: one number, or one for each feature."""
+    """Returns the same features for all loops: one number, or one for each feature."""
     is_one = isinstance(value, numbers.Real | np.number) and not isinstance(value, bool)
     values = np.asarray([value] if is_one else value, np.float64)
     if values.shape not in ((1,), features.shape[-1:]) or not np.isfinite(values).all():
@@ -275,7 +275,7 @@ def _constant(where: str, num_rows: int, features: Array, value: Any) -> Array:
 def _products(
     values: Float[Array, "edges *rest"], rows: Int[Array, " edges"], num_rows: int
 ) -> Float[Array, "rows *rest"]:
-    """The product of the values of each row's edges, one for a row without edges.
+    """Returns the product of the values of each row's edges, one for a row without edges.
 
     ``jax.ops.segment_prod`` alone has no derivatives.
     """
@@ -288,7 +288,9 @@ def _products_jvp(num_rows, primals, tangents):
     zero = (values == 0).astype(jnp.int32)
     others = jnp.where(zero, 1, values)
     at_rows = {"mode": "clip", "indices_are_sorted": True}
-    product = _products(others, rows, num_rows).at[rows].get(**at_rows)  # without the zeros
+    product = (
+        _products(others, rows, num_rows).at[rows].get(**at_rows)
+    )  # Without zeros.
     zeros = jax.ops.segment_sum(zero, rows, num_rows, indices_are_sorted=True)
     zeros_of_others = zeros.at[rows].get(**at_rows) - zero
     slopes = jnp.where(zeros_of_others == 0, product / others, 0)

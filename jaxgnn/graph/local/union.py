@@ -67,7 +67,7 @@ class LocalUnion(CSRGraph):
         return self.is_of_squares and self.num_rows == self.num_cols
 
     def bipartite(self) -> CSRGraph:
-        """The own rows by the entries of the tables, as a graph without a halo."""
+        """Returns the own rows by the entries of the tables, as a graph without a halo."""
         return without_halo(self, col_scale=None)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
@@ -85,7 +85,7 @@ def without_halo(graph: Any, **fields: Any) -> CSRGraph:
 
 
 def joined_halo(parts: Sequence[tuple[Any, int]]) -> tuple[JoinedHalo, list[int]]:
-    """The tables of several relations, and the start of that of each relation.
+    """Returns the tables of several relations, and the start of that of each relation.
 
     ``parts`` has for each relation the rows of the device, and the first of its senders among all.
     Relations that all gather the same senders share a table.

@@ -39,7 +39,7 @@ OPS = tuple(_NEEDED)
 
 
 def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
-    """The parts that an op needs, with or without weights, on the device of new arrays."""
+    """Returns the parts that an op needs, with or without weights, on the device of new arrays."""
     wanted = set(_NEEDED.get(op or "", ("schedule", "transpose", "permutation")))
     if weighted and "transpose" in wanted:
         wanted.add("permutation")
@@ -47,12 +47,12 @@ def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
 
 
 def parts_of_leaves(*, weighted: bool) -> frozenset[Part]:
-    """The parts that a graph from a constructor has as a pytree: those for ``spmm``."""
+    """Returns the parts that a graph from a constructor has as a pytree: those for ``spmm``."""
     return parts_for("spmm", weighted=weighted)
 
 
 def available(parts: Iterable[Part]) -> frozenset[Part]:
-    """The parts among these that are used on the device of new arrays."""
+    """Returns the parts among these that are used on the device of new arrays."""
     return frozenset(parts) - (frozenset() if on_gpu() else {"edge_blocks"})
 
 
@@ -99,7 +99,7 @@ class ConcreteParts:
         if wanted in self._plans:
             return self._plans[wanted]
         fields: dict[str, Any] = {}
-        if "permutation" in wanted:  # first, since it includes the transpose
+        if "permutation" in wanted:  # It comes first, since it includes the transpose.
             fields["permutation"] = self.permutation
         if "schedule" in wanted:
             fields["schedule"] = self.schedule
@@ -196,7 +196,7 @@ class ConcreteParts:
         return ConcreteParts(indptr, indices, self.indptr.shape[0] - 1, original=self)
 
     def made(self) -> dict[str, Any]:
-        """The parts that have been built, by name."""
+        """Returns the parts that have been built, by name."""
         names = ("schedule", "transpose", "transposed_schedule", "permutation")
         blocks = ("edge_blocks", "weighted_edge_blocks")
         return {name: self.__dict__[name] for name in names + blocks if name in self.__dict__}
@@ -247,10 +247,10 @@ def plan_on_demand[Graph](graph: Graph, like: Any = None) -> Graph:
 
 
 def makes_plan(graph: Any) -> bool:
-    """Whether the graph is from a constructor, which has checked it."""
+    """Returns whether the graph is from a constructor, which has checked it."""
     return _MARK in graph.__dict__
 
 
 def given_plan(graph: Any) -> GraphPlan | None:
-    """The plan that the graph was given, without building one; None if there is none."""
+    """Returns the plan that the graph was given, without building one; None if there is none."""
     return graph.__dict__.get("plan")

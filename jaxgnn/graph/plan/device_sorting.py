@@ -27,7 +27,7 @@ _PARTS = 4
 
 
 def on_gpu() -> bool:
-    """Whether arrays are placed on a GPU by default."""
+    """Returns whether arrays are placed on a GPU by default."""
     device = jax.config.jax_default_device
     if device is None:
         return jax.default_backend() == "gpu"
@@ -40,7 +40,7 @@ def is_for_device(num_edges: int) -> bool:
 
 
 def bucket(size: int) -> int:
-    """The size to which ``size`` is padded: four in each factor of two."""
+    """Returns the size to which ``size`` is padded: four in each factor of two."""
     step = max(1, (1 << max(size - 1, 0).bit_length()) // (2 * _PARTS))
     return -(-size // step) * step
 

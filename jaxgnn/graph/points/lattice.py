@@ -33,7 +33,7 @@ class Lattice:
 
     @classmethod
     def of_box(cls, box: Any, periodic: tuple[bool, ...], dtype: Any) -> Lattice:
-        """The periodic rows of a checked box; ``box`` is None if no axis is periodic."""
+        """Returns the periodic rows of a checked box; ``box`` is None if no axis is periodic."""
         axes = tuple(np.flatnonzero(periodic).tolist())
         if box is None or not axes:
             empty = np.zeros((0, len(periodic)), dtype)
@@ -45,7 +45,7 @@ class Lattice:
         return cls(vectors, _inverse(jnp, vectors), axes)
 
     def heights(self, xp: Any) -> Any:
-        """Distance between opposite faces of the box along each vector, [periodic]."""
+        """Returns the distance between opposite faces of the box along each vector, [periodic]."""
         return 1 / xp.sqrt(xp.square(self.dual).sum(0))
 
 

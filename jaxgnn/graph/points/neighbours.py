@@ -177,11 +177,11 @@ class _Cloud:
         if batch is None:
             batch = np.zeros(self.num_points, np.int32)
         self.batch = np.asarray(batch)
-        self.ids = np.flatnonzero(self.batch >= 0)  # of the points with a cloud
+        self.ids = np.flatnonzero(self.batch >= 0)  # Ids of the points with a cloud.
         self.scale = distance_scale(np, self.points.shape[1], self.points[self.ids])
 
     def tree(self, points: np.ndarray, apart: float, sides: np.ndarray | None = None) -> KDTree:
-        """The tree of the points with a cloud; clouds are more than ``apart`` apart."""
+        """Returns the tree of the points with a cloud; clouds are more than ``apart`` apart."""
         _, ranks = np.unique(self.batch[self.ids], return_inverse=True)
         coordinates = np.column_stack([points[self.ids], ranks * (2 * apart + 1)])
         from scipy.spatial import KDTree
@@ -189,7 +189,7 @@ class _Cloud:
         return KDTree(coordinates, boxsize=None if sides is None else np.append(sides, 0))
 
     def squares(self, senders: np.ndarray, receivers: np.ndarray, box: np.ndarray | None = None):
-        """Squared distances times ``scale²``, and infinity between different clouds."""
+        """Returns squared distances times ``scale²``, and infinity between different clouds."""
         apart = self.points[senders] - self.points[receivers]
         if box is not None:
             apart += to_nearest_image(apart, box)
@@ -197,7 +197,7 @@ class _Cloud:
         return np.where(self.batch[senders] == self.batch[receivers], squares, np.inf)
 
     def edges(self, ends: tuple[np.ndarray, np.ndarray], box: np.ndarray | None) -> NeighbourEdges:
-        """The edges of sorted ends; the counts of neighbours are those of the edges."""
+        """Returns the edges of sorted ends; the counts of neighbours are those of the edges."""
         senders, receivers = ends
         shifts = None
         if box is not None:
@@ -236,7 +236,7 @@ def _edges_in_images(
     loop: bool,
     half: bool,
 ) -> NeighbourEdges:
-    """The edges within ``r`` in all images of a box."""
+    """Returns the edges within ``r`` in all images of a box."""
     lattice = Lattice.of_box(cell, axes, np.float64)
     search = ImageSearch(cloud.points, cloud.batch, r, lattice, axes, loop, half)
     senders, receivers, along = search.edges(where)
@@ -258,7 +258,7 @@ def _edges_in_images(
 def _pairs_within(
     cloud: _Cloud, r: np.floating, box: np.ndarray | None, *, loop: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Senders and receivers of all pairs that are at most ``r`` apart, sorted."""
+    """Returns senders and receivers of all pairs that are at most ``r`` apart, sorted."""
     points = cloud.points
     if not len(cloud.ids):
         return cloud.ids, cloud.ids
@@ -283,7 +283,7 @@ def _pairs_within(
 
 
 def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Senders and receivers of the ``k`` nearest neighbours of each point, sorted.
+    """Returns senders and receivers of the ``k`` nearest neighbours of each point, sorted.
 
     The tree finds one candidate more than needed. If that is as near as the last neighbour, others
     may have lower ids, so the search is repeated with twice as many candidates.
@@ -306,7 +306,7 @@ def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarr
             chosen.append(_chosen(cloud, places[~is_tie], candidates[~is_tie], k, loop=loop))
         pending, size = np.concatenate(again), 2 * size
     senders, receivers = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
-    _, order = sort_edges(receivers, cloud.num_points)  # keeps the order of each receiver's edges
+    _, order = sort_edges(receivers, cloud.num_points)  # A stable sort.
     return senders[order], receivers[order]
 
 

@@ -194,7 +194,7 @@ def check_grid_and_box(where: str, grid: CellGrid, box: Any, dimensions: int) ->
 
 @partial(jax.jit, static_argnums=4, inline=True)
 def _search_cells(points, batch, r, box, options):
-    """The points within ``r`` of each, in all images, by cells."""
+    """Returns the points within ``r`` of each, in all images, by cells."""
     grid, slots, max_neighbours, loop, half = options
     dtype = distance_dtype(points)
     constants = (points.astype(dtype), batch, r, box)

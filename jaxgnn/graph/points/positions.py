@@ -128,7 +128,7 @@ def _adjacency(where: str, graph: CSRGraph) -> Matrix:
     entries = (weights.astype(np.float64), (edges.receivers, edges.senders))
     matrix: Matrix = scipy.sparse.coo_array(
         entries, shape=shape
-    ).tocsr()  # this adds up repeated edges
+    ).tocsr()  # This adds up repeated edges.
     matrix.eliminate_zeros()
     return matrix
 
@@ -146,7 +146,7 @@ def _components(matrix: Matrix) -> Iterator[tuple[np.ndarray, Matrix]]:
 
 
 def _slowest_modes(part: Matrix, count: int) -> np.ndarray:
-    """Eigenvectors of a component, [nodes, count], without the constant mode."""
+    """Returns eigenvectors of a component, [nodes, count], without the constant mode."""
     if not count:
         return np.zeros((part.shape[0], 0))
     roots = part.sum(axis=1) ** 0.5
@@ -172,7 +172,7 @@ def _leading_vectors(similar: Matrix, constant: np.ndarray, count: int) -> np.nd
     vectors that were found is searched again, until it has no larger eigenvalue than theirs.
     """
     apply = _inverse(similar) if _factor_entries(similar) <= _FACTOR else similar.__matmul__
-    random = np.random.default_rng(0)  # so that results are reproducible
+    random = np.random.default_rng(0)  # Results are reproducible.
     kept = np.zeros((len(constant), 0))
     while True:
         earlier = np.column_stack([constant, kept])
