@@ -16,7 +16,7 @@ from jaxgnn._html.notebook import bytes_of, degrees_of, facts
 
 
 def html_of_graph(graph: Any) -> str:
-    """HTML of a ``CSRGraph``."""
+    """Returns HTML of a ``CSRGraph``."""
     fields = ("indptr", "indices", "weights", "row_scale", "col_scale")
     arrays = [(f, getattr(graph, f)) for f in fields if getattr(graph, f) is not None]
     dtypes: list[tuple[str, Any]] = [(name, shown(array)) for name, array in arrays]
@@ -41,7 +41,7 @@ def html_of_graph(graph: Any) -> str:
 
 
 def html_of_batch(batch: Any) -> str:
-    """HTML of a ``GraphBatch``; each graph has its colour."""
+    """Returns HTML of a ``GraphBatch``; each graph has its colour."""
     features = ("nodes", "edges", "globals")
     shapes = [(f"features of {f}", _shapes(getattr(batch, f))) for f in features]
     if not _is_readable(batch.graph) or not is_concrete(*jax.tree.leaves(batch)):
@@ -63,7 +63,7 @@ def html_of_batch(batch: Any) -> str:
 
 
 def html_of_relations(graph: Any) -> str:
-    """HTML of a ``HeteroGraph``; each type of nodes has its colour."""
+    """Returns HTML of a ``HeteroGraph``; each type of nodes has its colour."""
     of_types = [(f"nodes: {name}", f"{count:,}") for name, count in graph.num_nodes.items()]
     of_relations = [
         (" → ".join(edge_type), f"{_count(relation)} edges")
@@ -78,7 +78,7 @@ def html_of_relations(graph: Any) -> str:
 def drawn_graph(
     graph: Any, *, num_nodes: int | None = None, groups: np.ndarray | None = None
 ) -> SmallGraph | None:
-    """The drawing of a concrete square graph, or None; of its first ``num_nodes`` nodes."""
+    """Returns the drawing of a concrete square graph, or None; of its first ``num_nodes`` nodes."""
     if not graph.is_square:
         return None
     count = graph.num_rows if num_nodes is None else num_nodes

@@ -185,7 +185,7 @@ def join_structures(
 
 
 def _row(value: Any) -> np.ndarray | None:
-    """A value of a structure with a leading axis of one; None if it is unknown."""
+    """Returns a value of a structure with a leading axis of one; None if it is unknown."""
     return None if value is None else np.asarray(value, np.float64)[None]
 
 

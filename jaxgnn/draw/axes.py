@@ -32,7 +32,7 @@ def package(where: str, name: str, distribution: str | None = None) -> Any:
 
 
 def axes_or_new(where: str, ax: Any) -> Axes:
-    """The given axes, or those of a new figure that no window manager keeps."""
+    """Returns the given axes, or those of a new figure that no window manager keeps."""
     if ax is None:
         figure = package(where, "matplotlib.figure").Figure(layout="constrained")
         package(where, "matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
@@ -42,22 +42,22 @@ def axes_or_new(where: str, ax: Any) -> Axes:
     return ax
 
 
-def on_host(where: str, argument: str, array: Any) -> np.ndarray:
-    """The array in numpy; ValueError if it is traced."""
+def concrete_array(where: str, argument: str, array: Any) -> np.ndarray:
+    """Returns the array in numpy; ValueError if it is traced."""
     if not is_concrete(array):
         raise bad_input(where, argument, "concrete; call it outside jit", "a tracer")
     return host_array(where, argument, array)
 
 
 def checked_colors(where: str, argument: str, colors: Any, count: int) -> np.ndarray | None:
-    """Classes or numbers, one for each of ``count`` points; None for one colour."""
+    """Returns classes or numbers, one for each of ``count`` points; None for one colour."""
     if colors is None:
         return None
-    found = on_host(where, argument, colors)
-    if found.shape != (count,) or found.dtype.kind not in "iufb":
+    array = concrete_array(where, argument, colors)
+    if array.shape != (count,) or array.dtype.kind not in "iufb":
         expected = f"integers (classes) or numbers, of shape ({count},)"
-        raise bad_input(where, argument, expected, f"{found.dtype}{list(found.shape)}")
-    return found.astype(np.int64) if found.dtype.kind == "b" else found
+        raise bad_input(where, argument, expected, f"{array.dtype}{list(array.shape)}")
+    return array.astype(np.int64) if array.dtype.kind == "b" else array
 
 
 def scatter(
@@ -95,7 +95,7 @@ def scatter(
     ax.legend(fontsize="small", frameon=False, markerscale=max(1.0, (36 / size) ** 0.5))
 
 
-def without_scales(ax: Axes, title: str | None) -> None:
+def hide_scales(ax: Axes, title: str | None) -> None:
     """Hides ticks, which mean nothing, and sets the title."""
     ax.set_xticks([])
     ax.set_yticks([])

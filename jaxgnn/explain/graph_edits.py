@@ -28,14 +28,14 @@ def check_structure(where: str, structure: Any) -> None:
 
 
 def graphs_of(structure: Any) -> list[CSRGraph]:
-    """The graphs of a structure: one for each relation, or one."""
+    """Returns the graphs of a structure: one for each relation, or one."""
     if isinstance(structure, HeteroGraph):
         return list(structure.values())
     return [structure if isinstance(structure, CSRGraph) else structure.graph]
 
 
-def with_graphs(structure: Any, graphs: Sequence[CSRGraph]) -> Any:
-    """The structure with other graphs of the same shapes."""
+def replace_graphs(structure: Any, graphs: Sequence[CSRGraph]) -> Any:
+    """Returns the structure with other graphs of the same shapes."""
     if isinstance(structure, HeteroGraph):
         named = dict(zip(structure.edge_types, graphs, strict=True))
         return HeteroGraph(named, num_nodes=structure.num_nodes)
@@ -53,32 +53,32 @@ def real_slots(structure: Any) -> Bool[np.ndarray, " slots"]:
 
 
 def self_loops(structure: Any) -> Bool[np.ndarray, " slots"]:
-    """A mask of the slots that are edges from a node to itself; of all graphs in turn."""
-    if isinstance(structure, Incidence | RelationalGraph):  # whose rows are no nodes
+    """Returns a mask of the slots that are edges from a node to itself; of all graphs in turn."""
+    if isinstance(structure, Incidence | RelationalGraph):  # Their rows are no nodes.
         return np.zeros_like(real_slots(structure))
     graphs = graphs_of(structure)
     are_square = [graph.is_square for graph in graphs]
     if isinstance(structure, HeteroGraph):
         are_square = [sender == receiver for sender, _, receiver in structure.edge_types]
-    found = []
+    masks = []
     for graph, is_square in zip(graphs, are_square, strict=True):
         rows = np.asarray(graph.receivers())
         is_loop = (rows < graph.num_rows) & (rows == np.asarray(graph.indices))
-        found.append(is_loop & is_square)
-    return np.concatenate(found)
+        masks.append(is_loop & is_square)
+    return np.concatenate(masks)
 
 
-def with_presence(structure: Any, presence: Float[Array, " slots"]) -> Any:
+def mask_graphs(structure: Any, presence: Float[Array, " slots"]) -> Any:
     """The structure with a presence for each edge slot; see ``jaxgnn.graph.MaskedGraph``."""
-    graphs, begin, made = graphs_of(structure), 0, []
+    graphs, begin, masked_graphs = graphs_of(structure), 0, []
     for graph in graphs:
-        made.append(masked(graph, presence[begin : begin + graph.num_edges]))
+        masked_graphs.append(masked(graph, presence[begin : begin + graph.num_edges]))
         begin += graph.num_edges
-    return with_graphs(structure, made)
+    return replace_graphs(structure, masked_graphs)
 
 
-def by_relation(structure: Any, scores: Float[Array, "*targets slots"]) -> Any:
-    """The scores of the slots of all graphs; of relations in a dictionary."""
+def split_by_relation(structure: Any, scores: Float[Array, "*targets slots"]) -> Any:
+    """Returns the scores of the slots of all graphs; of relations in a dictionary."""
     if not isinstance(structure, HeteroGraph):
         return scores
     ends = np.cumsum([graph.num_edges for graph in graphs_of(structure)])[:-1]
@@ -86,10 +86,8 @@ def by_relation(structure: Any, scores: Float[Array, "*targets slots"]) -> Any:
     return dict(zip(structure.edge_types, parts, strict=True))
 
 
-def without_edge(
-    structure: Any, of_edges: Any, place: int, slot: Int[Array, ""]
-) -> tuple[Any, Any]:
-    """The structure without one edge, of the same shapes, and the features of its edges.
+def remove_edge(structure: Any, of_edges: Any, place: int, slot: Int[Array, ""]) -> tuple[Any, Any]:
+    """Returns the structure without one edge, of the same shapes, and the features of its edges.
 
     Args:
       structure: the graphs.
@@ -102,10 +100,10 @@ def without_edge(
         edges = jnp.asarray(structure.hyperedge_ids).at[slot].set(structure.num_hyperedges)
         return Incidence(nodes, edges, structure.num_nodes, structure.num_hyperedges), of_edges
     graphs = graphs_of(structure)
-    graph, order = _without_slot(graphs[place], slot)
-    changed = with_graphs(structure, [*graphs[:place], graph, *graphs[place + 1 :]])
+    graph, order = _remove_slot(graphs[place], slot)
+    changed = replace_graphs(structure, [*graphs[:place], graph, *graphs[place + 1 :]])
     if isinstance(structure, GraphBatch):
-        changed = _with_counts(structure, changed, slot, order)
+        changed = _remove_from_batch(structure, changed, slot, order)
     if not isinstance(structure, HeteroGraph):
         return changed, _reordered(of_edges, order)
     edge_type = structure.edge_types[place]
@@ -114,8 +112,8 @@ def without_edge(
     return changed, of_edges
 
 
-def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any]:
-    """The structure without edges between two nodes, and the features of its edges.
+def keep_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any]:
+    """Returns the structure without edges between two nodes, and the features of its edges.
 
     All shapes stay.
     """
@@ -127,7 +125,7 @@ def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any]:
         order = np.argsort(~is_loop, kind="stable")
         counts = np.bincount(rows[is_loop], minlength=graph.num_rows)
         indptr = np.append(0, np.cumsum(counts)).astype(np.asarray(graph.indptr).dtype)
-        graphs.append(_with_order(graph, indptr, order))
+        graphs.append(_reorder_edges(graph, indptr, order))
         orders.append(order)
         if isinstance(structure, HeteroGraph):
             edge_type = structure.edge_types[place]
@@ -135,21 +133,21 @@ def with_loops_alone(structure: Any, of_edges: Any) -> tuple[Any, Any]:
                 features[edge_type] = _reordered(of_edges[edge_type], order)
         else:
             features = _reordered(of_edges, order)
-    changed = with_graphs(structure, graphs)
+    changed = replace_graphs(structure, graphs)
     if isinstance(structure, GraphBatch):
         changed = dataclasses.replace(changed, edges=_reordered(structure.edges, orders[0]))
     return changed, None if of_edges is None else features
 
 
-def _without_slot(graph: CSRGraph, slot: Int[Array, ""]) -> tuple[CSRGraph, Int[Array, " slots"]]:
+def _remove_slot(graph: CSRGraph, slot: Int[Array, ""]) -> tuple[CSRGraph, Int[Array, " slots"]]:
     """The graph without one edge, and the slot that each of its edges had; the last is padding."""
     indptr, slots = jnp.asarray(graph.indptr), jnp.arange(graph.num_edges)
     order = jnp.where(slots < slot, slots, jnp.minimum(slots + 1, graph.num_edges - 1))
-    return _with_order(graph, jnp.where(indptr > slot, indptr - 1, indptr), order), order
+    return _reorder_edges(graph, jnp.where(indptr > slot, indptr - 1, indptr), order), order
 
 
-def _with_order(graph: CSRGraph, indptr: Any, order: Any) -> CSRGraph:
-    """The edges of other slots with other offsets; scales stay."""
+def _reorder_edges(graph: CSRGraph, indptr: Any, order: Any) -> CSRGraph:
+    """Returns the graph with its edges reordered and its scales unchanged."""
     weights = graph.weights
     return CSRGraph(
         indptr=jnp.asarray(indptr, np.asarray(graph.indptr).dtype),
@@ -163,8 +161,10 @@ def _with_order(graph: CSRGraph, indptr: Any, order: Any) -> CSRGraph:
     )
 
 
-def _with_counts(batch: GraphBatch, changed: GraphBatch, slot: Array, order: Array) -> GraphBatch:
-    """A batch with one edge less in the graph of the edge, and its features of edges."""
+def _remove_from_batch(
+    batch: GraphBatch, changed: GraphBatch, slot: Array, order: Array
+) -> GraphBatch:
+    """Returns a batch with one edge less in the graph of the edge, and its features of edges."""
     row = jnp.asarray(batch.graph.receivers())[slot]
     counts = jnp.asarray(batch.num_edges_of_each).at[jnp.asarray(batch.graph_ids)[row]].add(-1)
     edges = _reordered(batch.edges, order)

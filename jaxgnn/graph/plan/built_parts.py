@@ -39,7 +39,7 @@ OPS = tuple(_NEEDED)
 
 
 def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
-    """The parts that an op needs, with or without weights, on the device of new arrays."""
+    """Returns the parts that an op needs, with or without weights, on the device of new arrays."""
     wanted = set(_NEEDED.get(op or "", ("schedule", "transpose", "permutation")))
     if weighted and "transpose" in wanted:
         wanted.add("permutation")
@@ -47,12 +47,12 @@ def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
 
 
 def parts_of_leaves(*, weighted: bool) -> frozenset[Part]:
-    """The parts that a graph from a constructor has as a pytree: those for ``spmm``."""
+    """Returns the parts that a graph from a constructor has as a pytree: those for ``spmm``."""
     return parts_for("spmm", weighted=weighted)
 
 
 def available(parts: Iterable[Part]) -> frozenset[Part]:
-    """The parts among these that are used on the device of new arrays."""
+    """Returns the parts among these that are used on the device of new arrays."""
     return frozenset(parts) - (frozenset() if on_gpu() else {"edge_blocks"})
 
 
@@ -80,18 +80,18 @@ class ConcreteParts:
     @classmethod
     def of(cls, indptr: Any, indices: Any, num_cols: int, plan: GraphPlan | None) -> ConcreteParts:
         """Starts with the parts of a plan that the graph has already."""
-        made = cls(indptr, indices, num_cols)
+        parts = cls(indptr, indices, num_cols)
         if plan is None:
-            return made
-        known: dict[str, Any] = {"schedule": plan.schedule, "permutation": plan.permutation}
+            return parts
+        built: dict[str, Any] = {"schedule": plan.schedule, "permutation": plan.permutation}
         if plan.transposed_schedule is not None:
-            known["transpose"] = plan.transposed_indptr, plan.transposed_indices
-            known["transposed_schedule"] = plan.transposed_schedule
+            built["transpose"] = plan.transposed_indptr, plan.transposed_indices
+            built["transposed_schedule"] = plan.transposed_schedule
         if plan.edge_blocks:
             weighted = plan.edge_blocks[0].edges is not None
-            known["weighted_edge_blocks" if weighted else "edge_blocks"] = plan.edge_blocks
-        made.__dict__.update({name: part for name, part in known.items() if part is not None})
-        return made
+            built["weighted_edge_blocks" if weighted else "edge_blocks"] = plan.edge_blocks
+        parts.__dict__.update({name: part for name, part in built.items() if part is not None})
+        return parts
 
     def plan(self, parts: Iterable[Part]) -> GraphPlan:
         """Returns a plan of these parts, the same object for the same parts."""
@@ -99,7 +99,7 @@ class ConcreteParts:
         if wanted in self._plans:
             return self._plans[wanted]
         fields: dict[str, Any] = {}
-        if "permutation" in wanted:  # first, since it includes the transpose
+        if "permutation" in wanted:  # It comes first, since it includes the transpose.
             fields["permutation"] = self.permutation
         if "schedule" in wanted:
             fields["schedule"] = self.schedule
@@ -110,8 +110,8 @@ class ConcreteParts:
         if "edge_blocks" in wanted:
             weighted = "permutation" in wanted
             fields["edge_blocks"] = self.weighted_edge_blocks if weighted else self.edge_blocks
-        made = self._plans[wanted] = GraphPlan(**fields)
-        return made
+        plan = self._plans[wanted] = GraphPlan(**fields)
+        return plan
 
     @cached_property
     def schedule(self) -> RowSchedule:
@@ -147,8 +147,8 @@ class ConcreteParts:
         if is_for_device(self.indices.shape[0]):
             return transpose_on_device(self.indptr, self.indices, self.num_cols)
         arrays = np.asarray(self.indptr), np.asarray(self.indices)
-        made = transpose_on_host(*arrays, self.num_cols, with_permutation=with_permutation)
-        return _placed(made)
+        transposed = transpose_on_host(*arrays, self.num_cols, with_permutation=with_permutation)
+        return _placed(transposed)
 
     @cached_property
     def edge_blocks(self) -> tuple[EdgeBlocks, ...]:
@@ -158,14 +158,16 @@ class ConcreteParts:
     @cached_property
     def weighted_edge_blocks(self) -> tuple[EdgeBlocks, ...]:
         """The edges by block, with the position of each, which weights need."""
-        made = self._make_edge_blocks(self.permutation)
+        weighted = self._make_edge_blocks(self.permutation)
         there = self.__dict__.get("edge_blocks")
         if there is None:
-            self.__dict__["edge_blocks"] = tuple(dataclasses.replace(b, edges=None) for b in made)
-            return made
+            self.__dict__["edge_blocks"] = tuple(
+                dataclasses.replace(b, edges=None) for b in weighted
+            )
+            return weighted
         return tuple(
             dataclasses.replace(b, edges=of_weights.edges)
-            for b, of_weights in zip(there, made, strict=True)
+            for b, of_weights in zip(there, weighted, strict=True)
         )
 
     def _make_edge_blocks(self, permutation: Any) -> tuple[EdgeBlocks, ...]:
@@ -194,7 +196,7 @@ class ConcreteParts:
         return ConcreteParts(indptr, indices, self.indptr.shape[0] - 1, original=self)
 
     def made(self) -> dict[str, Any]:
-        """The parts that have been built, by name."""
+        """Returns the parts that have been built, by name."""
         names = ("schedule", "transpose", "transposed_schedule", "permutation")
         blocks = ("edge_blocks", "weighted_edge_blocks")
         return {name: self.__dict__[name] for name in names + blocks if name in self.__dict__}
@@ -245,10 +247,10 @@ def plan_on_demand[Graph](graph: Graph, like: Any = None) -> Graph:
 
 
 def makes_plan(graph: Any) -> bool:
-    """Whether the graph is from a constructor, which has checked it."""
+    """Returns whether the graph is from a constructor, which has checked it."""
     return _MARK in graph.__dict__
 
 
 def given_plan(graph: Any) -> GraphPlan | None:
-    """The plan that the graph was given, without building one; None if there is none."""
+    """Returns the plan that the graph was given, without building one; None if there is none."""
     return graph.__dict__.get("plan")

@@ -30,7 +30,7 @@ class Learning(NamedTuple):
 
 
 def gradient(value: Value, real: Float[Array, " edges"]) -> Float[Array, " edges"]:
-    """The derivative of the value by the presence of each edge, where all are present."""
+    """Returns the derivative of the value by the presence of each edge, where all are present."""
     return jax.grad(value)(real)
 
 
@@ -48,7 +48,7 @@ def integrated(value: Value, real: Float[Array, " edges"], steps: int) -> Float[
 def learnt_mask(
     log_probability: Value, candidates: Float[Array, " edges"], others: Array, options: Learning
 ) -> Float[Array, " edges"]:
-    """A mask that keeps a probability high with few edges, as in GNNExplainer.
+    """Returns a mask that keeps a probability high with few edges, as in GNNExplainer.
 
     See https://arxiv.org/abs/1903.03894. The mask is the sigmoid of a parameter for each edge. Adam
     minimises ``-log_probability + size Σ m + entropy mean H(m)`` from a mask of one half. An edge
