@@ -124,7 +124,7 @@ def _count(text: str) -> int:
 
 
 def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
-    """The network's answer; ``weights`` names a file, None means those of the library.
+    """Returns the network's answer; ``weights`` names a file, None means those of the library.
 
     All that can be checked without JAX and Flax, which take seconds to import, is checked first.
     """
@@ -133,8 +133,8 @@ def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAns
     if weights is not None and not os.path.isfile(weights):
         raise bad_input(_SUDOKU, "--weights", "a file that exists", weights)
     if puzzle == "-":
-        given = io.StringIO() if sys.stdin is None else sys.stdin
-        board = _sudoku.board_of_file(_SUDOKU, "standard input", given)
+        stream = io.StringIO() if sys.stdin is None else sys.stdin
+        board = _sudoku.board_of_file(_SUDOKU, "standard input", stream)
     else:
         board = _sudoku.board_of(_SUDOKU, "puzzle", puzzle)
     clashes = _sudoku.conflicts(board)

@@ -61,7 +61,7 @@ def refusing_changes(where: str, argument: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__name__ != "TraceContextError":  # of Flax, which may not be imported
+        if type(error).__name__ != "TraceContextError":  # Flax may not be imported.
             raise
         expected = (
             "a function that changes no model, as batch norm and dropout do in training mode; call "

@@ -37,10 +37,10 @@ def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*s
 
 
 def options_of_parts(common: CommonOptions, rngs: nnx.Rngs) -> tuple[dict[str, Any], ...]:
-    """The options of Flax's layers in a network, and those of the library's."""
+    """Returns the options of Flax's layers in a network, and those of the library's layers."""
     settings = Settings(**common)
-    own = settings.dtypes | {"rngs": rngs}
-    return own, own | {"implementation": settings.implementation}
+    flax_options = settings.dtypes | {"rngs": rngs}
+    return flax_options, flax_options | {"implementation": settings.implementation}
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class SudokuRecurrence:
 def perturbed(state: Any, key: Array, scale: Float[Array, ""] | float) -> Any:
     """Adds Gaussian noise of deviation ``scale`` to the memory of an LSTM, or to the features."""
     if isinstance(state, LSTMState):
-        return state._replace(cell=_with_noise(state.cell, key, scale))
-    return _with_noise(state, key, scale)
+        return state._replace(cell=_add_noise(state.cell, key, scale))
+    return _add_noise(state, key, scale)
 
 
-def _with_noise(memory: Array, key: Array, scale: Any) -> Array:
+def _add_noise(memory: Array, key: Array, scale: Any) -> Array:
     noise = jax.random.normal(key, memory.shape, memory.dtype)
     return memory + (scale * noise).astype(memory.dtype)
 

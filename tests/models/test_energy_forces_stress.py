@@ -58,7 +58,7 @@ def test_a_batch_has_the_values_of_its_structures_alone_and_no_padding_reaches_t
 
 def test_what_potentials_read_of_a_batch_has_nothing_of_its_padding():
     spoiled = with_spoiled_padding(BATCH)
-    found = Structures.of_batch("test", spoiled)
+    found = Structures.from_batch("test", spoiled)
     nodes, edges = BATCH.node_mask.sum(), BATCH.edge_mask().sum()
     for values in (found.positions[nodes:], found.species[nodes:], found.images[edges:]):
         assert len(values) and not values.any()

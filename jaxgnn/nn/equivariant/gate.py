@@ -102,7 +102,7 @@ def _apply(kind: _Kind, x: Array) -> Array:
         channels = x[..., other : other + entry.dim].reshape(
             *x.shape[:-1], entry.multiplicity, entry.irrep.dim
         )
-        own = gates[..., used : used + entry.multiplicity, None]
-        parts.append((own * channels).reshape(*x.shape[:-1], entry.dim))
+        entry_gates = gates[..., used : used + entry.multiplicity, None]
+        parts.append((entry_gates * channels).reshape(*x.shape[:-1], entry.dim))
         other, used = other + entry.dim, used + entry.multiplicity
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
