@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace) -> int | str:
     """Runs a command and prints its output; returns the exit status or message."""
     if options.command == "info":
-        from jaxgnn import _info  # with JAX, which errors of the command line need not wait for
+        from jaxgnn import _info  # Errors of the command line need not wait for JAX.
 
         print(_info.report() if options.all else _info.summary())
         return 0

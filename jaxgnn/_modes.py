@@ -72,7 +72,7 @@ def refusing_changes(where: str, argument: str) -> Iterator[None]:
 
 
 def _is_module(model: Any) -> bool:
-    nnx = sys.modules.get("flax.nnx")  # without it there are no modules, and no need to import it
+    nnx = sys.modules.get("flax.nnx")  # If Flax is not imported there are no modules.
     return nnx is not None and isinstance(model, nnx.Module)
 
 

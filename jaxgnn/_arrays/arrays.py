@@ -39,7 +39,7 @@ def shown(array: Any) -> str:
 
 
 def take(array: Any, positions: Any) -> jax.Array:
-    """Returns ``array[positions]``; on the host if both are there, to compile no length."""
+    """Returns ``array[positions]``. Concrete arrays are indexed on the host, not compiled."""
     if is_concrete(array, positions):
         return put_own(np.asarray(array)[np.asarray(positions)])
     return jnp.asarray(kept(array))[positions]
@@ -76,11 +76,12 @@ def as_jax(where: str, argument: str, array: Any, dtype: Any = None) -> jax.Arra
     if is_list and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(array)):
         array = host_array(where, argument, array)
     array = checked_numbers(where, argument, array, dtype)
-    if dtype is None and isinstance(array, np.ndarray):  # without a dtype it compiles for a shape
+    # Without a dtype, JAX compiles a program for each shape.
+    if dtype is None and isinstance(array, np.ndarray):
         dtype = dtype_of_jax(array.dtype)
     try:
         return jnp.asarray(array, dtype)
-    except OverflowError:  # A number of Python is too large.
+    except OverflowError:  # A Python integer may be too large.
         raise bad_input(where, argument, "an integer that JAX can hold", repr(array)) from None
 
 
@@ -143,7 +144,7 @@ def name_of_path(name: str, path: Any) -> str:
 
 
 def checked_numbers(where: str, argument: str, array: Any, dtype: Any = None) -> Any:
-    """Returns an array in native byte order, of a dtype of JAX, without integers that it cuts.
+    """Returns an array in native byte order and a dtype of JAX; no integer is truncated.
 
     Raises:
       ValueError: if an array of NumPy has another dtype, or integers out of range of ``dtype``, or

@@ -58,7 +58,7 @@ def is_read_in_place(array: Any) -> bool:
 
 
 def least_and_most(ids: Any) -> tuple[int, int]:
-    """The smallest and the largest of concrete ids, of which there is at least one.
+    """Returns the smallest and the largest of at least one concrete id.
 
     Ids on an accelerator are reduced there. All processes that share an array have to call this.
     """

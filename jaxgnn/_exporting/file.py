@@ -191,7 +191,7 @@ class Program(NamedTuple):
 
 
 def read_program(exported: jax.export.Exported) -> Program:
-    """Reads the program of an exported function from its text; MLIR has errors of its own."""
+    """Reads the program of an exported function from its text; it may raise errors of MLIR."""
     text = exported.mlir_module()
     main = _MAIN.search(text)
     if main is None:

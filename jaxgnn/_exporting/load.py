@@ -144,7 +144,7 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
     versions = versions_of(name, dataclasses.asdict(description))
     try:
         facts = read_program(exported)
-    except Exception as error:  # MLIR has errors of its own
+    except Exception as error:  # MLIR raises its own classes of errors.
         raise ValueError(f"{versions}: its program can not be read: {error}") from error
     # A callback is an address of the process that exported it.
     callbacks = sorted(call for call in facts.calls if "callback" in call)

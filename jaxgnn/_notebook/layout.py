@@ -26,7 +26,7 @@ def small_layout(num_nodes: int, senders: np.ndarray, receivers: np.ndarray) -> 
     angles = 2 * np.pi * np.arange(num_nodes) / max(num_nodes, 1)
     at = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     if num_nodes < 3:
-        return _in_square(at)
+        return _fit_square(at)
     joined = np.zeros((num_nodes, num_nodes), bool)
     joined[senders, receivers] = joined[receivers, senders] = True
     np.fill_diagonal(joined, False)
@@ -35,13 +35,13 @@ def small_layout(num_nodes: int, senders: np.ndarray, receivers: np.ndarray) -> 
         apart = at[:, None] - at[None]
         distance = np.maximum(np.linalg.norm(apart, axis=-1), 1e-3)
         force = length**2 / distance**2 - joined * distance / length
-        move = (apart * force[..., None]).sum(axis=1) - 0.05 * at  # and all to the centre
+        move = (apart * force[..., None]).sum(axis=1) - 0.05 * at  # The last term pulls to the centre.
         size = np.maximum(np.linalg.norm(move, axis=1, keepdims=True), 1e-9)
         at = at + move / size * np.minimum(size, 0.2 * (1 - step / _STEPS))
-    return _in_square(at)
+    return _fit_square(at)
 
 
-def _in_square(at: np.ndarray) -> np.ndarray:
+def _fit_square(at: np.ndarray) -> np.ndarray:
     if not len(at):
         return np.zeros((0, 2))
     low, high = at.min(axis=0), at.max(axis=0)

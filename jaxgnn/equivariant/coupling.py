@@ -64,7 +64,10 @@ def clebsch_gordan(
 
 
 def _complex_coupling(first: int, second: int, third: int) -> np.ndarray:
-    """``⟨first m, second n | third m + n⟩ / √(2 third + 1)`` at [m, n, m + n], from -degree."""
+    """Computes ``⟨first m, second n | third m + n⟩ / √(2 third + 1)`` at [m, n, m + n].
+
+    Axes count from -degree.
+    """
     table = np.zeros((2 * first + 1, 2 * second + 1, 2 * third + 1))
     for m in range(-first, first + 1):
         for n in range(-second, second + 1):

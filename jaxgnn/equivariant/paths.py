@@ -183,7 +183,7 @@ class TensorProduct:
 def separate_paths(
     irreps_in: Irreps | str, irreps_sh: Irreps | str, keep: Irreps | str | None = None
 ) -> TensorProduct:
-    """Makes the product whose paths each have an entry of the result of their own.
+    """Makes the product in which each path has its own entry of the result.
 
     This is the product of NequIP and of networks like it, which mix the paths by a linear map after
     the sum. The entries are sorted as e3nn does: by degree, and then 0e, 0o, 1o, 1e, 2e, 2o.

@@ -93,7 +93,7 @@ def _tables(irreps: Irreps, order: int, irrep: Irrep) -> np.ndarray:
 
 
 def _coupled(factors: list[Irrep], irrep: Irrep) -> Iterator[np.ndarray]:
-    """Tables [components, ..., out] of the factors, one for each way through smaller products."""
+    """Lists tables [components, ..., out] of the factors, one for each order of products."""
     last = factors[-1]
     if len(factors) == 1:
         if last == irrep:

@@ -119,7 +119,7 @@ class RecurrentRelationalNetwork(DocumentedModule):
         return nan_without_digits(logits, puzzles, self.box)
 
     def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
-        """Returns the steps for these puzzles, which the caller makes one at a time.
+        """Returns the recurrence for these puzzles; the caller runs it step by step.
 
         Args:
           puzzles: digits, 0 where blank. Under ``jit`` they are not checked.

@@ -17,7 +17,7 @@ from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class SpreadNodes(NamedTuple):
-    """The nodes of one graph that is spread over devices; virtual nodes read those of ``shown``."""
+    """Nodes of one graph that is spread over devices; ``shown`` masks those that are attended."""
 
     graph: LocalGraph
     shown: Bool[Array, " nodes"]
@@ -50,10 +50,10 @@ class VirtualNodes(NamedTuple):
     """The edges between the nodes of some graphs and the virtual nodes of each graph.
 
     Attributes:
-      members: a row for each graph, whose senders are its nodes, without those that are hidden:
-        [graphs, nodes]; or the nodes of one graph that is spread over devices.
-      readers: a row for each node, whose senders are the virtual nodes of its graph, those of the
-        first graph first: [nodes, graphs times virtual nodes].
+      members: the graph [graphs, nodes] from the nodes of a graph, except hidden ones, to its
+        virtual nodes; or the nodes of one graph that is spread over devices.
+      readers: the graph [nodes, graphs times virtual nodes] from virtual nodes, ordered by graph,
+        to the nodes of their graph.
     """
 
     members: CSRGraph | SpreadNodes
@@ -121,7 +121,7 @@ def graph_ids(graph: CSRGraph | GraphBatch, xp: Any = jnp) -> Int[Array, " nodes
 
 
 def num_graphs(graph: CSRGraph | GraphBatch) -> int:
-    """The number of graphs, with those that are padding."""
+    """Number of graphs, padding graphs included."""
     return graph.num_graphs if isinstance(graph, GraphBatch) else 1
 
 

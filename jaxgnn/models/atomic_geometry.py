@@ -43,7 +43,7 @@ class AtomicEdges(NamedTuple):
 
 
 class Structures(NamedTuple):
-    """Arrays of a batch of structures without what padding contained.
+    """Arrays of a batch of structures; padding is overwritten by fixed values.
 
     Attributes:
       graph: the edges, by receiver.

@@ -144,11 +144,11 @@ class DigitStates(DocumentedModule):
         )
 
     def _drawn_from(self, rngs: nnx.Rngs | None) -> nnx.Rngs | None:
-        """The random streams of the steps, from those of the call."""
+        """Derives the random streams of the steps from those of the call."""
         return rngs
 
     def _first_features(self, x: Array) -> Array:
-        """The features before the first step, from the inputs."""
+        """Computes the features before the first step from the inputs."""
         return x
 
     def _edge_features(self, box: int, x: Array) -> Array | None:

@@ -49,8 +49,8 @@ _FORMAT = 1
 _PLAIN = str | int | float | None
 # Options that may be sequences.
 _LISTS = ("k", "radial_features", "species_scale", "species_shift", "strategy")
-# The arrays of a network are in its file. Its other sizes are of tables that are built at once.
-_MOST = {
+# Limits of sizes that determine tables, which are built before the arrays of a file are checked.
+_MAX_SIZES = {
     "box": 16,
     "num_layers": 4096,
     "num_steps": 4096,
@@ -257,7 +257,7 @@ def _check_sizes(
     """Raises for a size that the arrays of a network can not have."""
     entries = sum(array.size for array in arrays.values())
     for name, value in options.items():
-        limit = min(entries, _MOST.get(name, entries))
+        limit = min(entries, _MAX_SIZES.get(name, entries))
         is_size = name not in _NO_SIZES
         is_size |= name == "num_steps" and network in _STEPS_ARE_SIZES
         if isinstance(value, int | float) and is_size and value > max(limit, 1):

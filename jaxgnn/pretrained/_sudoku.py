@@ -294,7 +294,7 @@ class _Run:
         return boards
 
     def _attempt(self, puzzles: np.ndarray, number: int, noise: float, limit: int) -> _Progress:
-        """Attempts at puzzles [count, attempts, 81], which end when each puzzle has a solution."""
+        """Runs attempts [count, attempts, 81] at puzzles until each puzzle has a solution."""
         begin = time.perf_counter()
         program = partial(_attempts, self._graphdef, self._state, jnp.asarray(puzzles, jnp.int32))
         key = jax.random.fold_in(self._key, number)
@@ -355,7 +355,7 @@ def _attempts(
 
 
 def _checked(puzzles: np.ndarray) -> np.ndarray:
-    """A copy of the puzzles as int8; raises ValueError if they are not digits [count, 81]."""
+    """Copies the puzzles to int8; raises ValueError if they are not digits [count, 81]."""
     puzzles = np.asarray(puzzles)
     if puzzles.ndim != 2 or puzzles.shape[1] != CELLS or puzzles.dtype.kind not in "iu":
         got = f"{puzzles.dtype} {list(puzzles.shape)}"

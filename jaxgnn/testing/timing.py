@@ -177,9 +177,12 @@ class SpeedRatio:
     """Ratio of two times, the baseline's over the other, by their medians and quartiles."""
 
     ratio: float
-    low: float  # the lower quartile of the baseline over the upper one of the other
-    high: float  # the upper quartile of the baseline over the lower one of the other
-    same_program: bool = False  # Then the ratio is noise.
+    low: float
+    """Lower quartile of the baseline, divided by the upper quartile of the other."""
+    high: float
+    """Upper quartile of the baseline, divided by the lower quartile of the other."""
+    same_program: bool = False
+    """True if both compile to the same program, so that the ratio is noise."""
 
     def __str__(self) -> str:
         """``1.85``, or ``same program``, or ``≈ same`` where the quartiles of both overlap."""

@@ -64,7 +64,7 @@ def test_a_layer_has_the_common_options_in_one_order_and_with_one_default(name):
 
 
 def test_common_lines_do_not_replace_a_layer_own_words():
-    made = add_common_lines(
+    docstring = add_common_lines(
         """A layer.
 
         Args:
@@ -76,7 +76,7 @@ def test_common_lines_do_not_replace_a_layer_own_words():
         """,
         ["width", "dtype", "rngs"],
     )
-    assert made.splitlines() == [
+    assert docstring.splitlines() == [
         "A layer.",
         "",
         "Args:",

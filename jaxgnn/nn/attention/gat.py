@@ -318,7 +318,7 @@ class SuperGATConv(AttentionLayer):
         return jnp.moveaxis(products, -2, -1)
 
     def _mean_products(self, graph: CSRGraph, z: Float[Array, "nodes width"]) -> Array:
-        """The mean over the heads of the logits of edges: one inner product of all heads."""
+        """Computes the mean of the edges' logits over the heads as one inner product."""
         of_all = z[:, None, :]
         return self._products(graph, of_all, of_all)[:, 0] * (self._scale / self.heads.count)
 

@@ -339,7 +339,7 @@ class PNAConv(GraphLayer):
         return x
 
     def _times(self, x: Array, kernel: Array) -> Float[Array, "*batch nodes towers out"]:
-        """The product of each tower's part of the features with its kernel."""
+        """Multiplies each tower's part of the features by the tower's kernel."""
         if not self.divide_input:
             return times_all(x, kernel)
         return times_each(split_towers(x, self.towers), kernel)

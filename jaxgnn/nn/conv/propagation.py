@@ -297,7 +297,7 @@ def scaled_laplacian(
 
 
 def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> None:
-    """Raises ValueError unless λ is positive, and the graph normalised only with ``"sym"``."""
+    """Raises ValueError if λ is not positive, or a normalised graph is used without ``"sym"``."""
     is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
     is_known = lambda_max is not None and is_concrete(lambda_max)
     if not is_number or (is_known and not lambda_max > 0):

@@ -136,7 +136,7 @@ def _kernels(
     shape: tuple[int, int],
     dtype: DTypeLike,
 ) -> Array:
-    """The kernel, or one for each species, [species, in, out]."""
+    """Initialises the kernel, [in, out], or one for each species, [species, in, out]."""
     if num_species is None:
         return init(rngs.params(), shape, dtype)
     return jnp.stack([init(rngs.params(), shape, dtype) for _ in range(num_species)])
@@ -158,7 +158,7 @@ def _mixed(
     species: Array | None,
     precision: ops.Precision | None,
 ) -> Array:
-    """The channels of one irrep times its kernel, in the dtype of ``x``.
+    """Multiplies the channels of one irrep by its kernel, in the dtype of ``x``.
 
     With species, the channels of a row are put at the place of its species among those of all, so
     that their product is one of matrices.

@@ -90,7 +90,7 @@ class _Kind(NamedTuple):
 
 
 def _apply(kind: _Kind, arguments: tuple[Array, Array]) -> Array:
-    """The features times their weights, over their root mean square."""
+    """Multiplies the features by their weights and divides them by their root mean square."""
     x, scale = arguments
     wide = x.astype(accumulation_dtype(x.dtype))
     shares = jnp.asarray(_component_shares(kind), wide.dtype)

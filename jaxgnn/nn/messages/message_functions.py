@@ -131,7 +131,7 @@ def _shape(result: Any) -> str:
 
 
 def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
-    """The features of receivers and senders."""
+    """Returns the checked features of receivers and senders."""
     require_graph(_WHERE, "graph", graph)
     instead = "pass weights as edge_features, which the function of messages reads"
     refuse_weights(_WHERE, "graph", graph, instead)

@@ -191,7 +191,7 @@ class TopKPooling(DocumentedModule):
         return min(most, nodes) + 1
 
     def _best(self, scores: Array, batch: GraphBatch) -> tuple[Array, Array]:
-        """All nodes graph by graph, in descending order, and a mask of the kept ones."""
+        """Sorts nodes by graph, then by descending score; returns the order and a mask."""
         count = num_real_nodes(batch)
         if self.k is not None:
             wanted = jnp.minimum(count, self.k)
@@ -258,7 +258,7 @@ def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> Grap
 def rows_at(
     node_ids: Int[Array, " capacity"], x: Float[Array, "nodes *rest"]
 ) -> Float[Array, "capacity *rest"]:
-    """The rows of these nodes; zeros for an id equal to the number of nodes."""
+    """Gathers the rows of these nodes; zeros for an id equal to the number of nodes."""
     x = jnp.asarray(x)
     real = node_ids < x.shape[0]
     return rows_where(real, x[jnp.where(real, node_ids, 0)])

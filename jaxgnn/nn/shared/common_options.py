@@ -179,7 +179,7 @@ def _convert_arguments(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(where: str, argument: str, value: Any) -> Any:
-    """An argument of a layer, with all NumPy arrays in it, also in plain containers, checked."""
+    """Returns an argument of a layer after checks of all NumPy arrays in it and its containers."""
     if isinstance(value, np.ndarray | np.generic):
         return checked_numbers(where, argument, value)
     if isinstance(value, tuple | list):

@@ -60,7 +60,7 @@ def sums(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "gra
 
 
 def means(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "graphs *rest"]:
-    """The mean over the nodes of each graph, in at least float32; zero for one without nodes."""
+    """Computes the mean over the nodes of each graph, in at least float32; zero without nodes."""
     total = sums(x, batch)
     count = jnp.maximum(num_real_nodes(batch), 1).astype(total.dtype)
     return total / jnp.expand_dims(count, range(1, x.ndim))

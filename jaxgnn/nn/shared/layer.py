@@ -114,7 +114,7 @@ class GraphLayer(Layer):
         return apply_linear(linear, x, self.implementation)
 
     def _check(self, graph: CSRGraph, x: Array, in_features: int | None) -> None:
-        """Checks graph and features of the senders; ``in_features`` of None may be any."""
+        """Checks graph and features of the senders; ``in_features=None`` accepts any width."""
         self._check_graph(graph)
         self._check_nodes("x", x, graph.num_cols, in_features, "nodes")
 

@@ -132,7 +132,7 @@ fraction = _number_that(lambda value: 0 <= value <= 1, "in [0, 1]")
 def floating(value: Any) -> str | None:
     """Checks for a floating dtype, or the name of one."""
     expected = "a floating dtype"
-    if isinstance(value, jax.Array | np.ndarray):  # has a dtype, but is none
+    if isinstance(value, jax.Array | np.ndarray):  # Has an attribute dtype, but is no dtype.
         return expected
     try:
         return None if jnp.issubdtype(jnp.dtype(value), jnp.floating) else expected
