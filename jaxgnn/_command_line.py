@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             status = _run(_parser().parse_args(arguments))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # else Python flushes at exit, with its own message
+                # At exit, Python would print its own message for an error of the flush.
+                sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         status = 1
@@ -104,7 +105,8 @@ def _experiment(arguments: Sequence[str]) -> int | str:
         # Ctrl-C also reaches the experiment, which ends by itself, with its own line.
         with contextlib.suppress(KeyboardInterrupt):
             status = process.wait()
-            return status if status >= 0 else 128 - status  # as shells have the end by a signal
+            # Shells number the end by a signal from 128.
+            return status if status >= 0 else 128 - status
 
 
 def _folder_of_experiments() -> Path | None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-_MOST_KEPT = 16  # instances without weak references whose functions are kept
+# Number of instances without weak references whose functions are kept.
+_MOST_KEPT = 16
 
 
 class Binding:
@@ -169,7 +170,7 @@ def _binds(function: Any) -> bool:
 
 
 def _bound(function: Callable[..., Any], reference: Callable[[], Any]) -> Callable[..., Any]:
-    """The function with its first argument given, which is not kept alive."""
+    """Binds the first argument of a function to an object that is not kept alive."""
 
     def method(*args: Any, **kwargs: Any) -> Any:
         return function(reference(), *args, **kwargs)
@@ -180,6 +181,6 @@ def _bound(function: Callable[..., Any], reference: Callable[[], Any]) -> Callab
         _, *parameters = (signature := inspect.signature(function)).parameters.values()
         method.__signature__ = signature.replace(parameters=parameters)  # pyrefly: ignore
     except (TypeError, ValueError):
-        pass  # Python has no names of its arguments, or takes it among *args
+        pass  # A builtin has no signature; *args has no first parameter to remove.
     setattr(method, _CAPTURED, reference)
     return method

@@ -13,7 +13,8 @@ from jaxgnn._errors import bad_input
 
 CELLS = 81
 
-_LONGEST = 1 << 20  # characters, more than a drawn board has, but finite for devices
+# Most characters that are read: more than a drawn board has, but finite for devices such as pipes.
+_MAX_CHARACTERS = 1 << 20
 
 _EMPTY = ".0"
 # Characters of drawn grids.
@@ -119,7 +120,7 @@ def board_of(where: str, argument: str, source: str | os.PathLike[str]) -> np.nd
 def board_of_file(where: str, argument: str, file: TextIO) -> np.ndarray:
     """The board [81] of an open file, of which no more is read than a board may have."""
     try:
-        text = file.read(_LONGEST)
+        text = file.read(_MAX_CHARACTERS)
     except UnicodeDecodeError as error:
         byte = f"{error.object[error.start : error.end]!r}"
         raise bad_input(where, argument, f"text in {error.encoding}", byte) from error

@@ -88,7 +88,9 @@ QUESTION_WORDS = frozenset(("What", "Of", "How", "Which", "That", "Where"))
 # First words of docstrings that continue a name or a sentence before them.
 FRAGMENTS = re.compile("And|As|But|By|For|In|Its|Or|So|Their|These|They|This|Those|Whose|With")
 # First words of comments after code that end the sentence of the code's name.
-CONTINUATIONS = frozenset(("and", "but", "by", "of", "or", "so", "than", "that", "which", "whose"))
+CONTINUATIONS = frozenset(
+    ("and", "but", "by", "else", "of", "or", "so", "than", "that", "which", "whose")
+)
 
 # Names that say where a value comes from instead of what it is, and what to write.
 VAGUE_NAMES = {

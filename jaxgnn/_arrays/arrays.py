@@ -117,7 +117,7 @@ def to_device(where: str, tree: Any, device: Any = None, *, name: str = "") -> A
 
 
 def checked_tree(where: str, tree: Any, name: str = "") -> Any:
-    """Returns a pytree that JAX takes without a change of its numbers, or raises as ``to_device``.
+    """Returns a pytree whose numbers JAX can hold unchanged; raises as ``to_device`` does.
 
     Args:
       where: the public function or class, for errors.

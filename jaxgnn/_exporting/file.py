@@ -60,11 +60,12 @@ class Description:
 
 
 def packed(description: Description, program: bytes) -> bytes:
-    """The bytes of a file."""
+    """Returns the bytes of a file."""
     text = json.dumps(asdict(description), allow_nan=False).encode()
     members = {_DESCRIPTION: text, _PROGRAM: program, _HASH: content_hash(text, program)}
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:  # stored, so a reader knows what it unpacks to
+    # Members are not compressed, so a reader knows their sizes from the size of the file.
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return file.getvalue()

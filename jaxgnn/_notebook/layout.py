@@ -35,7 +35,7 @@ def small_layout(num_nodes: int, senders: np.ndarray, receivers: np.ndarray) -> 
         apart = at[:, None] - at[None]
         distance = np.maximum(np.linalg.norm(apart, axis=-1), 1e-3)
         force = length**2 / distance**2 - joined * distance / length
-        move = (apart * force[..., None]).sum(axis=1) - 0.05 * at  # The last term pulls to the centre.
+        move = (apart * force[..., None]).sum(axis=1) - 0.05 * at  # The last term attracts to 0.
         size = np.maximum(np.linalg.norm(move, axis=1, keepdims=True), 1e-9)
         at = at + move / size * np.minimum(size, 0.2 * (1 - step / _STEPS))
     return _fit_square(at)

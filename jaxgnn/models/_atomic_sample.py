@@ -108,7 +108,7 @@ def atomic_sample(
 
 
 def _finite(name: str, values: Any, shape: tuple[int, ...] | None) -> np.ndarray:
-    """A floating array of its own width; ValueError names its first entry that is not finite."""
+    """Returns a floating array; ValueError names the first entry that is not finite."""
     if not is_concrete(*jax.tree.leaves(values)):
         raise bad_input(_WHERE, name, "concrete; make samples outside jit", "a tracer")
     array = np.asarray(values)

@@ -148,7 +148,7 @@ def _function_potential(static: tuple[Callable[..., Any], bool], batch: GraphBat
 
 
 def _real(mask: Any, values: Array) -> Array:
-    """The values, zero in padding."""
+    """Sets values to zero in padding."""
     return jnp.where(jnp.expand_dims(jnp.asarray(mask), range(1, values.ndim)), values, 0)
 
 

@@ -102,7 +102,7 @@ class InteratomicPotential(GraphLayer):
         return run_compiled(_energies, graphdef, (recentred(batch), state))
 
     def energies_of_checked(self, batch: GraphBatch) -> Float[Array, " graphs"]:
-        """Returns what a call does, for a batch that ``check_batch`` has passed."""
+        """Computes the energies of a batch that ``check_batch`` has accepted."""
         structures = Structures.from_checked(batch)
         edges = structures.edges()
         of_atoms = self._scaled_energies(structures.graph, structures.species, edges)
@@ -178,7 +178,7 @@ class InteratomicPotential(GraphLayer):
     def _energies_of_atoms(
         self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
     ) -> Float[Array, " nodes"]:
-        """The energy of each atom, without scale and shift; padding may get any finite number.
+        """Computes the energy of each atom, without scale and shift; finite in padding.
 
         Args:
           graph: edges by receiver; its padding slots have vectors and distances of zero.

@@ -308,11 +308,11 @@ class _Run:
 class _Progress(NamedTuple):
     """State of attempts, on the device or, when they are done, as NumPy arrays."""
 
-    step: Any  # [] int32, number of steps so far
-    state: Any  # state of the network; None when they are done
-    digits: Any  # [count, attempts, 81] int32, solutions, or the answers after the last step
-    solved_at: Any  # [count, attempts] int32, steps after which these were solutions, 0 for none
-    chances: Any  # [count, attempts, 81, 9] float32, mean probabilities of digits over all steps
+    step: Any  # int32 scalar: number of steps so far.
+    state: Any  # State of the network; None after the attempts.
+    digits: Any  # int32 [count, attempts, 81]: solutions, or the last answers.
+    solved_at: Any  # int32 [count, attempts]: step that gave the solution, 0 for none.
+    chances: Any  # float32 [count, attempts, 81, 9]: mean probabilities over all steps.
 
 
 @partial(jax.jit, static_argnames="graphdef")

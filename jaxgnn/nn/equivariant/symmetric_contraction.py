@@ -81,7 +81,8 @@ class SymmetricContraction(DocumentedModule):
         self.precision: ops.Precision | None = precision
         of_one = Irreps(tuple(MulIrrep(1, entry.irrep) for entry in self.irreps_in))
         species = () if num_species is None else (num_species,)
-        self.kernels = nnx.List()  # for each entry of the output those of all orders with a path
+        # Ordered by the entries of the output, then by the orders that have a path.
+        self.kernels = nnx.List()
         self.products: tuple[_Products, ...] = ()
         for entry in self.irreps_out:
             products = _Products.from_entry(of_one, correlation, entry)
@@ -208,7 +209,7 @@ def _contracted(
     axes = "ijk"
     total: Array | None = None
     for order in range(max(products.orders), 0, -1):
-        left = axes[: order - 1]  # axes of the factors that come later
+        left = axes[: order - 1]  # Factors of these axes are multiplied later.
         last = axes[order - 1]
         if order in weights:
             table = jnp.asarray(products.table(order), x.dtype)

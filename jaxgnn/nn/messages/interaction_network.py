@@ -309,7 +309,7 @@ class _Single:
 
 
 class _Batch:
-    """Sums over each graph of a batch, of nodes [nodes, width]."""
+    """Sums of nodes [nodes, width] over each graph of a batch."""
 
     def __init__(self, where: str, batch: GraphBatch, x: Any):
         self.batch = check_batch(where, x, batch)

@@ -205,10 +205,11 @@ class TopKPooling(DocumentedModule):
 
 @functools.lru_cache(maxsize=32)
 def _numbers_kept(ratio: Fraction, most: int) -> np.ndarray:
-    """``⌈ratio · n⌉`` for n = 0 … ``most``, a table, since on a device the product may overflow."""
+    """Tabulates ``⌈ratio · n⌉`` for n = 0 … ``most``; on a device the product could overflow."""
     counts = np.arange(most + 1, dtype=np.int64)
     kept = -(-counts * ratio.numerator // ratio.denominator)
-    return np.maximum(kept, counts > 0).astype(np.int32)  # a ratio below all fractions keeps one
+    # A graph with nodes keeps at least one, also if the ratio is rounded to 0.
+    return np.maximum(kept, counts > 0).astype(np.int32)
 
 
 def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> GraphBatch:

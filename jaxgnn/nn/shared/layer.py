@@ -161,7 +161,7 @@ class GraphLayer(Layer):
         return Ends(*self._to_floats(*ends))
 
     def _checked_ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Any]:
-        """The features of both ends unchanged; raises ValueError unless all fit each other."""
+        """Returns the features of both ends unchanged; raises ValueError unless they fit."""
         self._check_graph(graph)
         names = ("x[0]", "x[1]")
         if not isinstance(x, tuple | list):
