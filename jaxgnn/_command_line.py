@@ -33,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             status = _run(_parser().parse_args(arguments))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # else Python flushes at exit, with its own message
+                # At exit, Python would print its own message for an error of the flush.
+                sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         _drop_output()
         status = 1
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace) -> int | str:
     """Runs a command and prints its output; returns the exit status or message."""
     if options.command == "info":
-        from jaxgnn import _info  # with JAX, which errors of the command line need not wait for
+        from jaxgnn import _info  # Errors of the command line need not wait for JAX.
 
         print(_info.report() if options.all else _info.summary())
         return 0
@@ -104,7 +105,8 @@ def _experiment(arguments: Sequence[str]) -> int | str:
         # Ctrl-C also reaches the experiment, which ends by itself, with its own line.
         with contextlib.suppress(KeyboardInterrupt):
             status = process.wait()
-            return status if status >= 0 else 128 - status  # as shells have the end by a signal
+            # Shells number the end by a signal from 128.
+            return status if status >= 0 else 128 - status
 
 
 def _folder_of_experiments() -> Path | None:
@@ -124,7 +126,7 @@ def _count(text: str) -> int:
 
 
 def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
-    """The network's answer; ``weights`` names a file, None means those of the library.
+    """Returns the network's answer; ``weights`` names a file, None means those of the library.
 
     All that can be checked without JAX and Flax, which take seconds to import, is checked first.
     """
@@ -133,8 +135,8 @@ def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAns
     if weights is not None and not os.path.isfile(weights):
         raise bad_input(_SUDOKU, "--weights", "a file that exists", weights)
     if puzzle == "-":
-        given = io.StringIO() if sys.stdin is None else sys.stdin
-        board = _sudoku.board_of_file(_SUDOKU, "standard input", given)
+        stream = io.StringIO() if sys.stdin is None else sys.stdin
+        board = _sudoku.board_of_file(_SUDOKU, "standard input", stream)
     else:
         board = _sudoku.board_of(_SUDOKU, "puzzle", puzzle)
     clashes = _sudoku.conflicts(board)

@@ -62,7 +62,7 @@ def require_regular_file(path: str | os.PathLike[str], contents: str) -> None:
         mode = os.stat(path).st_mode
     except PermissionError:
         raise
-    except (OSError, ValueError):  # a path through a file, a loop of links, a null character
+    except (OSError, ValueError):  # A file as a folder, a loop of links, a null character.
         mode = 0
     name = os.fspath(path)
     if mode == 0 or stat.S_ISDIR(mode):

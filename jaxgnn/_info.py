@@ -25,14 +25,14 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def kernels() -> list[dispatch.Kernel]:
-    """Every kernel of every op, from the op's own module; some have more than one table."""
-    found = [
+    """Lists all tables of kernels, from the modules of the ops; some ops have several."""
+    all_tables = [
         table
         for op in OPS
         for table in vars(importlib.import_module(op.module)).values()
         if isinstance(table, dispatch.Kernel)
     ]
-    return list({id(table): table for table in found}.values())
+    return list({id(table): table for table in all_tables}.values())
 
 
 def tables() -> dict[str, dispatch.Kernel]:
@@ -48,12 +48,12 @@ def tables() -> dict[str, dispatch.Kernel]:
 
 
 def summary() -> str:
-    """Five lines: versions, device, ops with kernels here, other ops and why, what to install."""
+    """Five lines: versions, device, ops with kernels, other ops and why, packages to install."""
     here = dispatch.current_platform()
-    found = tables()
+    kernel_tables = tables()
     slow: dict[str | None, list[str]] = {}
     for op in OPS:
-        slow.setdefault(_why_slow(op, found, here), []).append(op.name)
+        slow.setdefault(_why_slow(op, kernel_tables, here), []).append(op.name)
     fast = slow.pop(None, [])
     packages = ", ".join(f"{name} {_version(name)}" for name in ("jax", "jaxlib", "flax"))
     devices = Counter((device.platform, device.device_kind) for device in jax.devices())
@@ -70,10 +70,12 @@ def summary() -> str:
     )
 
 
-def _why_slow(op: Op, found: dict[str, dispatch.Kernel], here: dispatch.Platform) -> str | None:
-    """The reason why no kernel of an op runs on this platform; None if one does."""
-    own, elsewhere = [], set()
-    for table in found.values():
+def _why_slow(
+    op: Op, kernel_tables: dict[str, dispatch.Kernel], here: dispatch.Platform
+) -> str | None:
+    """Returns the reason why no kernel of an op runs on this platform; None if one does."""
+    reasons, elsewhere = [], set()
+    for table in kernel_tables.values():
         if table.name.partition(".")[0] not in (op.name, op.native_of):
             continue
         for name in _KERNELS:
@@ -86,9 +88,9 @@ def _why_slow(op: Op, found: dict[str, dispatch.Kernel], here: dispatch.Platform
             reason = table.unavailable(name, here)
             if reason is None:
                 return None
-            own.append(reason)
-    if own:
-        return " and ".join(dict.fromkeys(own))
+            reasons.append(reason)
+    if reasons:
+        return " and ".join(dict.fromkeys(reasons))
     return ", ".join(_ELSEWHERE[platform] for platform in sorted(elsewhere)) or "no kernels"
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-_MOST_KEPT = 16  # instances without weak references whose functions are kept
+# Number of instances without weak references whose functions are kept.
+_MOST_KEPT = 16
 
 
 class Binding:
@@ -81,7 +82,7 @@ class BoundMethod:
 
     def __init__(self, instance: Any, inner: Callable[..., Any]):
         functools.update_wrapper(self, inner, updated=())
-        self.__self__ = instance  # which lives as long as the method
+        self.__self__ = instance  # Keeps the instance alive.
         self.inner = inner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +113,7 @@ _CAPTURED = "_jaxgnn_captured"
 
 
 def is_pytree(value: Any) -> bool:
-    """Whether a value is a container that JAX flattens, and not a leaf."""
+    """Returns whether a value is a container that JAX flattens, and not a leaf."""
     return jax.tree.structure(value) != jax.tree.structure(0)
 
 
@@ -128,7 +129,7 @@ class State:
         self._objects = [(leaf, dict(vars(leaf))) for leaf in self._leaves if _is_object(leaf)]
 
     def changes(self, tree: Any) -> bool:
-        """Whether a pytree has other leaves by now; gives objects back the attributes they had."""
+        """Returns whether a pytree has other leaves by now; restores the attributes of objects."""
         leaves, structure = jax.tree.flatten(tree)
         have_changed = [_has_changed(leaf, before) for leaf, before in self._objects]
         for (leaf, before), has_changed in zip(self._objects, have_changed, strict=True):
@@ -146,7 +147,7 @@ def _is_object(leaf: Any) -> bool:
 
 
 def _has_changed(leaf: Any, before: dict[str, Any]) -> bool:
-    """Whether an attribute was removed, replaced, or added with an array that has no value yet.
+    """Returns whether an attribute was removed, replaced, or added with an array without a value.
 
     Other new attributes are what a property remembers.
     """
@@ -162,24 +163,24 @@ class _Probe:
 
 
 def _binds(function: Any) -> bool:
-    """Whether a callable gets an instance as its first argument where it is a method."""
+    """Returns whether a callable gets an instance as its first argument where it is a method."""
     if isinstance(function, staticmethod) or not hasattr(type(function), "__get__"):
         return False
     return function.__get__(_Probe(), _Probe) is not function
 
 
 def _bound(function: Callable[..., Any], reference: Callable[[], Any]) -> Callable[..., Any]:
-    """The function with its first argument given, which is not kept alive."""
+    """Binds the first argument of a function to an object that is not kept alive."""
 
     def method(*args: Any, **kwargs: Any) -> Any:
         return function(reference(), *args, **kwargs)
 
     functools.update_wrapper(method, function, updated=())
-    vars(method).pop("__wrapped__")  # whose signature has the first argument
+    vars(method).pop("__wrapped__")  # Its signature has the first argument.
     try:
         _, *parameters = (signature := inspect.signature(function)).parameters.values()
         method.__signature__ = signature.replace(parameters=parameters)  # pyrefly: ignore
     except (TypeError, ValueError):
-        pass  # Python has no names of its arguments, or takes it among *args
+        pass  # A builtin has no signature; *args has no first parameter to remove.
     setattr(method, _CAPTURED, reference)
     return method

@@ -61,7 +61,7 @@ def refusing_changes(where: str, argument: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__name__ != "TraceContextError":  # of Flax, which may not be imported
+        if type(error).__name__ != "TraceContextError":  # Flax may not be imported.
             raise
         expected = (
             "a function that changes no model, as batch norm and dropout do in training mode; call "
@@ -72,7 +72,7 @@ def refusing_changes(where: str, argument: str) -> Iterator[None]:
 
 
 def _is_module(model: Any) -> bool:
-    nnx = sys.modules.get("flax.nnx")  # without it there are no modules, and no need to import it
+    nnx = sys.modules.get("flax.nnx")  # If Flax is not imported there are no modules.
     return nnx is not None and isinstance(model, nnx.Module)
 
 

@@ -13,7 +13,8 @@ from jaxgnn._errors import bad_input
 
 CELLS = 81
 
-_LONGEST = 1 << 20  # characters, more than a drawn board has, but finite for devices
+# Most characters that are read: more than a drawn board has, but finite for devices such as pipes.
+_MAX_CHARACTERS = 1 << 20
 
 _EMPTY = ".0"
 # Characters of drawn grids.
@@ -119,7 +120,7 @@ def board_of(where: str, argument: str, source: str | os.PathLike[str]) -> np.nd
 def board_of_file(where: str, argument: str, file: TextIO) -> np.ndarray:
     """The board [81] of an open file, of which no more is read than a board may have."""
     try:
-        text = file.read(_LONGEST)
+        text = file.read(_MAX_CHARACTERS)
     except UnicodeDecodeError as error:
         byte = f"{error.object[error.start : error.end]!r}"
         raise bad_input(where, argument, f"text in {error.encoding}", byte) from error
@@ -128,7 +129,9 @@ def board_of_file(where: str, argument: str, file: TextIO) -> np.ndarray:
 
 def to_line(board: np.ndarray) -> str:
     """Writes a [81] board as 81 characters, '.' where a cell is empty."""
-    return "".join(str(digit) if digit else "." for digit in _as_board(board, "to_line").tolist())
+    return "".join(
+        str(digit) if digit else "." for digit in _checked_board(board, "to_line").tolist()
+    )
 
 
 def to_grid(board: np.ndarray) -> str:
@@ -156,15 +159,15 @@ def conflicts(board: np.ndarray) -> list[Conflict]:
       ...     print(conflict)
       5 stands twice in row 1, at r1c1, r1c5
     """
-    board = _as_board(board, "conflicts")
-    found = []
+    board = _checked_board(board, "conflicts")
+    all_conflicts = []
     for name, unit in zip(UNIT_NAMES, UNITS, strict=True):
         for digit in range(1, 10):
             cells = np.sort(unit[board[unit] == digit]).tolist()
             if len(cells) > 1:
                 places = tuple((cell // 9 + 1, cell % 9 + 1) for cell in cells)
-                found.append(Conflict(name, digit, places))
-    return found
+                all_conflicts.append(Conflict(name, digit, places))
+    return all_conflicts
 
 
 def have_conflicts(boards: np.ndarray) -> np.ndarray:
@@ -190,7 +193,8 @@ def as_boards(boards: np.ndarray, where: str, argument: str = "boards") -> np.nd
     return boards.astype(np.int8)
 
 
-def _as_board(board: np.ndarray, where: str) -> np.ndarray:
+def _checked_board(board: np.ndarray, where: str) -> np.ndarray:
+    """Checks that ``board`` is [81] digits, and returns it as int8."""
     return as_boards(np.asarray(board)[None], where, "board")[0]
 
 

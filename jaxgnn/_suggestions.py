@@ -73,14 +73,16 @@ def missing_name(module: str, name: str) -> AttributeError:
     Names of other modules are read from their sources, so that nothing is imported.
     """
     text = f"module {module!r} has no attribute {name!r}"
-    if name.startswith("_"):  # a protocol that asks
+    if name.startswith("_"):  # A protocol asks.
         return AttributeError(text)
     theirs = {other.lower(): other for other in FROM_PYG}.get(name.lower())
-    found = _exact(name)
-    if not found and theirs is not None:
+    suggestions = _exact(name)
+    if not suggestions and theirs is not None:
         return AttributeError(f"{text}; for PyTorch Geometric's {theirs} use {FROM_PYG[theirs]}")
-    found = found or _alike(module, name)
-    return AttributeError(f"{text}; did you mean {' or '.join(found)}?" if found else text)
+    suggestions = suggestions or _alike(module, name)
+    if suggestions:
+        text += f"; did you mean {' or '.join(suggestions)}?"
+    return AttributeError(text)
 
 
 def suggest_names(module: str) -> None:
@@ -135,22 +137,22 @@ def _exact(name: str) -> list[str]:
 
 
 def _alike(asked: str, name: str) -> list[str]:
-    """Full paths of names that are spelled alike, those of the module that was asked first."""
-    own = asked.partition(".")[2]
-    for module in dict.fromkeys((own, *_MODULES)):
+    """Lists full paths of names that are spelled alike, those of the asked module first."""
+    asked_module = asked.partition(".")[2]
+    for module in dict.fromkeys((asked_module, *_MODULES)):
         names = (*_exported(module), *(filter(None, _MODULES) if module == "" else ()))
         spelled = {other.lower(): other for other in reversed(names)}
-        close = _close(name.lower(), spelled, is_own=module == own)
+        close = _close(name.lower(), spelled, is_own=module == asked_module)
         if close:
             return [_path(module, spelled[other]) for other in close]
     return []
 
 
-def _close(name: str, known: Iterable[str], *, is_own: bool) -> list[str]:
-    """The name itself, those that begin with it, differ by few letters, or have it in them."""
+def _close(name: str, candidates: Iterable[str], *, is_own: bool) -> list[str]:
+    """Lists the name itself, or candidates that begin with it, resemble it, or contain it."""
     import difflib
 
-    names = list(known)
+    names = list(candidates)
     if name in names:
         return [name]
     longer = [other for other in names if is_own and name in other]

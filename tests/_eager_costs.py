@@ -1,4 +1,4 @@
-"""What repeated eager calls cost beside their arithmetic: compilations, and memory that stays."""
+"""Costs of repeated eager calls beside their arithmetic: compilations, and memory that stays."""
 
 import contextlib
 import gc

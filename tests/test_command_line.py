@@ -33,7 +33,7 @@ def no_network(monkeypatch):
 
 
 def run(*arguments):
-    """What the command ends with."""
+    """Runs the command and returns the status or the message with which it exits."""
     with pytest.raises(SystemExit) as end:
         _command_line.main(arguments)
     return end.value.code

@@ -99,12 +99,12 @@ def test_files_that_a_page_of_kernels_names_exist(page):
     kernels = ROOT / "pallas_kernels"
     homes = [ROOT, kernels, kernels / page.stem]
     for name in re.findall(r"`([\w/]+\.py)`", page.read_text()):
-        found = any((home / name).exists() for home in homes)
-        assert found or list((kernels / page.stem).rglob(name)), f"{page.name} names {name}"
+        is_file = any((home / name).exists() for home in homes)
+        assert is_file or list((kernels / page.stem).rglob(name)), f"{page.name} names {name}"
 
 
 def _public(package: str) -> dict[str, object]:
-    """What a package exports, by name; a package or module of it is no name of its own."""
+    """Exports of a package by name, except its packages and modules."""
     module = importlib.import_module(package)
     # ``dir`` has those that are imported on first use, too.
     values = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
@@ -152,21 +152,24 @@ def test_every_public_class_and_function_says_what_it_is(package):
 def _navigation() -> list[tuple[str, str]]:
     """The pages of the navigation, with their sections; a deeper level has no match."""
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    found, section = [], ""
+    pages, section = [], ""
     for line in navigation.splitlines():
         if heading := re.fullmatch(r"  - ([\w ]+):", line):
             section = heading[1]
         else:
             page = re.fullmatch(r"(?:  |      )- (?:.+: )?([\w/]+\.md)", line)
             assert page is not None, f"{line!r} is neither a section nor a page of one"
-            found.append((section, page[1]))
-    return found
+            pages.append((section, page[1]))
+    return pages
 
 
 def test_every_page_is_in_the_navigation_once():
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
     pages += [f"notebooks/{notebook.stem}.md" for notebook in NOTEBOOKS]
-    pages += ["internals/changelog.md", "internals/contributing.md"]  # of tools/docs_pages.py
+    pages += [
+        "internals/changelog.md",
+        "internals/contributing.md",
+    ]  # tools/docs_pages.py adds these.
     assert sorted(page for _, page in _navigation()) == sorted(pages)
 
 
@@ -190,9 +193,9 @@ def _docstrings(path: Path):
 def test_docstrings_have_double_backticks_and_sections_of_two_spaces(folder):
     single = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
     section = re.compile(r"^(?:Args|Returns|Raises|Attributes|Yields):\n( +)", re.M)
-    found = []
+    wrong = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         for text in _docstrings(path):
             if single.search(text) or {"  "} < {"  ", *section.findall(text)}:
-                found.append(f"{path.relative_to(ROOT)}: {text[:60]}")
-    assert found == []
+                wrong.append(f"{path.relative_to(ROOT)}: {text[:60]}")
+    assert wrong == []

@@ -43,11 +43,11 @@ def only_parsed(monkeypatch):
     """Command lines are read and checked, but nothing is run."""
     of_commands = tyro.extras.subcommand_cli_from_dict
 
-    def without_running(function):
+    def skip_running(function):
         return functools.wraps(function)(lambda *_, **__: None)
 
     def read(functions, **options):
-        return of_commands({name: without_running(f) for name, f in functions.items()}, **options)
+        return of_commands({name: skip_running(f) for name, f in functions.items()}, **options)
 
     monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", read)
     monkeypatch.setattr(_command_line, "_run", lambda options: 0)

@@ -131,8 +131,8 @@ def test_a_model_in_training_mode_is_evaluated_in_evaluation_mode(name):
     trained.train()
     evaluated.eval()
     before, modes = digest(trained), nnx.graphdef(trained)
-    found, expected = take(trained), take(evaluated)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    actual, expected = take(trained), take(evaluated)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
     assert digest(trained) == before and nnx.graphdef(trained) == modes
 
 
@@ -183,9 +183,9 @@ def test_in_a_loss_a_potential_keeps_its_mode_and_must_not_change(transform):
 
 def test_under_jit_a_captured_potential_is_evaluated_in_evaluation_mode():
     model, batch = Springs(), _batch()
-    found = jax.jit(lambda batch: models.energy_forces_stress(model, batch).energy)(batch)
+    actual = jax.jit(lambda batch: models.energy_forces_stress(model, batch).energy)(batch)
     model.eval()
-    np.testing.assert_allclose(found, model(batch), rtol=1e-5)
+    np.testing.assert_allclose(actual, model(batch), rtol=1e-5)
 
 
 def test_copies_share_arrays_but_no_variables():

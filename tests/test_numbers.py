@@ -77,7 +77,7 @@ def test_a_number_of_a_row_rounded_to_its_digits_is_accepted(cell, line, options
     [
         ("22.3 ms", "op=spmm", {}, "22.3 is in no row: ms is 22.243"),
         ("22.25", "op=spmm", {}, "22.25 is in no row"),
-        ("12.4", "op=spmm", {}, "12.4 is in no row"),  # that of the other column
+        ("12.4", "op=spmm", {}, "12.4 is in no row"),  # The number is in another column.
         ("2.0", "op=maxk", {"column": "implementation=ffi"}, "ms is missing"),
         ("1.0", "op=spmm", {"rows": "device=H100"}, "no row of rows.jsonl has device=H100"),
         ("1.0", "op=old", {}, "rows without a device"),
@@ -90,8 +90,8 @@ def test_a_number_of_a_row_rounded_to_its_digits_is_accepted(cell, line, options
     ],
 )
 def test_a_wrong_number_is_named_with_what_was_measured(cell, line, options, complaint):
-    (found,) = _texts(_table(cell, line, **options))
-    assert complaint in found
+    (finding,) = _texts(_table(cell, line, **options))
+    assert complaint in finding
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_new_rows_need_their_origin(tmp_path):
     whole = dict.fromkeys(check_numbers.ORIGIN, "x") | {"date": "2026-12-01"}
     rows = [whole, {"date": "2026-11-20"}, {**whole, "source": "published"}, {"date": "2026-12-01"}]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = check_numbers.origin_findings(tmp_path)
-    assert found.startswith("a.jsonl:4: the row has no device, commit")
+    (finding,) = check_numbers.origin_findings(tmp_path)
+    assert finding.startswith("a.jsonl:4: the row has no device, commit")
 
 
 def test_a_page_with_a_wrong_number_fails_the_command(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""What the library gives out can be pickled and copied: constants, records, graphs, modules."""
+"""Public objects can be pickled and copied: constants, records, graphs, modules."""
 
 import copy
 import dataclasses
@@ -52,8 +52,8 @@ GIVEN_OUT = {name: value for package in PACKAGES for name, value in _public(pack
 @pytest.mark.parametrize("route", ROUTES)
 def test_whatever_has_a_public_name_is_pickled_and_copied(route):
     for name, value in GIVEN_OUT.items():
-        made = ROUTES[route](value)
-        assert type(made) is type(value), name
+        copied = ROUTES[route](value)
+        assert type(copied) is type(value), name
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -201,15 +201,15 @@ def test_the_tables_have_every_class():
     assert classes | {Setting} == set(RECORDS) | modules | NO_RECORDS
 
 
-def _assert_same(made, value):
-    assert type(made) is type(value)
+def _assert_same(copied, value):
+    assert type(copied) is type(value)
     if isinstance(value, Exception):
-        assert str(made) == str(value)
+        assert str(copied) == str(value)
     elif isinstance(value, graph.HeteroGraph):
-        assert jax.tree.structure(made) == jax.tree.structure(value)
-        jax.tree.map(np.testing.assert_array_equal, made, value)
+        assert jax.tree.structure(copied) == jax.tree.structure(value)
+        jax.tree.map(np.testing.assert_array_equal, copied, value)
     elif isinstance(value, tuple) or dataclasses.is_dataclass(value):
-        parts = [v if isinstance(v, tuple) else _fields(v) for v in (made, value)]
+        parts = [v if isinstance(v, tuple) else _fields(v) for v in (copied, value)]
         leaves = [jax.tree.flatten(part) for part in parts]
         assert leaves[0][1] == leaves[1][1]
         for one, other in zip(leaves[0][0], leaves[1][0], strict=True):
@@ -239,8 +239,8 @@ def test_records_and_graphs_are_the_same_behind_it(record, route):
 def test_layers_and_models_are_the_same_behind_it(name, route):
     case = (LAYERS | MODELS)[name]
     module = case.make(nnx.Rngs(0))
-    made = ROUTES[route](module)
-    (graphdef, state), (expected, values) = nnx.split(made), nnx.split(module)
+    copied = ROUTES[route](module)
+    (graphdef, state), (expected, values) = nnx.split(copied), nnx.split(module)
     assert graphdef == expected
     jax.tree.map(np.testing.assert_array_equal, state, values)
 
@@ -248,9 +248,9 @@ def test_layers_and_models_are_the_same_behind_it(name, route):
 def test_a_graph_that_has_been_used_takes_what_is_known_of_it_along():
     ops.spmm(GRAPH, X)
     GRAPH.uniform_degrees()
-    made = pickle.loads(pickle.dumps(GRAPH))
-    np.testing.assert_array_equal(ops.spmm(made, X), ops.spmm(GRAPH, X))
-    assert made.uniform_degrees() == GRAPH.uniform_degrees()
+    copied = pickle.loads(pickle.dumps(GRAPH))
+    np.testing.assert_array_equal(ops.spmm(copied, X), ops.spmm(GRAPH, X))
+    assert copied.uniform_degrees() == GRAPH.uniform_degrees()
 
 
 LOADERS = {
@@ -283,9 +283,9 @@ def test_a_loader_and_its_batches_ahead_say_that_they_are_made_in_each_process(n
 
 def test_a_cache_of_features_is_pickled():
     store = sampling.features.CachedFeatures(np.eye(3), [0])
-    made = pickle.loads(pickle.dumps(store))
-    np.testing.assert_array_equal(made.gather(np.array([0, 1, -1])), np.eye(4, 3)[[0, 1, 3]])
-    assert made.hits == made.misses == 1
+    copied = pickle.loads(pickle.dumps(store))
+    np.testing.assert_array_equal(copied.gather(np.array([0, 1, -1])), np.eye(4, 3)[[0, 1, 3]])
+    assert copied.hits == copied.misses == 1
 
 
 def test_a_solver_is_pickled():

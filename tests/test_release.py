@@ -1,4 +1,4 @@
-"""What is in the way of a release is named before anything is built."""
+"""Obstacles to a release are named before anything is built."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def _record(folder, missed=()):
 
 
 def _complaint(folder, **environment):
-    """What the script says on its error stream; none if it finds nothing in the way."""
+    """Returns the error output of the script; it is empty if nothing is in the way."""
     environment = {**os.environ, "CXX": "true", **environment}
     command = ["sh", str(SCRIPT), "ready"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -98,9 +98,9 @@ def test_a_changelog_that_does_not_tell_of_the_version_is_refused(checkout, chan
 def test_the_record_of_seeded_faults_counts_them_by_table(checkout):
     commit = _head(checkout)
     _record(checkout, missed=["a sum of “ends” is\\ dropped"])
-    made = tomllib.loads((checkout / record.FILE).read_text())
-    assert made.pop("date").year > 2025
-    assert made == {
+    entries = tomllib.loads((checkout / record.FILE).read_text())
+    assert entries.pop("date").year > 2025
+    assert entries == {
         "commit": commit,
         "cases": "some",
         "minutes": 25,

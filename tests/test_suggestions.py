@@ -60,9 +60,9 @@ def test_names_of_pytorch_geometric_are_those_of_the_docs():
         assert re.search(rf"`(torch_geometric\.utils\.)?{theirs}[`(]", told), theirs
         path = re.match(r"(jaxgnn|flax)\.([\w.]+)", ours)
         assert path is not None, ours
-        found = importlib.import_module(path[1]) if path[1] == "jaxgnn" else None
-        for part in path[2].split(".") if found else ():
-            found = getattr(found, part)
+        target = importlib.import_module(path[1]) if path[1] == "jaxgnn" else None
+        for part in path[2].split(".") if target else ():
+            target = getattr(target, part)
 
 
 def test_modules_are_still_modules():

@@ -60,7 +60,7 @@ def _rows_of_another_graph():
     distributed.shard(_graph(), mesh).shard_rows(np.ones((4, 2)))
 
 
-def _without_the_compiled_library():
+def _hide_the_compiled_library():
     with mock.patch.object(_library, "library_path", lambda platform: None):
         dispatch._warn_once.__wrapped__(_library.why_not_open("cpu"))
 
@@ -90,7 +90,7 @@ MISTAKES = {
     "No room": lambda: GraphBatch.from_graphs([GraphSample([0], [1], 2)] * 4, pad_to=(4, 8, 5)),
     "A readout of a graph that is no batch": lambda: nn.pool(_x(), _graph(), "mean"),
     "A kernel that does not run here": lambda: ops.spmm(_graph(), _x(), implementation="pallas"),
-    "The slow path": _without_the_compiled_library,
+    "The slow path": _hide_the_compiled_library,
     "Rows of another graph": _rows_of_another_graph,
 }
 

@@ -93,14 +93,14 @@ class Marker:
 def main(arguments: list[str]) -> int:
     """Prints all findings; returns the exit status."""
     pages = [Path(a).resolve() for a in arguments]
-    found = [] if pages else list(origin_findings())
+    lines = [] if pages else list(origin_findings())
     pages = pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
         shown = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
         text = page.read_text(encoding="utf-8")
-        found += [f"{shown}:{n}: {t}" for n, t in findings(text, strict=page.name in STRICT)]
-    print("\n".join(found), end="\n" if found else "")
-    return 1 if found else 0
+        lines += [f"{shown}:{n}: {t}" for n, t in findings(text, strict=page.name in STRICT)]
+    print("\n".join(lines), end="\n" if lines else "")
+    return 1 if lines else 0
 
 
 def origin_findings(root: Path = ROOT) -> Iterator[str]:
@@ -152,19 +152,19 @@ def parse_marker(lines: Sequence[str], number: int) -> Marker:
     for line in lines:
         kind, _, rest = line.partition(":")
         words = shlex.split(rest)
-        given = dict(word.split("=", 1) for word in words if "=" in word)
-        for name in given.get("value", "ms").split(","):
+        settings = dict(word.split("=", 1) for word in words if "=" in word)
+        for name in settings.get("value", "ms").split(","):
             if not _VALUE.fullmatch(name):
                 raise ValueError(f"value: expected field, mean(field) or std(field), got {name!r}")
         if kind == "rows":
             marker.files += [word for word in words if "=" not in word]
-            marker.common |= given
+            marker.common |= settings
         elif kind == "column":
-            marker.columns.append(None if words == ["-"] else given)
+            marker.columns.append(None if words == ["-"] else settings)
         elif kind == "line":
-            marker.lines.append(given)
+            marker.lines.append(settings)
         elif kind == "number":
-            marker.numbers.append(given)
+            marker.numbers.append(settings)
         else:
             raise ValueError(f"expected rows:, column:, line: or number:, got {line!r}")
     return marker
@@ -196,11 +196,11 @@ def _table_findings(
         yield number, f"{len(body)} lines need as many line:, or none, got {len(marker.lines)}"
         return
     for at, line in enumerate(body):
-        own = marker.lines[at] if marker.lines else {}
+        of_line = marker.lines[at] if marker.lines else {}
         for title, cell, column in zip(header[1:], line[1:], marker.columns, strict=True):
             shown = [] if column is None else _NUMBER_OR_DASH.findall(_CODE.sub("", cell))
             if any(text != _DASH for text in shown):
-                conditions = (marker.common, column or {}, own)
+                conditions = (marker.common, column or {}, of_line)
                 words = " ".join((title, cell, line[0]))
                 for text in _mismatches(shown, marker.files, conditions, words):
                     yield number + 2 + at, f"{line[0]}, {title}: {text}"
@@ -211,8 +211,8 @@ def _text_findings(text: str, number: int, marker: Marker) -> Iterator[tuple[int
     if len(shown) != len(marker.numbers):
         yield number, f"{len(shown)} numbers with a unit need as many number:, got {shown}"
         return
-    for one, own in zip(shown, marker.numbers, strict=True):
-        for finding in _mismatches([one], marker.files, (marker.common, own), text):
+    for one, of_number in zip(shown, marker.numbers, strict=True):
+        for finding in _mismatches([one], marker.files, (marker.common, of_number), text):
             yield number, finding
 
 
@@ -239,10 +239,10 @@ def _mismatches(
     for number, name in zip(shown, values, strict=True):
         if number == _DASH:
             continue
-        found = [(row, value) for row in rows for value in _values(row, name, others)]
-        equal = [row for row, value in found if _rounds_to(value, number)]
+        matches = [(row, value) for row in rows for value in _values(row, name, others)]
+        equal = [row for row, value in matches if _rounds_to(value, number)]
         if not equal:
-            measured = ", ".join(sorted({f"{value:.6g}" for _, value in found}))
+            measured = ", ".join(sorted({f"{value:.6g}" for _, value in matches}))
             yield f"{number} is in no row: {name} is {measured or 'missing'} ({_text(conditions)})"
         elif not any(row.get("device") for row in equal):
             yield f"{number} is in rows without a device"
@@ -315,7 +315,7 @@ def _value(row: Row, name: str) -> float | None:
 
 
 def _rounds_to(value: float, shown: str) -> bool:
-    """Whether a number is a value, rounded to the digits that are shown."""
+    """Returns whether a number is a value, rounded to the digits that are shown."""
     text = shown.replace(",", "")
     decimals = len(text.partition(".")[2])
     return abs(value - float(text)) <= 0.5 * 10**-decimals * (1 + 1e-6)

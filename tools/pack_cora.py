@@ -179,7 +179,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """The class or function of a name in the file, if it is allowed."""
-        known: dict[str, Any] = {
+        allowed: dict[str, Any] = {
             "csr_matrix": scipy.sparse.csr_matrix,
             "_reconstruct": np._core.multiarray._reconstruct,
             "ndarray": np.ndarray,
@@ -187,8 +187,8 @@ class _Unpickler(pickle.Unpickler):
             "defaultdict": collections.defaultdict,
             "list": list,
         }
-        require(name in known, f"a pickle refers to {module}.{name}")
-        return known[name]
+        require(name in allowed, f"a pickle refers to {module}.{name}")
+        return allowed[name]
 
 
 def _unpickled(folder: Path, name: str) -> Any:

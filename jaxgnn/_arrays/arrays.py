@@ -39,7 +39,7 @@ def shown(array: Any) -> str:
 
 
 def take(array: Any, positions: Any) -> jax.Array:
-    """Returns ``array[positions]``; on the host if both are there, to compile no length."""
+    """Returns ``array[positions]``. Concrete arrays are indexed on the host, not compiled."""
     if is_concrete(array, positions):
         return put_own(np.asarray(array)[np.asarray(positions)])
     return jnp.asarray(kept(array))[positions]
@@ -55,8 +55,8 @@ def rows_at(
     size = array.shape[0]
     if isinstance(size, int) and size == 0:
         shape = (*ids.shape, *array.shape[1:])
-        made, *_ = match_varying(jnp.full(shape, padding, array.dtype), array, ids)
-        return made
+        filled, *_ = match_varying(jnp.full(shape, padding, array.dtype), array, ids)
+        return filled
     return array.at[ids].get(mode="fill", fill_value=padding, indices_are_sorted=are_sorted)
 
 
@@ -76,11 +76,12 @@ def as_jax(where: str, argument: str, array: Any, dtype: Any = None) -> jax.Arra
     if is_list and not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(array)):
         array = host_array(where, argument, array)
     array = checked_numbers(where, argument, array, dtype)
-    if dtype is None and isinstance(array, np.ndarray):  # without a dtype it compiles for a shape
+    # Without a dtype, JAX compiles a program for each shape.
+    if dtype is None and isinstance(array, np.ndarray):
         dtype = dtype_of_jax(array.dtype)
     try:
         return jnp.asarray(array, dtype)
-    except OverflowError:  # of a number of Python
+    except OverflowError:  # A Python integer may be too large.
         raise bad_input(where, argument, "an integer that JAX can hold", repr(array)) from None
 
 
@@ -116,7 +117,7 @@ def to_device(where: str, tree: Any, device: Any = None, *, name: str = "") -> A
 
 
 def checked_tree(where: str, tree: Any, name: str = "") -> Any:
-    """Returns a pytree that JAX takes without a change of its numbers, or raises as ``to_device``.
+    """Returns a pytree whose numbers JAX can hold unchanged; raises as ``to_device`` does.
 
     Args:
       where: the public function or class, for errors.
@@ -143,7 +144,7 @@ def name_of_path(name: str, path: Any) -> str:
 
 
 def checked_numbers(where: str, argument: str, array: Any, dtype: Any = None) -> Any:
-    """Returns an array in native byte order, of a dtype of JAX, without integers that it cuts.
+    """Returns an array in native byte order and a dtype of JAX; no integer is truncated.
 
     Raises:
       ValueError: if an array of NumPy has another dtype, or integers out of range of ``dtype``, or
@@ -158,7 +159,7 @@ def checked_numbers(where: str, argument: str, array: Any, dtype: Any = None) ->
 
 
 def _may_change(leaf: Any) -> bool:
-    """Whether JAX may change the numbers of a leaf, or refuse it, by its dtype."""
+    """Returns whether JAX may change the numbers of a leaf, or refuse it, by its dtype."""
     if not isinstance(leaf, np.ndarray | np.generic):
         return False
     dtype = leaf.dtype
@@ -172,7 +173,7 @@ def dtype_of_jax(dtype: Any) -> np.dtype:
 
 
 def is_dtype_of_jax(dtype: np.dtype) -> bool:
-    """Whether JAX has numbers of a dtype of NumPy, with at most 64 bits, in some byte order."""
+    """Returns whether JAX supports a dtype of NumPy of at most 64 bits; any byte order is fine."""
     if dtype.kind in "fc":
         return dtype.itemsize <= (8 if dtype.kind == "f" else 16)
     return dtype.kind in "biu" or jnp.issubdtype(dtype, np.number)  # such as bfloat16
@@ -191,8 +192,8 @@ def match_varying(*trees: Any) -> tuple[Any, ...]:
     union = frozenset().union(*varying)
     if union:
         leaves = [
-            jax.lax.pcast(leaf, tuple(union - own), to="varying") if union - own else leaf
-            for leaf, own in zip(leaves, varying, strict=True)
+            jax.lax.pcast(leaf, tuple(union - axes), to="varying") if union - axes else leaf
+            for leaf, axes in zip(leaves, varying, strict=True)
         ]
     return jax.tree.unflatten(structure, leaves)
 
@@ -290,14 +291,14 @@ def own(array: Any) -> Any:
 
 
 def _is_mapped(array: Any) -> bool:
-    """Whether a numpy array is a view of a mapped file, which is not to be read as a whole."""
+    """Returns whether a numpy array is a view of a mapped file: do not read such a file whole."""
     while isinstance(array, np.ndarray):
         array = array.base
     return isinstance(array, mmap.mmap)
 
 
 def _is_read_only(array: Any) -> bool:
-    """Whether this numpy array and all arrays that it is a view of are read-only."""
+    """Returns whether a numpy array and all arrays that it is a view of are read-only."""
     while isinstance(array, np.ndarray):
         if array.flags.writeable:
             return False
@@ -340,7 +341,7 @@ def require_x64() -> None:
 
 
 def is_size(size: Any) -> bool:
-    """Whether ``size`` is symbolic, or a number of nodes whose ids fit int32."""
+    """Returns whether ``size`` is symbolic, or a number of nodes whose ids fit int32."""
     if jax.export.is_symbolic_dim(size):
         return True
     is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
@@ -426,5 +427,5 @@ def in_native_order(array: Any) -> Any:
 
 
 def is_concrete(*arrays: Any) -> bool:
-    """Whether the host can read the values of every array now; None counts as readable."""
+    """Returns whether the host can read the values of every array now; None is readable."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)

@@ -39,7 +39,7 @@ _RUNS_NOW.def_abstract_eval(_refuse_to_be_recorded)
 
 
 def runs_now() -> bool:
-    """Whether operations run when they are called, also in an eager gradient or ``vmap``.
+    """Returns whether operations run when they are called, also in an eager gradient or ``vmap``.
 
     False inside of ``jit``, ``scan`` and the like, which record them, and inside an eager
     ``shard_map``, which compiles each operation as a program.
@@ -51,14 +51,14 @@ def runs_now() -> bool:
 
 
 def is_read_in_place(array: Any) -> bool:
-    """Whether the host reads a concrete array in place: a numpy array, or one on a CPU."""
+    """Returns whether the host reads a concrete array without a copy: NumPy's, or one on a CPU."""
     if not isinstance(array, jax.Array):
         return True
     return array.is_fully_addressable and all(d.platform == "cpu" for d in array.devices())
 
 
 def least_and_most(ids: Any) -> tuple[int, int]:
-    """The smallest and the largest of concrete ids, of which there is at least one.
+    """Returns the smallest and the largest of at least one concrete id.
 
     Ids on an accelerator are reduced there. All processes that share an array have to call this.
     """

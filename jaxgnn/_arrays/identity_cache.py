@@ -27,11 +27,11 @@ class IdentityMemory[Made]:
         key = tuple(map(id, arrays)), options
         entry = self._entries.get(key)
         if entry is None:
-            made = make()
+            result = make()
             references = [
                 weakref.ref(array, lambda _: self._entries.pop(key, None))
                 for array in arrays
                 if array is not None
             ]
-            entry = self._entries[key] = references, made
+            entry = self._entries[key] = references, result
         return entry[1]

@@ -15,8 +15,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 MAGIC = b"\x93NUMPY"
-_HEADER_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # bytes of its length, by version
-_NEWEST = b"\x03\x00"  # which Python 2 never wrote
+# Bytes of the header's length, by version.
+_HEADER_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
+_NEWEST = b"\x03\x00"  # Python 2 never wrote this version.
 _LONG = re.compile(r"[0-9]L", re.ASCII)
 _LONGEST_HEADER = 10_000
 _BLOCK = 1 << 18
@@ -131,11 +132,11 @@ def read_exactly(stream: IO[bytes], size: int) -> bytearray:
 def _parse_header(header: str) -> tuple[str, bool, tuple[int, ...]]:
     """Parses the entries descr, fortran_order and shape of numpy's header."""
     text, entries, position = header.strip(" \n"), {}, 1
-    while (found := _ENTRY.match(text, position)) is not None:
-        key, position = found[1][1:-1], found.end()
+    while (entry := _ENTRY.match(text, position)) is not None:
+        key, position = entry[1][1:-1], entry.end()
         if key in entries:
             raise ValueError(f"its header has {key!r} twice")
-        entries[key] = found[2]
+        entries[key] = entry[2]
     complete = text[:1] == "{" and text[position:].strip(" \n") == "}"
     if not complete or entries.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError(

@@ -66,7 +66,7 @@ def call(
 def with_derivative_of(
     formula: Callable[..., Any], run: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
-    """``run``, a function of pytrees of arrays, with the derivatives of ``formula``.
+    """Gives ``run``, a function of pytrees of arrays, the derivatives of ``formula``.
 
     Args:
       formula: a function of the same arguments, with the same result, in plain JAX.
@@ -77,21 +77,21 @@ def with_derivative_of(
     def differentiate(varied, arrays, tangents):
         leaves, structure = jax.tree.flatten(arrays)
 
-        def of_varied(*values):
-            given = list(leaves)
+        def evaluate_varied(*values):
+            values_of_leaves = list(leaves)
             for i, value in zip(varied, values, strict=True):
-                given[i] = value
-            results = jax.tree.leaves(formula(*structure.unflatten(given)))
+                values_of_leaves[i] = value
+            results = jax.tree.leaves(formula(*structure.unflatten(values_of_leaves)))
             return [result for result in results if has_tangent(result)]
 
-        _, along = jax.jvp(of_varied, [leaves[i] for i in varied], tangents)
+        _, along = jax.jvp(evaluate_varied, [leaves[i] for i in varied], tangents)
         return run(*arrays), along
 
     return lambda *arrays: call(name, run, differentiate, arrays, is_kernel=True)
 
 
 def are_known(leaves: Sequence[Any]) -> bool:
-    """Whether operations on these arrays run when they are called."""
+    """Returns whether operations on these arrays run when they are called."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) and runs_now()
 
 
@@ -129,7 +129,7 @@ class _Call:
 
 
 def has_tangent(array: Any) -> bool:
-    """Whether the values of an array are real or complex numbers."""
+    """Returns whether the values of an array are real or complex numbers."""
     return jax.typeof(array).to_tangent_aval().dtype != jax.dtypes.float0
 
 
@@ -164,9 +164,9 @@ mlir.register_lowering(_CALL, _lower)
 
 def _differentiate(operands, tangents, *, call, **_):
     varied = tuple(i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero))
-    given = [tangents[i] for i in varied]
-    results, made = call.differentiate(varied, list(operands), given)
-    rest = iter(made)
+    nonzero_tangents = [tangents[i] for i in varied]
+    results, result_tangents = call.differentiate(varied, list(operands), nonzero_tangents)
+    rest = iter(result_tangents)
     return results, [
         next(rest) if has_tangent(result) else _no_tangent(result) for result in results
     ]
@@ -178,7 +178,7 @@ ad.primitive_jvps[_CALL] = _differentiate
 def _batch(operands, axes, *, call, **_):
     def differentiate(varied, operands, tangents):
         of_tangents = [axes[i] for i in varied]
-        rule = jax.vmap(lambda *given: call.differentiate(varied, *given), (axes, of_tangents))
+        rule = jax.vmap(lambda *arrays: call.differentiate(varied, *arrays), (axes, of_tangents))
         return rule(operands, tangents)
 
     axes = list(axes)

@@ -104,14 +104,14 @@ def _split_arrays(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """The arrays of a tree, and the function that puts them back; other leaves are static."""
     leaves, structure = jax.tree.flatten(tree)
     is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
-    others = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
+    others = [None if is_one else leaf for leaf, is_one in zip(leaves, is_array, strict=True)]
 
     def join(arrays):
         rest = iter(arrays)
         pairs = zip(others, is_array, strict=True)
-        return structure.unflatten(next(rest) if own else other for other, own in pairs)
+        return structure.unflatten(next(rest) if is_one else other for other, is_one in pairs)
 
-    return [leaf for leaf, own in zip(leaves, is_array, strict=True) if own], join
+    return [leaf for leaf, is_one in zip(leaves, is_array, strict=True) if is_one], join
 
 
 _NO_SLOPE = object()

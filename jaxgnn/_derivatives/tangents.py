@@ -72,9 +72,11 @@ def _evaluate(*operands, rule, **_):
     residuals, tangents = rule.split(operands)
     # A backward pass may skip rows whose slopes are all zero, where it is not linear.
     slopes = [_ones(kind) for kind in rule.kinds]
-    made, transposed = jax.vjp(lambda slopes: rule.backward(residuals, slopes), slopes)
+    cotangents, transposed = jax.vjp(lambda slopes: rule.backward(residuals, slopes), slopes)
     # The results do not depend on arguments without slopes.
-    along = [None if of is None else tangent for of, tangent in zip(made, tangents, strict=True)]
+    along = [
+        None if of is None else tangent for of, tangent in zip(cotangents, tangents, strict=True)
+    ]
     return transposed(along)[0]
 
 
@@ -108,7 +110,7 @@ ad.primitive_transposes[_TANGENTS] = _transpose
 
 
 def _differentiate(operands, changes, *, rule, **_):
-    """The derivative by the tangents, which is the function itself, and by the residuals."""
+    """Sums the derivative by the tangents, which is the function itself, and by the residuals."""
     residuals, tangents = rule.split(operands)
     of_residuals, of_tangents = rule.split(changes)
     results = _bind(rule, residuals, tangents)
@@ -119,14 +121,14 @@ def _differentiate(operands, changes, *, rule, **_):
     varied = [i for i, change in enumerate(of_residuals) if not isinstance(change, ad.Zero)]
     if varied:
 
-        def of_varied(values):
+        def evaluate_varied(values):
             whole = list(residuals)
             for i, value in zip(varied, values, strict=True):
                 whole[i] = value
             return _evaluate(*whole, *tangents, rule=rule)
 
-        given = [residuals[i] for i in varied], [of_residuals[i] for i in varied]
-        parts.append(jax.jvp(of_varied, given[:1], given[1:])[1])
+        point, tangent = [residuals[i] for i in varied], [of_residuals[i] for i in varied]
+        parts.append(jax.jvp(evaluate_varied, (point,), (tangent,))[1])
     return results, [sum(part[1:], start=part[0]) for part in zip(*parts, strict=True)]
 
 
@@ -144,8 +146,8 @@ def _batch(operands, axes, *, rule, **_):
     ]
     backward = jax.vmap(rule.backward, in_axes=(of_residuals, 0), axis_size=size)
     kinds = tuple(kind.update(shape=(size, *kind.shape)) for kind in rule.kinds)
-    made = _bind(_Rule(backward, rule.residuals, kinds), residuals, tangents)
-    return made, [0] * len(made)
+    results = _bind(_Rule(backward, rule.residuals, kinds), residuals, tangents)
+    return results, [0] * len(results)
 
 
 batching.primitive_batchers[_TANGENTS] = _batch

@@ -38,8 +38,8 @@ def empty_sizes(
     )
 
 
-def with_padding(leaf: Any, aval: Any, empty: frozenset[str]) -> Any:
-    """An array with one entry, zero, along each axis whose size is in ``empty``."""
+def pad_empty_axes(leaf: Any, aval: Any, empty: frozenset[str]) -> Any:
+    """Pads an array by one entry, zero, along each axis whose size is in ``empty``."""
     widths = [
         (0, int(str(name) in empty and size == 0))
         for size, name in zip(np.shape(leaf), aval.shape, strict=True)
@@ -48,8 +48,8 @@ def with_padding(leaf: Any, aval: Any, empty: frozenset[str]) -> Any:
     return xp.pad(leaf, widths) if any(after for _, after in widths) else leaf
 
 
-def without_padding(where: str, result: Any, aval: Any, empty: frozenset[str]) -> Any:
-    """A result without the entries of padding along axes whose size is in ``empty``.
+def strip_padding(where: str, result: Any, aval: Any, empty: frozenset[str]) -> Any:
+    """Removes the entries of padding from a result, along axes whose size is in ``empty``.
 
     Raises:
       ValueError: if a size is an expression of one in ``empty``, such as ``edges + nodes``.

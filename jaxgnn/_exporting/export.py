@@ -130,7 +130,7 @@ def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.exp
         expected = "sizes with which the function can be traced; name fewer of them"
         raise bad_input("export", "shapes", expected, str(error).strip()) from error
     except NotImplementedError as error:
-        if "callback" not in str(error):  # but an implementation that is not supported
+        if "callback" not in str(error):  # An implementation is not supported.
             raise
         expected = "without callbacks into Python, which another process does not have"
         raise bad_input("export", "function", expected, str(error)) from error
@@ -144,10 +144,10 @@ def _named(aval: Any) -> list[str]:
 def _checked_platforms(platforms: Sequence[str] | None) -> list[str]:
     if platforms is None:
         return [current_platform()]
-    known = get_args(Platform)
-    are_known = isinstance(platforms, list | tuple) and set(platforms) <= set(known)
+    supported = get_args(Platform)
+    are_known = isinstance(platforms, list | tuple) and set(platforms) <= set(supported)
     if not are_known or not platforms or len(set(platforms)) < len(platforms):
-        raise bad_input("export", "platforms", f"some of {', '.join(known)}", repr(platforms))
+        raise bad_input("export", "platforms", f"some of {', '.join(supported)}", repr(platforms))
     return list(platforms)
 
 
@@ -165,15 +165,15 @@ def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 
 def _specs(args: tuple[Any, ...], shapes: Sequence[str | None] | None) -> tuple[Any, ...]:
-    """The arguments, with shapes and dtypes instead of their arrays."""
+    """Replaces the arrays of the arguments by their shapes and dtypes."""
     if shapes is None:
         shapes = (None,) * len(args)
     if not isinstance(shapes, list | tuple) or len(shapes) != len(args):
         expected = f"a tuple with a string or None for each of {len(args)} arguments"
         raise bad_input("export", "shapes", expected, repr(shapes))
     scope = jax.export.SymbolicScope()
-    made = zip(args, shapes, range(len(args)), strict=True)
-    return tuple(_spec(arg, shape, f"shapes[{i}]", scope) for arg, shape, i in made)
+    arguments = zip(args, shapes, range(len(args)), strict=True)
+    return tuple(_spec(arg, shape, f"shapes[{i}]", scope) for arg, shape, i in arguments)
 
 
 def _spec(arg: Any, shape: str | None, name: str, scope: jax.export.SymbolicScope) -> Any:

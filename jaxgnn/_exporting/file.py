@@ -50,21 +50,22 @@ class Description:
     result: Any  # structure of the result
     inputs: list  # shape, such as "nodes, 8", and dtype of each array among the arguments
     outputs: list  # shape and dtype of each array of the result
-    kept: list  # numbers of the inputs that the program reads
+    kept: list  # Numbers of the inputs that the program reads.
     has_symbols: bool  # whether the program depends on symbolic sizes or on the platform
-    calling_convention: int  # of JAX
-    metadata: dict  # of the caller
+    calling_convention: int  # JAX numbers its calling conventions.
+    metadata: dict  # The caller's entries.
     format: int = _FORMAT
     jaxgnn: str = __version__
     jax: str = jax.__version__
 
 
 def packed(description: Description, program: bytes) -> bytes:
-    """The bytes of a file."""
+    """Returns the bytes of a file."""
     text = json.dumps(asdict(description), allow_nan=False).encode()
     members = {_DESCRIPTION: text, _PROGRAM: program, _HASH: content_hash(text, program)}
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:  # stored, so a reader knows what it unpacks to
+    # Members are not compressed, so a reader knows their sizes from the size of the file.
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return file.getvalue()
@@ -96,13 +97,13 @@ def unpacked(source: str | os.PathLike[str] | bytes) -> tuple[str, Description, 
         entries = json.loads(texts[_DESCRIPTION])
     except _UNREADABLE as error:
         raise ValueError(f"{expected} {error}") from error
-    found = entries.get("format") if isinstance(entries, dict) else None
-    if type(found) is not int:
+    file_format = entries.get("format") if isinstance(entries, dict) else None
+    if type(file_format) is not int:
         raise ValueError(f"load_exported: {name} must have a description with its format")
-    if found != _FORMAT:
-        advice = "; export the function again" if found < _FORMAT else ""
+    if file_format != _FORMAT:
+        advice = "; export the function again" if file_format < _FORMAT else ""
         raise ValueError(
-            f"{versions_of(name, entries)}: expected format {_FORMAT}, got {found}{advice}"
+            f"{versions_of(name, entries)}: expected format {_FORMAT}, got {file_format}{advice}"
         )
     if texts.get(_HASH) != content_hash(texts[_DESCRIPTION], texts[_PROGRAM]):
         raise ValueError(f"{expected} content that its hash does not fit")
@@ -119,10 +120,10 @@ _UNREADABLE = (
 def _members(content: bytes) -> dict[str, bytes]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
-        found = {name: _member(archive, name) for name in (_DESCRIPTION, _PROGRAM)}
-        if _HASH in names:  # a later format may have others
-            found[_HASH] = _member(archive, _HASH)
-        return found
+        members = {name: _member(archive, name) for name in (_DESCRIPTION, _PROGRAM)}
+        if _HASH in names:  # A later format may have others.
+            members[_HASH] = _member(archive, _HASH)
+        return members
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -191,19 +192,21 @@ class Program(NamedTuple):
 
 
 def read_program(exported: jax.export.Exported) -> Program:
-    """Reads the program of an exported function from its text; MLIR has errors of its own."""
+    """Reads the program of an exported function from its text; it may raise errors of MLIR."""
     text = exported.mlir_module()
     main = _MAIN.search(text)
     if main is None:
         raise ValueError("it has no function main")
     # Text in quotes may look like types.
-    given, *returned = _TEXT.sub('""', main[1]).split(") -> ")
-    arguments = _ARGUMENT.findall(given)
-    own = tuple(kind.rstrip(",") for kind, attributes in arguments if _PLATFORM not in attributes)
+    parameters, *returned = _TEXT.sub('""', main[1]).split(") -> ")
+    arguments = _ARGUMENT.findall(parameters)
+    inputs = tuple(
+        kind.rstrip(",") for kind, attributes in arguments if _PLATFORM not in attributes
+    )
     return Program(
         calls=frozenset(plain or quoted for plain, quoted in _CALL.findall(text)),
-        has_platform=len(own) < len(arguments),
+        has_platform=len(inputs) < len(arguments),
         has_symbols=_SYMBOLS in text[: main.start()],
-        inputs=own,
+        inputs=inputs,
         outputs=tuple(_RESULT.findall("".join(returned))),
     )

@@ -17,7 +17,7 @@ import numpy as np
 from jaxgnn import _ffi
 from jaxgnn._arrays.arrays import dtype_of_jax, in_native_order, require_kept_integers
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.empty_graphs import empty_sizes, with_padding, without_padding
+from jaxgnn._exporting.empty_graphs import empty_sizes, pad_empty_axes, strip_padding
 from jaxgnn._exporting.file import Description, Program, read_program, unpacked, versions_of
 from jaxgnn._exporting.trees import count_leaves, leaves_of, rebuilt
 from jaxgnn._methods import Binding
@@ -76,31 +76,31 @@ class ExportedFunction(Binding):
           ValueError: names the first argument of another structure, dtype or shape; or the graph
             has no edges, and a result has a size that is computed from their number.
         """
-        given = leaves_of(self._where, "args", self._arguments, args)
-        named = [(path, in_native_order(leaf)) for path, leaf in given]
+        named = leaves_of(self._where, "args", self._arguments, args)
+        named = [(path, in_native_order(leaf)) for path, leaf in named]
         for (path, leaf), aval in zip(named, self._exported.in_avals, strict=True):
             self._check(path, leaf, aval)
         paths, leaves = [path for path, _ in named], [leaf for _, leaf in named]
         inputs, outputs = self._exported.in_avals, self._exported.out_avals
         empty = empty_sizes(paths, leaves, inputs)
         if empty:
-            leaves = [with_padding(*pair, empty) for pair in zip(leaves, inputs, strict=True)]
+            leaves = [pad_empty_axes(*pair, empty) for pair in zip(leaves, inputs, strict=True)]
         try:
             results = self._run(*leaves)
-        except ValueError as error:  # different sizes for one symbolic name
-            text = re.sub(r"args\[(\d+)\]", lambda found: paths[int(found[1])], str(error))
-            found = text.partition(" Using the following")[0]
-            raise ValueError(f"{self._where}: {found}") from error
+        except ValueError as error:  # One symbolic name has different sizes.
+            text = re.sub(r"args\[(\d+)\]", lambda match: paths[int(match[1])], str(error))
+            mismatch = text.partition(" Using the following")[0]
+            raise ValueError(f"{self._where}: {mismatch}") from error
         if empty:
             pairs = zip(results, outputs, strict=True)
-            results = [without_padding(self._where, *pair, empty) for pair in pairs]
+            results = [strip_padding(self._where, *pair, empty) for pair in pairs]
         return rebuilt(self._result, iter(results))
 
     def _check(self, path: str, leaf: Any, aval: Any) -> None:
         require_kept_integers(self._where, path, leaf)
         shape = np.shape(leaf)
-        given = getattr(leaf, "dtype", None)
-        dtype = aval.dtype if given is None else dtype_of_jax(given)
+        leaf_dtype = getattr(leaf, "dtype", None)
+        dtype = aval.dtype if leaf_dtype is None else dtype_of_jax(leaf_dtype)
         fits = len(shape) == len(aval.shape) and all(
             jax.export.is_symbolic_dim(expected) or size == expected
             for size, expected in zip(shape, aval.shape, strict=True)
@@ -144,7 +144,7 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
     versions = versions_of(name, dataclasses.asdict(description))
     try:
         facts = read_program(exported)
-    except Exception as error:  # MLIR has errors of its own
+    except Exception as error:  # MLIR raises its own classes of errors.
         raise ValueError(f"{versions}: its program can not be read: {error}") from error
     # A callback is an address of the process that exported it.
     callbacks = sorted(call for call in facts.calls if "callback" in call)
@@ -175,9 +175,9 @@ def _prepare(name: str, description: Description) -> None:
     if platform == "cuda" and any(kernel not in _ffi.targets() for kernel in description.kernels):
         reasons.append(no_mosaic_gpu(platform))
     # With several platforms the kernels may belong to another one.
-    known = [reason for reason in reasons if reason is not None]
-    if known and len(description.platforms) == 1:
-        raise NotImplementedError(f"load_exported: {name}: {known[0]}")
+    obstacles = [reason for reason in reasons if reason is not None]
+    if obstacles and len(description.platforms) == 1:
+        raise NotImplementedError(f"load_exported: {name}: {obstacles[0]}")
 
 
 def _template(
@@ -202,23 +202,25 @@ def _check_description(description: Description) -> tuple[list[Any], list[Any]]:
     """Checks each element by itself; returns the specs of the arguments and of the results."""
     platforms = description.platforms
     _require(bool(platforms) and _are_names(platforms), "names of platforms", platforms)
-    known = set(platforms) <= set(get_args(Platform)) and len(set(platforms)) == len(platforms)
-    _require(known, f"platforms among {', '.join(get_args(Platform))}", platforms)
+    are_supported = set(platforms) <= set(get_args(Platform)) and len(set(platforms)) == len(
+        platforms
+    )
+    _require(are_supported, f"platforms among {', '.join(get_args(Platform))}", platforms)
     _require(_are_names(description.kernels), "names of kernels", description.kernels)
     arguments = description.arguments
     is_tuple = type(arguments) is dict and list(arguments) == ["tuple"]
     _require(is_tuple, "a tuple of arguments", arguments)
     scope = jax.export.SymbolicScope()
-    found = []
+    specs = []
     for name, structure in (("inputs", arguments), ("outputs", description.result)):
         arrays = getattr(description, name)
         count = count_leaves(structure)
         _require(count == len(arrays), f"{count} {name}, one for each array", len(arrays))
-        found.append([_read_spec(array, scope) for array in arrays])
+        specs.append([_read_spec(array, scope) for array in arrays])
     kept, inputs = description.kept, range(len(description.inputs))
     are_kept = all(type(i) is int and i in inputs for i in kept) and sorted(set(kept)) == kept
     _require(are_kept, f"rising numbers of {len(inputs)} inputs as kept", kept)
-    return found[0], found[1]
+    return specs[0], specs[1]
 
 
 def _check_program(description: Description, template: Program, program: Program) -> None:
@@ -231,8 +233,8 @@ def _check_program(description: Description, template: Program, program: Program
         "has_symbols": (description.has_symbols, program.has_symbols),
         "platforms": (len(description.platforms) > 1, program.has_platform),
     }
-    for name, (said, found) in pairs.items():
-        _require(said == found, f"{name} as the program has them, {found!r:.80}", said)
+    for name, (said, actual) in pairs.items():
+        _require(said == actual, f"{name} as the program has them, {actual!r:.80}", said)
 
 
 def _read_spec(array: Any, scope: jax.export.SymbolicScope) -> jax.ShapeDtypeStruct:

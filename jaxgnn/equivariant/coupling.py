@@ -53,7 +53,7 @@ def clebsch_gordan(
         raise bad_input("clebsch_gordan", "third", f"{expected} = {first + second}", third)
     coupled = np.einsum(
         "abc,ai,bj,ck->ijk",
-        _of_complex_basis(first, second, third),
+        _complex_coupling(first, second, third),
         _real_basis(first),
         _real_basis(second),
         _real_basis(third).conj(),
@@ -63,8 +63,11 @@ def clebsch_gordan(
     return table
 
 
-def _of_complex_basis(first: int, second: int, third: int) -> np.ndarray:
-    """``⟨first m, second n | third m + n⟩ / √(2 third + 1)`` at [m, n, m + n], from -degree."""
+def _complex_coupling(first: int, second: int, third: int) -> np.ndarray:
+    """Computes ``⟨first m, second n | third m + n⟩ / √(2 third + 1)`` at [m, n, m + n].
+
+    Axes count from -degree.
+    """
     table = np.zeros((2 * first + 1, 2 * second + 1, 2 * third + 1))
     for m in range(-first, first + 1):
         for n in range(-second, second + 1):

@@ -48,13 +48,13 @@ class Coupling(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def couplings(product: TensorProduct, *, exchanged: bool = False) -> tuple[Coupling, ...]:
-    """The couplings of a product, path after path.
+    """Lists the couplings of a product, path after path.
 
     Args:
       product: the product.
       exchanged: whether features and result exchange their roles.
     """
-    found = (
+    all_couplings = (
         Coupling(
             product.irreps_in.slices[path.i_in],
             product.irreps_sh.slices[path.i_sh],
@@ -65,7 +65,7 @@ def couplings(product: TensorProduct, *, exchanged: bool = False) -> tuple[Coupl
         )
         for path, weights in zip(product.paths, product.weight_slices, strict=True)
     )
-    return tuple(coupling.exchanged() if exchanged else coupling for coupling in found)
+    return tuple(coupling.exchanged() if exchanged else coupling for coupling in all_couplings)
 
 
 class CouplingArrays(NamedTuple):
@@ -90,12 +90,12 @@ def coupling_arrays(product: TensorProduct, *, exchanged: bool = False) -> Coupl
     """The couplings of a product as arrays; the arguments are those of ``couplings``."""
     paths, entries, coefficients = [], [], []
     for coupling in couplings(product, exchanged=exchanged):
-        own = np.argwhere(np.abs(coupling.table) > ZERO)
+        nonzero = np.argwhere(np.abs(coupling.table) > ZERO)
         parts = coupling.of_in, coupling.of_sh, coupling.of_out, coupling.of_weights
         starts = (part.start for part in parts)
-        paths.append((*starts, coupling.channels, *coupling.table.shape, len(own)))
-        entries.append(own)
-        coefficients.append(coupling.table[tuple(own.T)])
+        paths.append((*starts, coupling.channels, *coupling.table.shape, len(nonzero)))
+        entries.append(nonzero)
+        coefficients.append(coupling.table[tuple(nonzero.T)])
     return CouplingArrays(
         np.array(paths, np.int32),
         np.concatenate(entries).astype(np.int32),

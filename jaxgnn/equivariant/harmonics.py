@@ -64,8 +64,8 @@ def _compute(
 ) -> Float[Array, "*batch dim"]:
     """The harmonics of these degrees, one after the other."""
     wide = vectors.astype(jnp.float64 if vectors.dtype == jnp.float64 else jnp.float32)
-    made = _harmonics(max(degrees), _directions(wide) if normalize else wide)
-    columns = [column for degree in degrees for column in made[degree]]
+    components = _harmonics(max(degrees), _directions(wide) if normalize else wide)
+    columns = [column for degree in degrees for column in components[degree]]
     return jnp.stack(columns, axis=-1).astype(vectors.dtype)
 
 
@@ -121,26 +121,26 @@ def _harmonics(max_degree: int, vectors: Float[Array, "*batch 3"]) -> list[list[
         a, b = real[-1], imaginary[-1]
         real.append(z * a - x * b)
         imaginary.append(z * b + x * a)
-    found: list[list[Array]] = [[] for _ in range(max_degree + 1)]
+    components: list[list[Array]] = [[] for _ in range(max_degree + 1)]
     legendre = [_legendre(max_degree, order, y, square) for order in range(max_degree + 1)]
     for degree in range(max_degree + 1):
         for order in range(-degree, degree + 1):
             m = abs(order)
             part = imaginary[m] if order < 0 else real[m]
-            found[degree].append(_factor(degree, m) * legendre[m][degree - m] * part)
-    return found
+            components[degree].append(_factor(degree, m) * legendre[m][degree - m] * part)
+    return components
 
 
 def _legendre(max_degree: int, order: int, y: Array, square: Array) -> list[Array]:
     """``P_degree^order / sin^order``, homogeneous, for degrees from ``order`` on, by recursion."""
     start = factorial(2 * order) / (2**order * factorial(order))  # 1 · 3 · 5 ⋯ (2 order - 1)
-    found = [jnp.full_like(y, start)]
+    polynomials = [jnp.full_like(y, start)]
     for degree in range(order + 1, max_degree + 1):
-        term = (2 * degree - 1) * y * found[-1]
-        if len(found) > 1:
-            term = term - (degree + order - 1) * square * found[-2]
-        found.append(term / (degree - order))
-    return found
+        term = (2 * degree - 1) * y * polynomials[-1]
+        if len(polynomials) > 1:
+            term = term - (degree + order - 1) * square * polynomials[-2]
+        polynomials.append(term / (degree - order))
+    return polynomials
 
 
 def _factor(degree: int, order: int) -> float:

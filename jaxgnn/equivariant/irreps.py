@@ -145,11 +145,11 @@ class Irreps:
     @property
     def slices(self) -> tuple[slice, ...]:
         """The part of the last axis that each entry has."""
-        found, start = [], 0
+        slices, start = [], 0
         for entry in self.entries:
-            found.append(slice(start, start + entry.dim))
+            slices.append(slice(start, start + entry.dim))
             start += entry.dim
-        return tuple(found)
+        return tuple(slices)
 
     def __len__(self) -> int:
         """Number of entries, each of which has a multiplicity and an irrep."""
@@ -168,30 +168,30 @@ class Irreps:
         return "+".join(map(str, self.entries))
 
 
-def as_irreps(where: str, argument: str, given: Any) -> Irreps:
+def as_irreps(where: str, argument: str, value: Any) -> Irreps:
     """Converts an argument to irreps, from their text if need be.
 
     Args:
       where: the function that errors name.
       argument: its argument.
-      given: the value: ``Irreps`` or text.
+      value: the value: ``Irreps`` or text.
 
     Raises:
       ValueError: if it is neither, or the text has an invalid entry, which is named.
     """
-    if isinstance(given, Irreps):
-        return given
-    if not isinstance(given, str):
-        raise bad_input(where, argument, f"{_EXPECTED} or Irreps", type(given).__name__)
+    if isinstance(value, Irreps):
+        return value
+    if not isinstance(value, str):
+        raise bad_input(where, argument, f"{_EXPECTED} or Irreps", type(value).__name__)
     entries = []
-    for part in given.split("+"):
+    for part in value.split("+"):
         match = _ENTRY.fullmatch(part.strip())
         if match is None:
-            got = f"{given!r}; write {part.strip()!r} as multiplicity, x, degree, and e or o"
+            got = f"{value!r}; write {part.strip()!r} as multiplicity, x, degree, and e or o"
             raise bad_input(where, argument, _EXPECTED, got)
         multiplicity, degree, parity = match.groups()
         if multiplicity is not None and int(multiplicity) == 0:
-            got = f"{given!r}; remove {part.strip()!r}, which has no channel"
+            got = f"{value!r}; remove {part.strip()!r}, which has no channel"
             raise bad_input(where, argument, f"{_EXPECTED} of multiplicity at least 1", got)
         irrep = Irrep(int(degree), 1 if parity == "e" else -1)
         entries.append(MulIrrep(int(multiplicity or 1), irrep))

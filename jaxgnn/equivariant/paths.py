@@ -87,8 +87,8 @@ class TensorProduct:
             a degree above ``MAX_DEGREE``; on an instruction whose irreps can not be coupled or
             whose multiplicities differ; on an entry of the result that no path reaches.
         """
-        given = {"irreps_in": irreps_in, "irreps_sh": irreps_sh, "irreps_out": irreps_out}
-        irreps = {name: as_irreps(where, name, value) for name, value in given.items()}
+        arguments = {"irreps_in": irreps_in, "irreps_sh": irreps_sh, "irreps_out": irreps_out}
+        irreps = {name: as_irreps(where, name, value) for name, value in arguments.items()}
         for name, value in irreps.items():
             if value.max_degree > MAX_DEGREE:
                 raise bad_input(where, name, f"of degree at most {MAX_DEGREE}", str(value))
@@ -145,20 +145,20 @@ class TensorProduct:
             and out.irrep in entry.irrep.products(harmonic.irrep)
         )
 
-    def _checked(self, where: str, given: Any) -> Path:
+    def _checked(self, where: str, instruction: Any) -> Path:
         """The instruction as a path.
 
         Raises:
           ValueError: if it is not three indices of entries that can be coupled.
         """
         sizes = len(self.irreps_in), len(self.irreps_sh), len(self.irreps_out)
-        is_triple = isinstance(given, Sequence) and len(given) == 3
+        is_triple = isinstance(instruction, Sequence) and len(instruction) == 3
         if not is_triple or not all(
-            isinstance(i, int) and 0 <= i < size for i, size in zip(given, sizes, strict=True)
+            isinstance(i, int) and 0 <= i < size for i, size in zip(instruction, sizes, strict=True)
         ):
             expected = f"triples of indices below {sizes} of entries of the irreps"
-            raise bad_input(where, "instructions", expected, repr(given))
-        path = Path(*given)
+            raise bad_input(where, "instructions", expected, repr(instruction))
+        path = Path(*instruction)
         first, second, third = self._irreps_of(path)
         if third not in first.products(second):
             expected = "paths whose irreps can be coupled"
@@ -183,7 +183,7 @@ class TensorProduct:
 def separate_paths(
     irreps_in: Irreps | str, irreps_sh: Irreps | str, keep: Irreps | str | None = None
 ) -> TensorProduct:
-    """Makes the product whose paths each have an entry of the result of their own.
+    """Makes the product in which each path has its own entry of the result.
 
     This is the product of NequIP and of networks like it, which mix the paths by a linear map after
     the sum. The entries are sorted as e3nn does: by degree, and then 0e, 0o, 1o, 1e, 2e, 2o.
@@ -207,17 +207,17 @@ def separate_paths(
     irreps_in = as_irreps(where, "irreps_in", irreps_in)
     irreps_sh = as_irreps(where, "irreps_sh", irreps_sh)
     kept = None if keep is None else {e.irrep for e in as_irreps(where, "keep", keep)}
-    found = [
+    products = [
         (irrep, i, j)
         for i, entry in enumerate(irreps_in)
         for j, harmonic in enumerate(irreps_sh)
         for irrep in entry.irrep.products(harmonic.irrep)
         if irrep.degree <= MAX_DEGREE and (kept is None or irrep in kept)
     ]
-    if not found:
+    if not products:
         expected = f"irreps of the product of {irreps_in} and {irreps_sh}"
         raise bad_input(where, "keep", expected, str(keep))
-    found.sort(key=lambda path: (path[0].degree, -path[0].parity * (-1) ** path[0].degree))
-    out = Irreps(tuple(MulIrrep(irreps_in[i].multiplicity, irrep) for irrep, i, _ in found))
-    instructions = [(i, j, k) for k, (_, i, j) in enumerate(found)]
+    products.sort(key=lambda path: (path[0].degree, -path[0].parity * (-1) ** path[0].degree))
+    out = Irreps(tuple(MulIrrep(irreps_in[i].multiplicity, irrep) for irrep, i, _ in products))
+    instructions = [(i, j, k) for k, (_, i, j) in enumerate(products)]
     return TensorProduct.of(irreps_in, irreps_sh, out, instructions, where=where)

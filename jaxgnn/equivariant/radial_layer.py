@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import jax
@@ -23,7 +23,7 @@ PRECISIONS: dict[Products, jax.lax.Precision] = {
 class RadialLayer:
     """The linear layer that makes the weights of edges: ``weights_ij = basis_ij · kernel``.
 
-    It stands where weights do, and then no array of all weights has to exist.
+    Takes the place of an array of weights, so that this array is never materialised.
 
     Attributes:
       basis: features of each edge slot.
@@ -34,7 +34,3 @@ class RadialLayer:
     basis: Float[Array, "edges features"]
     kernel: Float[Array, "features weights"]
     precision: Products = field(default="highest", metadata={"static": True})
-
-    def like(self, basis: Array, kernel: Array) -> RadialLayer:
-        """A layer of these arrays, in this precision."""
-        return replace(self, basis=basis, kernel=kernel)

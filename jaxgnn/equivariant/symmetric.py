@@ -73,27 +73,27 @@ def symmetric_couplings(
 
 @functools.lru_cache(maxsize=64)
 def _tables(irreps: Irreps, order: int, irrep: Irrep) -> np.ndarray:
-    """The tables of all sets of entries, one after the other."""
-    found: list[np.ndarray] = []
+    """Concatenates the tables of all sets of entries."""
+    all_tables: list[np.ndarray] = []
     for entries in combinations_with_replacement(range(len(irreps)), order):
-        own: list[np.ndarray] = []  # tables of other sets have no common coefficient with these
+        independent: list[np.ndarray] = []  # Tables of other sets share no coefficient.
         for coupled in _coupled([irreps[entry].irrep for entry in entries], irrep):
             table = _symmetrised(coupled, irreps, entries)
             whole = np.linalg.norm(table)
-            for earlier in own:
+            for earlier in independent:
                 table = table - np.vdot(earlier, table) * earlier
             left = np.linalg.norm(table)
             if left > _INDEPENDENT * max(whole, 1.0):
-                own.append(table / left)
-        found += own
-    shape = (len(found), *[irreps.dim] * order, irrep.dim)
-    tables = np.array(found).reshape(shape) * (irrep.dim / factorial(order)) ** 0.5
+                independent.append(table / left)
+        all_tables += independent
+    shape = (len(all_tables), *[irreps.dim] * order, irrep.dim)
+    tables = np.array(all_tables).reshape(shape) * (irrep.dim / factorial(order)) ** 0.5
     tables.setflags(write=False)
     return tables
 
 
 def _coupled(factors: list[Irrep], irrep: Irrep) -> Iterator[np.ndarray]:
-    """Tables [components, ..., out] of the factors, one for each way through smaller products."""
+    """Lists tables [components, ..., out] of the factors, one for each order of products."""
     last = factors[-1]
     if len(factors) == 1:
         if last == irrep:

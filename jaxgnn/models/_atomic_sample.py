@@ -11,7 +11,7 @@ import numpy.typing as npt
 from jaxgnn._arrays.arrays import is_concrete, shown
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphSample, radius_graph
-from jaxgnn.models.atomic_origin import Origin, near_distance
+from jaxgnn.models.atomic_origin import Origin, kept_distance
 
 _WHERE = "models.atomic_sample"
 # Cell vectors of length one must span at least this volume, or they count as dependent.
@@ -80,7 +80,7 @@ def atomic_sample(
         raise bad_input(_WHERE, "r", "a positive number", repr(r))
     cell = None if cell is None else _finite("cell", cell, (3, 3))
     flags = _checked_periodic(cell, periodic)
-    origin = Origin.of(wide, cell, flags, near_distance(float(r)))
+    origin = Origin.of(wide, cell, flags, kept_distance(float(r)))
     positions = _narrowed("positions", origin.subtracted(wide, cell), dtype)
     cell = None if cell is None else _narrowed("cell", cell, dtype)
     edges = radius_graph(positions, r, box=cell, periodic=flags)
@@ -108,7 +108,7 @@ def atomic_sample(
 
 
 def _finite(name: str, values: Any, shape: tuple[int, ...] | None) -> np.ndarray:
-    """A floating array of its own width; ValueError names its first entry that is not finite."""
+    """Returns a floating array; ValueError names the first entry that is not finite."""
     if not is_concrete(*jax.tree.leaves(values)):
         raise bad_input(_WHERE, name, "concrete; make samples outside jit", "a tracer")
     array = np.asarray(values)

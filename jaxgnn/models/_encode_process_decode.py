@@ -18,7 +18,7 @@ from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import Ends, GraphLayer
 from jaxgnn.nn.shared.normed_mlp import NormedMLP, RowNormKind, norm_or_none
 from jaxgnn.nn.shared.options import activation as known_activation
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, one_of
+from jaxgnn.nn.shared.options import checked_options, flag, int_at_least, one_of
 from jaxgnn.ops.core.eager import run_compiled
 
 
@@ -66,7 +66,7 @@ class EncodeProcessDecode(GraphLayer):
 
     @checked_options(
         activation=known_activation,
-        edge_dim=at_least(1),
+        edge_dim=int_at_least(1),
         norm=norm_or_none,
         recompute=flag,
         reduce=one_of("sum", "mean"),
@@ -105,11 +105,11 @@ class EncodeProcessDecode(GraphLayer):
 
         self.node_encoder = mlp(in_features, hidden_features, norm)
         self.edge_encoder = mlp(edge_dim, hidden_features, norm)
-        own = {"residual": residual, "summed": summed, "reduce": reduce, "norm": norm}
+        step_options = {"residual": residual, "summed": summed, "reduce": reduce, "norm": norm}
         steps = [
             _Step(
                 InteractionNetwork(
-                    hidden_features, hidden_features, mlp_features=hidden, **own, **options
+                    hidden_features, hidden_features, mlp_features=hidden, **step_options, **options
                 ),
                 recompute,
             )

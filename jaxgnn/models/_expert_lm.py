@@ -288,9 +288,9 @@ def _widened(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
-def _check_form(where: str, form: str, *known: str) -> None:
-    if form not in known:
-        raise bad_input(where, "form", " or ".join(map(repr, known)), repr(form))
+def _check_form(where: str, form: str, *forms: str) -> None:
+    if form not in forms:
+        raise bad_input(where, "form", " or ".join(map(repr, forms)), repr(form))
 
 
 def _gram(rows: Float[Array, "*batch n d"]) -> Float[Array, "*batch n n"]:

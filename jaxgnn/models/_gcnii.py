@@ -22,11 +22,11 @@ from jaxgnn.nn import (
     apply_linear,
     check_widths,
 )
-from jaxgnn.nn.conv.gcnii import identity_share, near_identity
+from jaxgnn.nn.conv.gcnii import identity_mix, identity_share
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.dropout import Dropout
 from jaxgnn.nn.shared.maxk import Features, check_kept, make_activation
-from jaxgnn.nn.shared.options import at_least, checked_options, number, one_of, rate
+from jaxgnn.nn.shared.options import checked_options, int_at_least, number, one_of, rate
 
 
 @saveable
@@ -64,7 +64,7 @@ class GCNII(DocumentedModule):
     """
 
     @checked_options(
-        num_layers=at_least(1), alpha=rate, strength=number, activation=one_of("maxk", "relu")
+        num_layers=int_at_least(1), alpha=rate, strength=number, activation=one_of("maxk", "relu")
     )
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Layer(nnx.Module):
         support = (1 - self.alpha) * aggregate(graph, h, **options) + self.alpha * initial
         beta = self.beta[...].astype(z.dtype)
         linear = apply_linear(self.linear, support, self.implementation)
-        return near_identity(support, linear, beta)
+        return identity_mix(support, linear, beta)
 
 
 def _activate(maxk: MaxK | None, z: Array, k: int | None) -> Features:

@@ -22,11 +22,11 @@ from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Set
 from jaxgnn.nn.shared.dropout import Dropout, training_rngs
 from jaxgnn.nn.shared.linear import apply_mlp
 from jaxgnn.nn.shared.maxk import check_kept
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none, rate
+from jaxgnn.nn.shared.options import checked_options, flag, int_at_least, or_none, rate
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _NAME = "GraphTransformer"
-_EPSILON = 1e-5  # of LayerNorm
+_LAYER_NORM_EPSILON = 1e-5
 
 
 @saveable
@@ -84,12 +84,12 @@ class GraphTransformer(DocumentedModule):
     """
 
     @checked_options(
-        k=or_none(at_least(1)),
+        k=or_none(int_at_least(1)),
         edge_values=flag,
-        laplacian_features=at_least(0),
-        walk_features=at_least(0),
-        virtual_nodes=at_least(0),
-        hyper_connections=or_none(at_least(1)),
+        laplacian_features=int_at_least(0),
+        walk_features=int_at_least(0),
+        virtual_nodes=int_at_least(0),
+        hyper_connections=or_none(int_at_least(1)),
         attention_dropout=rate,
     )
     def __init__(
@@ -335,7 +335,7 @@ class _Norm(DocumentedModule):
         centred = h.astype(wide)
         centred = centred - jnp.mean(centred, axis=-1, keepdims=True)
         variance = jnp.mean(centred**2, axis=-1, keepdims=True)
-        y = centred * jax.lax.rsqrt(variance + _EPSILON) * self.scale[...].astype(wide)
+        y = centred * jax.lax.rsqrt(variance + _LAYER_NORM_EPSILON) * self.scale[...].astype(wide)
         return (y + self.bias[...].astype(wide)).astype(h.dtype)
 
 

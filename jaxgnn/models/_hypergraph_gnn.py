@@ -44,7 +44,7 @@ _CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
     "allsettransformer": nn.AllSetTransformerConv,
     "hypergcn": nn.HyperGCNConv,
 }
-# Kinds that end in an MLP: as a last layer its hidden layers would only be as wide as the number of
+# Kinds that end in an MLP: in the last layer hidden layers would only be as wide as the number of
 # classes.
 _ENDING_IN_AN_MLP = ("alldeepsets", "allsettransformer")
 

@@ -25,8 +25,8 @@ from jaxgnn.nn import (
 )
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule, Settings
 from jaxgnn.nn.shared.options import (
-    at_least,
     checked_options,
+    int_at_least,
     is_integer,
     named_one_of,
     one_of,
@@ -86,7 +86,7 @@ class MaxKGNN(DocumentedModule):
     @checked_options(
         kind=named_one_of(*_CONVOLUTIONS),
         activation=one_of("maxk", "relu"),
-        hyper_connections=or_none(at_least(1)),
+        hyper_connections=or_none(int_at_least(1)),
     )
     def __init__(
         self,

@@ -30,9 +30,9 @@ from jaxgnn.nn.equivariant.channels import distinct_irreps, num_channels
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.options import (
     anything,
-    at_least,
     checked_options,
     flag,
+    int_at_least,
     one_of,
     or_none,
     positive,
@@ -97,13 +97,13 @@ class NequIP(InteratomicPotential):
     @checked_options(
         cutoff=positive,
         embedding=one_of("learnt", "one_hot"),
-        envelope_power=at_least(2),
-        max_degree=at_least(0),
+        envelope_power=int_at_least(2),
+        max_degree=int_at_least(0),
         norm=one_of(None, "rms", "nequix"),
-        num_basis=at_least(1),
-        num_interactions=at_least(1),
+        num_basis=int_at_least(1),
+        num_interactions=int_at_least(1),
         num_neighbours=positive,
-        num_species=at_least(1),
+        num_species=int_at_least(1),
         recompute_weights=or_none(flag),
         species_scale=anything,
         species_shift=anything,
@@ -214,26 +214,26 @@ class _Interaction(nnx.Module):
         basis: Float[Array, "edges num_basis"],
     ) -> Float[Array, "nodes after"]:
         y = self.conv(graph, self.linear(x), harmonics, basis)
-        own = None if self.self_connection.num_species is None else species
-        y = y + self.self_connection(x, own)
+        linear_species = None if self.self_connection.num_species is None else species
+        y = y + self.self_connection(x, linear_species)
         return self.gate(y if self.norm is None else self.norm(y))
 
 
 def _reachable(before: Irreps, harmonics: Irreps, wanted: Irreps) -> Irreps:
-    """The entries that are wanted and whose irreps are in the product of the other two."""
-    found = {
+    """Selects the wanted entries whose irreps are in the product of the other two."""
+    reachable = {
         irrep
         for entry in before
         for harmonic in harmonics
         for irrep in entry.irrep.products(harmonic.irrep)
     }
-    return Irreps(tuple(entry for entry in wanted if entry.irrep in found))
+    return Irreps(tuple(entry for entry in wanted if entry.irrep in reachable))
 
 
 def _norm(kind: str, irreps: Irreps, param_dtype: DTypeLike) -> EquivariantRMSNorm:
-    """The norm of features of these irreps, ``"rms"`` or ``"nequix"``."""
+    """Makes the norm of features of these irreps; kinds are ``"rms"`` and ``"nequix"``."""
     if kind == "rms":
         return EquivariantRMSNorm(irreps, param_dtype=param_dtype)
-    found = distinct_irreps(irreps)
-    shares = [num_channels(irreps, one) / (one.dim * len(found)) for one in found]
+    distinct = distinct_irreps(irreps)
+    shares = [num_channels(irreps, one) / (one.dim * len(distinct)) for one in distinct]
     return EquivariantRMSNorm(irreps, shares=shares, param_dtype=param_dtype)

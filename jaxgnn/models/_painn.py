@@ -16,7 +16,7 @@ from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import BesselBasis, FusedMLP, check_widths, cosine_cutoff
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer
-from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, positive
+from jaxgnn.nn.shared.options import anything, checked_options, flag, int_at_least, positive
 
 # Added to squared lengths of vectors, so that the slope of a length is finite at zero.
 _EPSILON = 1e-8
@@ -62,9 +62,9 @@ class PaiNN(InteratomicPotential):
 
     @checked_options(
         cutoff=positive,
-        num_basis=at_least(1),
-        num_interactions=at_least(1),
-        num_species=at_least(1),
+        num_basis=int_at_least(1),
+        num_interactions=int_at_least(1),
+        num_species=int_at_least(1),
         species_scale=anything,
         species_shift=anything,
         subtract_lone_atoms=flag,
@@ -139,16 +139,16 @@ class _Message(GraphLayer):
         scalar, along, outward = zip(of_senders, kernels, biases, strict=True)
 
         def summed(x: Array, kernel: Array, bias: Array, factor: Array) -> Array:
-            made = {"basis": basis, "kernel": kernel, "bias": bias, "envelope": factor}
-            return ops.filtered_sum(graph, x, **made, implementation=self.implementation)
+            filters = {"basis": basis, "kernel": kernel, "bias": bias, "envelope": factor}
+            return ops.filtered_sum(graph, x, **filters, implementation=self.implementation)
 
         cutoff, *directed = factors
         # The scalar and the three components of the vector, with the filters of each.
         turned = jnp.concatenate([scalar[0][:, None], v * along[0][:, None]], axis=1)
         kernel = jnp.stack([scalar[1], *[along[1]] * 3], axis=1)
         sums = summed(turned, kernel, jnp.stack([scalar[2], *[along[2]] * 3]), cutoff)
-        made = jnp.stack([summed(*outward, factor) for factor in directed], axis=1)
-        return s + sums[:, 0], v + sums[:, 1:] + made
+        directed_sums = jnp.stack([summed(*outward, factor) for factor in directed], axis=1)
+        return s + sums[:, 0], v + sums[:, 1:] + directed_sums
 
 
 class _Mixing(GraphLayer):

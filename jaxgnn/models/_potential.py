@@ -18,7 +18,7 @@ from jaxgnn.graph import GraphBatch
 from jaxgnn.models.atomic_geometry import (
     Structures,
     check_structures,
-    near_origin,
+    recentred,
     strained,
 )
 from jaxgnn.models.interatomic import InteratomicPotential
@@ -91,7 +91,7 @@ def energy_forces_stress(
         raise bad_input(_WHERE, "model", "a potential", type(model).__name__)
     if isinstance(model, InteratomicPotential):
         model.check_batch(batch)
-        batch = near_origin(batch)
+        batch = recentred(batch)
     else:
         check_structures(_WHERE, batch)
     if stress:
@@ -100,11 +100,15 @@ def energy_forces_stress(
         if isinstance(model, nnx.Module):
             graphdef, state = nnx.split(model)
             evaluates = is_concrete(*jax.tree.leaves(state))
-            return run_compiled(_of_module, (graphdef, bool(stress), evaluates), (batch, state))
-        return run_compiled(_of_function, (model, bool(stress)), batch)
+            return run_compiled(
+                _module_potential, (graphdef, bool(stress), evaluates), (batch, state)
+            )
+        return run_compiled(_function_potential, (model, bool(stress)), batch)
 
 
-def _of_module(static: tuple[Any, bool, bool], arguments: tuple[GraphBatch, Any]) -> Potential:
+def _module_potential(
+    static: tuple[Any, bool, bool], arguments: tuple[GraphBatch, Any]
+) -> Potential:
     graphdef, with_stress, evaluates = static
     batch, state = arguments
     # Variables of its own, so that its mode and its state are not those of the caller's model.
@@ -115,12 +119,12 @@ def _of_module(static: tuple[Any, bool, bool], arguments: tuple[GraphBatch, Any]
     is_potential = isinstance(model, InteratomicPotential)
     if is_potential and type(model).__call__ is InteratomicPotential.__call__:
         model = model.energies_of_checked
-    return _of_function((model, with_stress), batch)
+    return _function_potential((model, with_stress), batch)
 
 
-def _of_function(static: tuple[Callable[..., Any], bool], batch: GraphBatch) -> Potential:
+def _function_potential(static: tuple[Callable[..., Any], bool], batch: GraphBatch) -> Potential:
     model, with_stress = static
-    structures = Structures.of_checked(batch)
+    structures = Structures.from_checked(batch)
     positions, cells = structures.positions, structures.cells
     is_graph = jnp.asarray(batch.graph_mask)
 
@@ -135,16 +139,16 @@ def _of_function(static: tuple[Callable[..., Any], bool], batch: GraphBatch) -> 
     argnums, strain = ((0, 1), jnp.zeros_like(cells)) if with_stress else ((0,), None)
     gradient = jax.value_and_grad(total, argnums=argnums, has_aux=True)
     (_, energies), (by_positions, *by_strain) = gradient(positions, strain)
-    found = Potential(energies, _real(batch.node_mask, -by_positions))
+    potential = Potential(energies, _real(batch.node_mask, -by_positions))
     if not with_stress:
-        return found
+        return potential
     volumes = jnp.abs(jnp.linalg.det(cells))[:, None, None]
     stress = jnp.where(volumes > 0, by_strain[0] / jnp.where(volumes > 0, volumes, 1), jnp.nan)
-    return found._replace(stress=_real(batch.graph_mask, stress))
+    return potential._replace(stress=_real(batch.graph_mask, stress))
 
 
 def _real(mask: Any, values: Array) -> Array:
-    """The values, zero in padding."""
+    """Sets values to zero in padding."""
     return jnp.where(jnp.expand_dims(jnp.asarray(mask), range(1, values.ndim)), values, 0)
 
 
@@ -153,9 +157,10 @@ def _require_volume(batch: GraphBatch) -> None:
     cells = batch.globals["cell"]
     if not is_concrete(cells, batch.graph_mask):
         return
-    known = np.asarray(cells).astype(np.float64)
-    is_known = np.isfinite(known).all((1, 2)) & np.asarray(batch.graph_mask)
-    empty = np.flatnonzero(np.linalg.det(np.where(is_known[:, None, None], known, np.eye(3))) == 0)
+    matrices = np.asarray(cells).astype(np.float64)
+    is_real = np.isfinite(matrices).all((1, 2)) & np.asarray(batch.graph_mask)
+    matrices = np.where(is_real[:, None, None], matrices, np.eye(3))
+    empty = np.flatnonzero(np.linalg.det(matrices) == 0)
     if empty.size:
         expected = "of three independent cell vectors for a stress"
         got = f"{np.asarray(cells)[empty[0]].tolist()}, of volume 0"

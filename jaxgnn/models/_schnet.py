@@ -13,7 +13,7 @@ from jaxgnn.models.interatomic import InteratomicPotential, SpeciesNumbers, rows
 from jaxgnn.models.saveable import saveable
 from jaxgnn.nn import SchNetInteraction, check_widths, shifted_softplus
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.options import anything, at_least, checked_options, flag, positive
+from jaxgnn.nn.shared.options import anything, checked_options, flag, int_at_least, positive
 
 
 @saveable
@@ -51,10 +51,10 @@ class SchNet(InteratomicPotential):
 
     @checked_options(
         cutoff=positive,
-        num_filters=lambda value: None if value is None else at_least(1)(value),
-        num_gaussians=at_least(2),
-        num_interactions=at_least(1),
-        num_species=at_least(1),
+        num_filters=lambda value: None if value is None else int_at_least(1)(value),
+        num_gaussians=int_at_least(2),
+        num_interactions=int_at_least(1),
+        num_species=int_at_least(1),
         species_scale=anything,
         species_shift=anything,
         subtract_lone_atoms=flag,

@@ -70,12 +70,13 @@ class SudokuGNN(DocumentedModule):
     ):
         check_widths(_NAME, features)
         sudoku_positions(box)
-        own, options = options_of_parts(common, rngs)
+        flax_options, options = options_of_parts(common, rngs)
         wide = 2 * features
         self.box = box
-        self.dtype = own["param_dtype"] if own["dtype"] is None else own["dtype"]
+        dtype, param_dtype = flax_options["dtype"], flax_options["param_dtype"]
+        self.dtype = param_dtype if dtype is None else dtype
         self.encoder = _DropoutMLP([_CELL_FEATURES, wide, features], [dropout], options)
-        self.norm = _norm(features, own)
+        self.norm = _norm(features, flax_options)
         self.dropout = Dropout(dropout / 2, _NAME)
         self.steps = MessagePassing(
             EdgeMLP(
@@ -86,11 +87,11 @@ class SudokuGNN(DocumentedModule):
                 edge_dropout=dropout,
                 **options,
             ),
-            _GatedUpdate(features, dropout, own, options),
+            _GatedUpdate(features, dropout, flax_options, options),
             num_steps=num_steps,
             recompute_every=recompute_every,
         )
-        self.readout = _CellReadout(features, box * box, dropout, own, options)
+        self.readout = _CellReadout(features, box * box, dropout, flax_options, options)
 
     def __call__(
         self,
@@ -144,21 +145,21 @@ class SudokuGNN(DocumentedModule):
     def _inputs(self, puzzles: Array) -> Float[Array, "*batch nodes 5"]:
         side = self.box * self.box
         digits = puzzles.astype(self.dtype)[..., None] / side
-        given = (puzzles > 0).astype(self.dtype)[..., None]
+        is_clue = (puzzles > 0).astype(self.dtype)[..., None]
         positions = jnp.asarray(sudoku_positions(self.box) / np.float32(side), self.dtype)
         positions = jnp.broadcast_to(positions, (*puzzles.shape, 3))
-        cells = jnp.concatenate([digits, given, positions], axis=-1)
+        cells = jnp.concatenate([digits, is_clue, positions], axis=-1)
         return jnp.pad(cells, [(0, 0)] * (cells.ndim - 2) + [(0, 3 * side), (0, 0)])
 
 
 class _GatedUpdate(PlainUpdate):
     """``h ← norm(h + σ(W_g c) mlp(c))`` with ``c = [norm(h) ; messages]``."""
 
-    def __init__(self, features: int, dropout: float, own: dict, options: dict):
-        self.norm_in = _norm(features, own)
+    def __init__(self, features: int, dropout: float, flax_options: dict, options: dict):
+        self.norm_in = _norm(features, flax_options)
         self.mlp = _DropoutMLP([2 * features, 2 * features, features], [dropout], options)
-        self.gate = nnx.Linear(2 * features, features, **own)
-        self.norm_out = _norm(features, own)
+        self.gate = nnx.Linear(2 * features, features, **flax_options)
+        self.norm_out = _norm(features, flax_options)
 
     def __call__(
         self,
@@ -175,9 +176,9 @@ class _GatedUpdate(PlainUpdate):
 class _CellReadout(nnx.Module):
     """Scores of the digits, for the nodes that are cells."""
 
-    def __init__(self, features: int, side: int, dropout: float, own: dict, options: dict):
+    def __init__(self, features: int, side: int, dropout: float, flax_options: dict, options: dict):
         self.cells = side * side
-        self.norm = _norm(features, own)
+        self.norm = _norm(features, flax_options)
         widths = [features, 2 * features, features, side]
         self.mlp = _DropoutMLP(widths, [dropout, dropout / 2], options)
 
@@ -204,5 +205,5 @@ class _DropoutMLP(nnx.Module):
         return last(x)
 
 
-def _norm(features: int, own: dict) -> nnx.LayerNorm:
-    return nnx.LayerNorm(features, epsilon=1e-5, **own)
+def _norm(features: int, flax_options: dict) -> nnx.LayerNorm:
+    return nnx.LayerNorm(features, epsilon=1e-5, **flax_options)

@@ -79,12 +79,12 @@ class RecurrentRelationalNetwork(DocumentedModule):
     ):
         check_widths("RecurrentRelationalNetwork", features, embedding_features)
         sudoku_positions(box)
-        own, options = options_of_parts(common, rngs)
+        flax_options, options = options_of_parts(common, rngs)
         side, widths = box * box, [features] * _MLP_LAYERS
         self.box = box
-        self.digits = nnx.Embed(side + 1, embedding_features, **own)
-        self.rows = nnx.Embed(side, embedding_features, **own)
-        self.columns = nnx.Embed(side, embedding_features, **own)
+        self.digits = nnx.Embed(side + 1, embedding_features, **flax_options)
+        self.rows = nnx.Embed(side, embedding_features, **flax_options)
+        self.columns = nnx.Embed(side, embedding_features, **flax_options)
         self.encoder = FusedMLP([3 * embedding_features, *widths], activation="relu", **options)
         self.steps = MessagePassing(
             EdgeMLP(features, widths, edge_dropout=edge_dropout, **options),
@@ -92,7 +92,7 @@ class RecurrentRelationalNetwork(DocumentedModule):
             num_steps=num_steps,
             recompute_every=recompute_every,
         )
-        self.readout = nnx.Linear(features, side + 1, **own)
+        self.readout = nnx.Linear(features, side + 1, **flax_options)
 
     def __call__(
         self,
@@ -119,7 +119,7 @@ class RecurrentRelationalNetwork(DocumentedModule):
         return nan_without_digits(logits, puzzles, self.box)
 
     def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
-        """Returns the steps for these puzzles, which the caller makes one at a time.
+        """Returns the recurrence for these puzzles; the caller runs it step by step.
 
         Args:
           puzzles: digits, 0 where blank. Under ``jit`` they are not checked.
@@ -186,9 +186,9 @@ class EquivariantRelationalNetwork(DigitStates):
         **common: Unpack[CommonOptions],
     ):
         check_widths("EquivariantRelationalNetwork", features, num_layers)
-        own, options = options_of_parts(common, rngs)
+        flax_options, options = options_of_parts(common, rngs)
         widths = [features] * num_layers
-        self.kinds = nnx.Embed(KINDS, features, **own)
+        self.kinds = nnx.Embed(KINDS, features, **flax_options)
         self.steps = MessagePassing(
             EdgeMLP(features, widths, edge_features=2, edge_dropout=edge_dropout, **options),
             _AmongDigits(
@@ -197,7 +197,7 @@ class EquivariantRelationalNetwork(DigitStates):
             num_steps=num_steps,
             recompute_every=recompute_every,
         )
-        self.readout = nnx.Linear(features, 1, **own)
+        self.readout = nnx.Linear(features, 1, **flax_options)
 
     def _edge_features(self, box: int, x: Array) -> Array:
         return jnp.asarray(sudoku_relations(box), x.dtype)
@@ -276,18 +276,18 @@ class CandidateNetwork(DigitStates):
         **common: Unpack[CommonOptions],
     ):
         check_widths("CandidateNetwork", features)
-        own, options = options_of_parts(common, rngs)
-        self.kinds = nnx.Embed(KINDS, _INPUT_FEATURES, **own)
+        flax_options, options = options_of_parts(common, rngs)
+        self.kinds = nnx.Embed(KINDS, _INPUT_FEATURES, **flax_options)
         self.start = FusedLinear(_INPUT_FEATURES, features, **options)
         self.steps = MessagePassing(
-            _GroupMessages(features, own, options),
+            _GroupMessages(features, flax_options, options),
             LSTMUpdate(
                 features, features, [features] * 2, input_features=_INPUT_FEATURES, **options
             ),
             num_steps=num_steps,
             recompute_every=recompute_every,
         )
-        self.readout = nnx.Linear(features, 1, **own)
+        self.readout = nnx.Linear(features, 1, **flax_options)
 
     def _drawn_from(self, rngs: nnx.Rngs | None) -> None:
         """None, since nothing in this network is random."""
@@ -302,9 +302,11 @@ class CandidateNetwork(DigitStates):
 class _GroupMessages(nnx.Module):
     """Messages from the groups of each candidate; states are [*batch, digits, cells, d]."""
 
-    def __init__(self, features: int, own: dict, options: dict):
+    def __init__(self, features: int, flax_options: dict, options: dict):
         self.candidate = FusedLinear(features, features, use_bias=False, **options)
-        self.groups = nnx.List(nnx.Linear(features, features, **own) for _ in range(_GROUPS))
+        self.groups = nnx.List(
+            nnx.Linear(features, features, **flax_options) for _ in range(_GROUPS)
+        )
 
     def __call__(
         self,
@@ -315,18 +317,20 @@ class _GroupMessages(nnx.Module):
         weights=None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch digits cells d"]:
-        own: Any = self.candidate(h)
+        candidates: Any = self.candidate(h)
         line, box, cell = self.groups
-        rows, columns, boxes, cells = _means(_as_grid(h))
-        heard = _heard(_as_grid(own), line(rows), line(columns), box(boxes), cell(cells))
-        return heard.reshape(own.shape)
+        rows, columns, boxes, cells = _means(_grid(h))
+        heard = _heard(_grid(candidates), line(rows), line(columns), box(boxes), cell(cells))
+        return heard.reshape(candidates.shape)
 
 
 # The backward pass recomputes the sums and stores no array per group and candidate.
 @partial(jax.checkpoint, prevent_cse=False)
-def _heard(own: Array, *groups: Array) -> Array:
-    """Computes ``Σ_g relu(own + g)``, with each group broadcast to its members."""
-    return sum((jax.nn.relu(own + group) for group in groups), start=jnp.zeros((), own.dtype))
+def _heard(candidates: Array, *groups: Array) -> Array:
+    """Computes ``Σ_g relu(candidates + g)``, with each group broadcast to its members."""
+    return sum(
+        (jax.nn.relu(candidates + group) for group in groups), start=jnp.zeros((), candidates.dtype)
+    )
 
 
 def _means(grid: Float[Array, "*grid d"]) -> tuple[Array, ...]:
@@ -347,7 +351,7 @@ def _means(grid: Float[Array, "*grid d"]) -> tuple[Array, ...]:
     return tuple((total / side).astype(grid.dtype) for total in sums)
 
 
-def _as_grid(h: Float[Array, "*batch digits cells d"]) -> Array:
+def _grid(h: Float[Array, "*batch digits cells d"]) -> Array:
     """Reshapes states to [*batch, digits, band, row in band, stack, column in stack, d]."""
     box = round(h.shape[-2] ** 0.25)
     return h.reshape(*h.shape[:-2], box, box, box, box, h.shape[-1])

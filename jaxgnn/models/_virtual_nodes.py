@@ -17,7 +17,7 @@ from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 
 class SpreadNodes(NamedTuple):
-    """The nodes of one graph that is spread over devices; virtual nodes read those of ``shown``."""
+    """Nodes of one graph that is spread over devices; ``shown`` masks those that are attended."""
 
     graph: LocalGraph
     shown: Bool[Array, " nodes"]
@@ -34,13 +34,13 @@ class SpreadNodes(NamedTuple):
         """
         wide = accumulation_dtype(keys.dtype)
         shown = self.shown[:, None, None]
-        keys, own = (jnp.where(shown, part, 0).astype(wide) for part in (keys, values))
+        keys, shown_values = (jnp.where(shown, part, 0).astype(wide) for part in (keys, values))
         by_head = (*queries.shape[:-3], keys.shape[-2], -1, queries.shape[-1])
         scores = jnp.einsum("...hqd,...nhd->...hqn", queries.astype(wide).reshape(by_head), keys)
         scores = jnp.where(self.shown, scores / math.sqrt(queries.shape[-1]), -jnp.inf)
         largest = max_over_devices(self.graph, jax.lax.stop_gradient(jnp.max(scores, axis=-1)))
         weights = jnp.exp(scores - jnp.where(largest == -jnp.inf, 0, largest)[..., None])
-        sums = jnp.einsum("...hqn,...nhd->...hqd", weights, own), jnp.sum(weights, axis=-1)
+        sums = jnp.einsum("...hqn,...nhd->...hqd", weights, shown_values), jnp.sum(weights, axis=-1)
         total, count = sum_over_devices(self.graph, sums)
         means = total / jnp.where(count == 0, 1, count)[..., None]
         return means.astype(values.dtype).reshape(queries.shape)
@@ -50,10 +50,10 @@ class VirtualNodes(NamedTuple):
     """The edges between the nodes of some graphs and the virtual nodes of each graph.
 
     Attributes:
-      members: a row for each graph, whose senders are its nodes, without those that are hidden:
-        [graphs, nodes]; or the nodes of one graph that is spread over devices.
-      readers: a row for each node, whose senders are the virtual nodes of its graph, those of the
-        first graph first: [nodes, graphs times virtual nodes].
+      members: the graph [graphs, nodes] from the nodes of a graph, except hidden ones, to its
+        virtual nodes; or the nodes of one graph that is spread over devices.
+      readers: the graph [nodes, graphs times virtual nodes] from virtual nodes, ordered by graph,
+        to the nodes of their graph.
     """
 
     members: CSRGraph | SpreadNodes
@@ -69,10 +69,10 @@ class VirtualNodes(NamedTuple):
         """Returns the attention of the virtual nodes of each graph to its nodes."""
         if isinstance(self.members, SpreadNodes):
             return self.members.attend(queries, keys, values)
-        made: Any = ops.dot_attention(
+        attended: Any = ops.dot_attention(
             self.members, queries, keys, values, implementation=implementation
         )
-        return made
+        return attended
 
 
 def virtual_nodes(
@@ -121,7 +121,7 @@ def graph_ids(graph: CSRGraph | GraphBatch, xp: Any = jnp) -> Int[Array, " nodes
 
 
 def num_graphs(graph: CSRGraph | GraphBatch) -> int:
-    """The number of graphs, with those that are padding."""
+    """Number of graphs, padding graphs included."""
     return graph.num_graphs if isinstance(graph, GraphBatch) else 1
 
 

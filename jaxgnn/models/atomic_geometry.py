@@ -32,7 +32,7 @@ class AtomicEdges(NamedTuple):
     def of_vectors(cls, vectors: Float[Array, "edges 3"]) -> AtomicEdges:
         """The edges with their lengths, whose derivatives are zero where a vector is zero."""
         squares = jnp.sum(jnp.square(vectors), axis=-1)
-        is_zero = squares == 0  # and not NaN, which stays
+        is_zero = squares == 0  # NaN is not zero and stays.
         distances = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, squares)))
         return cls(vectors, distances)
 
@@ -43,7 +43,7 @@ class AtomicEdges(NamedTuple):
 
 
 class Structures(NamedTuple):
-    """Arrays of a batch of structures without what padding contained.
+    """Arrays of a batch of structures; padding is overwritten by fixed values.
 
     Attributes:
       graph: the edges, by receiver.
@@ -62,17 +62,17 @@ class Structures(NamedTuple):
     graph_ids: Int[Array, " nodes"]
 
     @classmethod
-    def of_batch(cls, where: str, batch: Any) -> Structures:
+    def from_batch(cls, where: str, batch: Any) -> Structures:
         """Reads a batch; ValueError names ``where`` and an array that is missing or does not fit.
 
         Args:
           where: the public function or class, for error messages.
           batch: a ``GraphBatch`` of samples such as ``models.atomic_sample`` makes.
         """
-        return cls.of_checked(check_structures(where, batch))
+        return cls.from_checked(check_structures(where, batch))
 
     @classmethod
-    def of_checked(cls, batch: GraphBatch) -> Structures:
+    def from_checked(cls, batch: GraphBatch) -> Structures:
         """Reads a batch that ``check_structures`` has passed."""
         where = "Structures"
         positions = as_jax(where, "batch.nodes['positions']", batch.nodes["positions"])
@@ -132,11 +132,11 @@ def atomic_edges(batch: GraphBatch) -> AtomicEdges:
       ([[0.0, 0.0, 2.0], [0.0, 0.0, -2.0]], [2.0, 2.0])
     """
     batch = check_structures("models.atomic_edges", batch)
-    return Structures.of_checked(near_origin(batch)).edges()
+    return Structures.from_checked(recentred(batch)).edges()
 
 
-def near_origin(batch: GraphBatch) -> GraphBatch:
-    """The batch with positions from the first atom of each structure, if rounding needs it.
+def recentred(batch: GraphBatch) -> GraphBatch:
+    """Subtracts the position of the first atom of each structure, if rounding needs it.
 
     Samples of ``models.atomic_sample`` do not. Float64 positions of numpy from elsewhere, which JAX
     would round to float32, are subtracted before. Vectors of edges do not change.
@@ -158,7 +158,7 @@ def strained(
     """The batch with other positions, and with each structure and its cell deformed.
 
     Args:
-      batch: a batch that ``Structures.of_batch`` reads.
+      batch: a batch that ``Structures.from_batch`` reads.
       positions: finite positions, zero in padding, [nodes, 3].
       strain: ``ε`` of each structure, of which the symmetric part is applied: ``r (1 + ε)``; None
         for no deformation.
@@ -169,8 +169,8 @@ def strained(
         of_nodes = symmetric[jnp.asarray(batch.graph_ids)]
         positions = positions + jnp.sum(positions[:, :, None] * of_nodes, axis=1)
         is_graph = jnp.asarray(batch.graph_mask)[:, None, None]
-        given = jnp.asarray(of_graphs["cell"]).astype(positions.dtype)
-        cells = jnp.where(is_graph, given, jnp.eye(3, dtype=positions.dtype))
+        batch_cells = jnp.asarray(of_graphs["cell"]).astype(positions.dtype)
+        cells = jnp.where(is_graph, batch_cells, jnp.eye(3, dtype=positions.dtype))
         of_graphs["cell"] = cells + jnp.sum(cells[..., None] * symmetric[:, None], axis=2)
     nodes = {**batch.nodes, "positions": positions}
     return dataclasses.replace(batch, nodes=nodes, globals=of_graphs)

@@ -67,6 +67,6 @@ class Origin(NamedTuple):
         return positions - self.centre
 
 
-def near_distance(r: float) -> float:
-    """The distance from the origin up to which a sample of radius ``r`` keeps its positions."""
+def kept_distance(r: float) -> float:
+    """Returns the distance from the origin up to which a sample of radius ``r`` is not moved."""
     return _NEAR * r

@@ -17,11 +17,11 @@ from jaxgnn.models.atomic_geometry import (
     AtomicEdges,
     Structures,
     check_structures,
-    near_origin,
+    recentred,
 )
 from jaxgnn.nn import pool
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.layer import GraphLayer, without_padding
+from jaxgnn.nn.shared.layer import GraphLayer, zero_padding_edges
 from jaxgnn.ops.core.eager import run_compiled
 
 SpeciesNumbers = float | Sequence[float] | np.ndarray
@@ -99,11 +99,11 @@ class InteratomicPotential(GraphLayer):
         """
         self.check_batch(batch)
         graphdef, state = nnx.split(self)
-        return run_compiled(_energies, graphdef, (near_origin(batch), state))
+        return run_compiled(_energies, graphdef, (recentred(batch), state))
 
     def energies_of_checked(self, batch: GraphBatch) -> Float[Array, " graphs"]:
-        """Returns what a call does, for a batch that ``check_batch`` has passed."""
-        structures = Structures.of_checked(batch)
+        """Computes the energies of a batch that ``check_batch`` has accepted."""
+        structures = Structures.from_checked(batch)
         edges = structures.edges()
         of_atoms = self._scaled_energies(structures.graph, structures.species, edges)
         energies = pool(of_atoms[:, None], batch, "sum")[:, 0]
@@ -119,12 +119,12 @@ class InteratomicPotential(GraphLayer):
         check_structures(self._name, batch)
         species, mask = batch.nodes["species"], batch.node_mask
         if is_concrete(species, mask):
-            known = np.where(np.asarray(mask), np.asarray(species), 0)
-            bad = np.flatnonzero((known < 0) | (known >= self.num_species))
+            numbers = np.where(np.asarray(mask), np.asarray(species), 0)
+            bad = np.flatnonzero((numbers < 0) | (numbers >= self.num_species))
             if bad.size:
                 argument = f"batch.nodes['species'][{bad[0]}]"
                 expected = f"below num_species, {self.num_species}"
-                raise bad_input(self._name, argument, expected, known[bad[0]])
+                raise bad_input(self._name, argument, expected, numbers[bad[0]])
         radius, is_graph = batch.globals.get("radius"), batch.graph_mask
         if radius is not None and is_concrete(radius, is_graph):
             least = np.min(np.asarray(radius)[np.asarray(is_graph)], initial=np.inf)
@@ -178,7 +178,7 @@ class InteratomicPotential(GraphLayer):
     def _energies_of_atoms(
         self, graph: CSRGraph, species: Int[Array, " nodes"], edges: AtomicEdges
     ) -> Float[Array, " nodes"]:
-        """The energy of each atom, without scale and shift; padding may get any finite number.
+        """Computes the energy of each atom, without scale and shift; finite in padding.
 
         Args:
           graph: edges by receiver; its padding slots have vectors and distances of zero.
@@ -249,5 +249,5 @@ def _energies(graphdef: Any, arguments: tuple[GraphBatch, Any]) -> Float[Array, 
 def _energies_of_vectors(graphdef: Any, arguments: Any) -> Float[Array, " nodes"]:
     graph, species, vectors, state = arguments
     wide = vectors.astype(np.promote_types(vectors.dtype, np.float32))
-    edges = AtomicEdges.of_vectors(without_padding(graph, wide))
+    edges = AtomicEdges.of_vectors(zero_padding_edges(graph, wide))
     return nnx.merge(graphdef, state)._scaled_energies(graph, species, edges)

@@ -36,8 +36,8 @@ def saveable[Network: type[nnx.Module]](network: Network) -> Network:
         if type(self) is network:
             bound = signature.bind(self, *args, **options)
             bound.apply_defaults()
-            given = {n: v for n, v in list(bound.arguments.items())[1:] if n != "rngs"}
-            self.made_with = json.dumps({name: _plain(name, v) for name, v in given.items()})
+            options_used = {n: v for n, v in list(bound.arguments.items())[1:] if n != "rngs"}
+            self.made_with = json.dumps({name: _plain(name, v) for name, v in options_used.items()})
 
     network.__init__ = keeping
     return network

@@ -124,18 +124,18 @@ def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> in
         expected = "digits, an array of integers"
         raise bad_input(where, argument, expected, getattr(boards, "dtype", type(boards).__name__))
     cells = boards.shape[-1] if boards.ndim else 0
-    found = math.isqrt(math.isqrt(cells))
-    if found < 2 or found**4 != cells or box not in (None, found):
+    size = math.isqrt(math.isqrt(cells))
+    if size < 2 or size**4 != cells or box not in (None, size):
         expected = f"{box**4} cells" if box is not None else "16, 81, 256, ... cells"
         raise bad_input(where, argument, f"of shape [..., {expected}]", f"shape {boards.shape}")
-    return found
+    return size
 
 
 def checked_box(where: str, puzzles: Any, box: int | None = None) -> int:
     """Returns the box size of puzzles, after checking that they are digits, or 0 where blank."""
-    found = box_of(where, "puzzles", puzzles, box)
-    check_digits(where, "puzzles", puzzles, found)
-    return found
+    size = box_of(where, "puzzles", puzzles, box)
+    check_digits(where, "puzzles", puzzles, size)
+    return size
 
 
 def check_digits(where: str, argument: str, boards: Any, box: int, least: int = 0) -> None:
@@ -204,7 +204,7 @@ def sudoku_cross_entropy(
       ValueError: if shapes do not fit, or boards contain other values than digits.
     """
     side = _side("sudoku_cross_entropy", logits, solutions=solutions)
-    return -jnp.mean(_of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side))
+    return -jnp.mean(_select_digit(jax.nn.log_softmax(_wide(logits)), solutions, side))
 
 
 def sudoku_focal_loss(
@@ -231,7 +231,7 @@ def sudoku_focal_loss(
       ValueError: if shapes do not fit, or boards contain other values than digits.
     """
     side = _side("sudoku_focal_loss", logits, solutions=solutions, puzzles=puzzles)
-    log_p = _of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side)
+    log_p = _select_digit(jax.nn.log_softmax(_wide(logits)), solutions, side)
     # Kept away from zero, where powers below one have no derivative.
     left = jnp.maximum(-jnp.expm1(log_p), jnp.finfo(log_p.dtype).tiny)
     focal = _mean_of_blanks(-(left**gamma) * log_p, puzzles)
@@ -261,20 +261,20 @@ def sudoku_constraint_loss(
     side = _side("sudoku_constraint_loss", logits, puzzles=puzzles)
     log_p = jax.nn.log_softmax(_wide(logits)[..., -side:])
     p = jnp.exp(log_p)
-    given = jax.nn.one_hot(puzzles.astype(jnp.int32) - 1, side, dtype=p.dtype)
-    known = jnp.where((puzzles > 0)[..., None], given, p)
-    known = nan_without_digits(known, puzzles, math.isqrt(side))
-    units = sum(jnp.mean((sums - 1) ** 2) for sums in _unit_sums(known, side))
+    one_hot = jax.nn.one_hot(puzzles.astype(jnp.int32) - 1, side, dtype=p.dtype)
+    probabilities = jnp.where((puzzles > 0)[..., None], one_hot, p)
+    probabilities = nan_without_digits(probabilities, puzzles, math.isqrt(side))
+    units = sum(jnp.mean((sums - 1) ** 2) for sums in _unit_sums(probabilities, side))
     first, second = jnp.moveaxis(lax.top_k(p, 2)[0], -1, 0)
     entropy = -jnp.sum(p * log_p, axis=-1)
     return 0.2 * (units + 0.1 * _mean_of_blanks(entropy + 1 - (first - second), puzzles))
 
 
 def fulfils_rules(boards: Int[Array, "*batch cells"]) -> Bool[Array, "*batch"]:
-    """Whether each row, column and box of boards has every digit once."""
+    """Returns whether each row, column and box of boards has every digit once."""
     side = math.isqrt(boards.shape[-1])
-    found = jax.nn.one_hot(boards - 1, side, dtype=jnp.int32)
-    once = [(sums == 1).reshape(*boards.shape[:-1], -1) for sums in _unit_sums(found, side)]
+    one_hot = jax.nn.one_hot(boards - 1, side, dtype=jnp.int32)
+    once = [(sums == 1).reshape(*boards.shape[:-1], -1) for sums in _unit_sums(one_hot, side)]
     return jnp.concatenate(once, axis=-1).all(axis=-1)
 
 
@@ -287,13 +287,13 @@ def _unit_sums(p: Array, side: int) -> list[Array]:
     return [lines.sum(axis=-2), lines.sum(axis=-3), grid.sum(axis=(-4, -2))]
 
 
-def _of_solution(values: Array, solutions: Array, side: int) -> Array:
+def _select_digit(values: Array, solutions: Array, side: int) -> Array:
     """Selects the entry of each cell's right digit."""
     classes = solutions.astype(jnp.int32) + (values.shape[-1] - side - 1)
     # A selection among few entries, whose gradient needs no scatter.
     right = classes[..., None] == jnp.arange(values.shape[-1])
-    found = jnp.sum(jnp.where(right, values, 0), axis=-1, keepdims=True)
-    return nan_without_digits(found, solutions, math.isqrt(side), least=1)[..., 0]
+    selected = jnp.sum(jnp.where(right, values, 0), axis=-1, keepdims=True)
+    return nan_without_digits(selected, solutions, math.isqrt(side), least=1)[..., 0]
 
 
 def _mean_of_blanks(values: Array, puzzles: Array) -> Array:

@@ -37,10 +37,10 @@ def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*s
 
 
 def options_of_parts(common: CommonOptions, rngs: nnx.Rngs) -> tuple[dict[str, Any], ...]:
-    """The options of Flax's layers in a network, and those of the library's."""
+    """Returns the options of Flax's layers in a network, and those of the library's layers."""
     settings = Settings(**common)
-    own = settings.dtypes | {"rngs": rngs}
-    return own, own | {"implementation": settings.implementation}
+    flax_options = settings.dtypes | {"rngs": rngs}
+    return flax_options, flax_options | {"implementation": settings.implementation}
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class SudokuRecurrence:
 def perturbed(state: Any, key: Array, scale: Float[Array, ""] | float) -> Any:
     """Adds Gaussian noise of deviation ``scale`` to the memory of an LSTM, or to the features."""
     if isinstance(state, LSTMState):
-        return state._replace(cell=_with_noise(state.cell, key, scale))
-    return _with_noise(state, key, scale)
+        return state._replace(cell=_add_noise(state.cell, key, scale))
+    return _add_noise(state, key, scale)
 
 
-def _with_noise(memory: Array, key: Array, scale: Any) -> Array:
+def _add_noise(memory: Array, key: Array, scale: Any) -> Array:
     noise = jax.random.normal(key, memory.shape, memory.dtype)
     return memory + (scale * noise).astype(memory.dtype)
 
@@ -144,11 +144,11 @@ class DigitStates(DocumentedModule):
         )
 
     def _drawn_from(self, rngs: nnx.Rngs | None) -> nnx.Rngs | None:
-        """The random streams of the steps, from those of the call."""
+        """Derives the random streams of the steps from those of the call."""
         return rngs
 
     def _first_features(self, x: Array) -> Array:
-        """The features before the first step, from the inputs."""
+        """Computes the features before the first step from the inputs."""
         return x
 
     def _edge_features(self, box: int, x: Array) -> Array | None:

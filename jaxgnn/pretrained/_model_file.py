@@ -49,8 +49,8 @@ _FORMAT = 1
 _PLAIN = str | int | float | None
 # Options that may be sequences.
 _LISTS = ("k", "radial_features", "species_scale", "species_shift", "strategy")
-# The arrays of a network are in its file. Its other sizes are of tables that are built at once.
-_MOST = {
+# Limits of sizes that determine tables, which are built before the arrays of a file are checked.
+_MAX_SIZES = {
     "box": 16,
     "num_layers": 4096,
     "num_steps": 4096,
@@ -106,8 +106,8 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
     if network not in NETWORKS or type(model) is not getattr(models, network):
         expected = f"one of jaxgnn.models, behind the path: {', '.join(NETWORKS)}"
         raise ValueError(f"{bad_input('save_model', 'model', expected, network)}{_RECIPE}")
-    made: Any = model
-    options = json.loads(made.made_with)
+    saveable: Any = model
+    options = json.loads(saveable.made_with)
     for name, value in options.items():
         if isinstance(value, dict):
             expected = "made of numbers and names, which a file can hold"
@@ -200,32 +200,32 @@ def _read(
       contents: expected content of the file, for errors.
     """
     try:
-        found = read_npz(path, None, contents, short_floats=True)
+        arrays = read_npz(path, None, contents, short_floats=True)
     except ValueError as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise ValueError(f"{path}: expected an .npz file of arrays: {reason}") from error
-    network, saved = _described(path, found, networks, contents)
+    network, saved = _described(path, arrays, networks, contents)
     with naming(path, f"weights of a {network}"):
         model = _make(network, saved)
     if options:  # errors of the caller's options do not name the file
         model = _make(network, {**saved, **options})
     expected = _named(model)
-    for name, array in found.items():
+    for name, array in arrays.items():
         # NumPy's files know floats such as bfloat16 only by their size.
         if name in expected and array.dtype.kind == expected[name].dtype.kind == "V":
-            found[name] = array.view(expected[name].dtype)
-    _check(str(path), found, model)
+            arrays[name] = array.view(expected[name].dtype)
+    _check(str(path), arrays, model)
     graphdef, state = nnx.split(model)
-    leaves = [jax.numpy.asarray(found[name]) for name in expected]
+    leaves = [jax.numpy.asarray(arrays[name]) for name in expected]
     return nnx.merge(graphdef, jax.tree.unflatten(jax.tree.structure(state), leaves))
 
 
 def _described(
-    path: Path, found: dict[str, np.ndarray], networks: tuple[str, ...], contents: str
+    path: Path, arrays: dict[str, np.ndarray], networks: tuple[str, ...], contents: str
 ) -> tuple[str, dict[str, Any]]:
     """The network's class and its options, which are removed from the arrays."""
     try:
-        description = parse_json(str(found.pop(_DESCRIPTION)))
+        description = parse_json(str(arrays.pop(_DESCRIPTION)))
         version, writer = description.get("format", 0), description.get("jaxgnn")
         is_newer = isinstance(version, int) and version > _FORMAT
         network, saved = ("", {}) if is_newer else (description["network"], description["options"])
@@ -240,12 +240,12 @@ def _described(
         raise ValueError(f"{path}: expected one of {', '.join(networks)}, got {got}")
     if not isinstance(saved, dict) or not all(_is_plain(n, v) for n, v in saved.items()):
         raise ValueError(f"{path}: expected options of {network} that are numbers or names")
-    _check_sizes(str(path), network, saved, found)
+    _check_sizes(str(path), network, saved, arrays)
     return network, _EARLIER.get(network, {}) | saved
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether an option is a number or a name, or a sequence of them where allowed."""
+    """Returns whether an option is a number or a name, or a sequence of them where allowed."""
     if isinstance(value, list) and name in _LISTS:
         return all(_is_plain(name, part) for part in value)
     return isinstance(value, _PLAIN)
@@ -257,7 +257,7 @@ def _check_sizes(
     """Raises for a size that the arrays of a network can not have."""
     entries = sum(array.size for array in arrays.values())
     for name, value in options.items():
-        limit = min(entries, _MOST.get(name, entries))
+        limit = min(entries, _MAX_SIZES.get(name, entries))
         is_size = name not in _NO_SIZES
         is_size |= name == "num_steps" and network in _STEPS_ARE_SIZES
         if isinstance(value, int | float) and is_size and value > max(limit, 1):
@@ -266,9 +266,9 @@ def _check_sizes(
 
 
 def _make(network: str, options: Mapping[str, Any]) -> nnx.Module:
-    """The model without values: only shapes and dtypes."""
-    given = {name: _option(value) for name, value in options.items()}
-    return nnx.eval_shape(lambda: getattr(models, network)(**given, rngs=nnx.Rngs(0)))
+    """Makes the model without values: only shapes and dtypes."""
+    plain_options = {name: _option(value) for name, value in options.items()}
+    return nnx.eval_shape(lambda: getattr(models, network)(**plain_options, rngs=nnx.Rngs(0)))
 
 
 def _option(value: Any) -> Any:
@@ -291,8 +291,8 @@ def _check(where: str, arrays: Mapping[str, np.ndarray], model: nnx.Module) -> N
     got = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     for name in sorted(expected.keys() | got.keys()):
         if expected.get(name) != got.get(name):
-            found, wanted = _type(got.get(name)), _type(expected.get(name))
-            raise ValueError(f"{where}: {name} is {found}, expected {wanted}")
+            actual, wanted = _type(got.get(name)), _type(expected.get(name))
+            raise ValueError(f"{where}: {name} is {actual}, expected {wanted}")
 
 
 def _type(kind: tuple[Any, tuple[int, ...]] | None) -> str:

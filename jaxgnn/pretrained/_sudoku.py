@@ -97,7 +97,7 @@ def solve_sudokus(
         raise bad_input("solve_sudokus", "batch_size", "at least 1", batch_size)
     puzzles = _checked(puzzles)
     run, report = _Run(model, effort), progress or (lambda done: None)
-    found = SudokuSolutions(
+    result = SudokuSolutions(
         digits=puzzles.copy(),
         solved=np.zeros(len(puzzles), bool),
         steps=np.zeros(len(puzzles), np.int32),
@@ -110,21 +110,21 @@ def solve_sudokus(
         # One shape, one program: the last batch is padded with its own first puzzles.
         filled = np.resize(part, min(batch_size, len(puzzles)))
         first = run.first_attempts(puzzles[filled])
-        found.digits[part] = first.digits[: len(part), 0]
-        found.steps[part] = first.solved_at[: len(part), 0]
-        left = part[found.steps[part] == 0]
+        result.digits[part] = first.digits[: len(part), 0]
+        result.steps[part] = first.solved_at[: len(part), 0]
+        left = part[result.steps[part] == 0]
         done += len(part) - len(left)
         report(done)
         for i in left:
             chances = first.chances[i - start, 0]
-            solution, found.steps[i], found.restarts[i] = run.new_attempts(puzzles[i], chances)
+            solution, result.steps[i], result.restarts[i] = run.new_attempts(puzzles[i], chances)
             if solution is not None:
-                found.digits[i] = solution
+                result.digits[i] = solution
             done += 1
             report(done)
-    found.solved[:] = found.steps > 0
+    result.solved[:] = result.steps > 0
     seconds = time.perf_counter() - begin - run.compile_seconds
-    return replace(found, seconds=seconds, compile_seconds=run.compile_seconds)
+    return replace(result, seconds=seconds, compile_seconds=run.compile_seconds)
 
 
 def sudoku_weights() -> Path:
@@ -210,18 +210,18 @@ class SudokuSolver:
         sudoku.check_unique(board)
         board = np.array(board, np.int8)  # a copy, because the answer keeps it
         model = nnx.merge(self._graphdef, self._state)
-        found = solve_sudokus(model, board[None], effort)
-        answer = found.digits[0]
+        result = solve_sudokus(model, board[None], effort)
+        answer = result.digits[0]
         conflicts = tuple(sudoku.conflicts(answer))
         return SudokuAnswer(
             puzzle=board,
             board=answer,
             solved=bool(answer.all()) and not conflicts,
-            steps=int(found.steps[0]),
-            restarts=int(found.restarts[0]),
-            seconds=time.perf_counter() - begin - found.compile_seconds,
+            steps=int(result.steps[0]),
+            restarts=int(result.restarts[0]),
+            seconds=time.perf_counter() - begin - result.compile_seconds,
             conflicts=conflicts,
-            compile_seconds=found.compile_seconds,
+            compile_seconds=result.compile_seconds,
         )
 
 
@@ -266,7 +266,7 @@ class _Run:
         left = effort.steps - effort.attempt_steps
         while left >= effort.attempts:
             limit = min(effort.attempt_steps, left // effort.attempts)
-            boards = self._with_guesses(puzzle, chances, restarts)
+            boards = self._guessed_boards(puzzle, chances, restarts)
             progress = self._attempt(boards[None], restarts + 1, _NOISE, limit)
             restarts += effort.attempts
             left -= limit * effort.attempts
@@ -276,15 +276,15 @@ class _Run:
                 return progress.digits[0, first], int(steps[first]), restarts
         return None, 0, restarts
 
-    def _with_guesses(self, puzzle: np.ndarray, chances: np.ndarray, number: int) -> np.ndarray:
-        """The boards of attempts from ``number`` on, [attempts, 81]; every second has a guess.
+    def _guessed_boards(self, puzzle: np.ndarray, chances: np.ndarray, number: int) -> np.ndarray:
+        """Makes boards of attempts from ``number`` on, [attempts, 81]; every second has a guess.
 
         Cells are chosen with a probability that grows with the network's uncertainty. The digit is
         drawn with the network's own probabilities.
         """
         boards = np.repeat(puzzle[None], self._effort.attempts, axis=0)
         doubt = np.where(puzzle == 0, 1 - chances.max(axis=-1), 0).astype(np.float64)
-        if not np.isfinite(chances).all() or not doubt.any():  # nothing to draw from
+        if not np.isfinite(chances).all() or not doubt.any():  # Nothing can be drawn.
             return boards
         draw = np.random.default_rng([self._effort.seed, number])
         for board in boards[1::2]:
@@ -294,7 +294,7 @@ class _Run:
         return boards
 
     def _attempt(self, puzzles: np.ndarray, number: int, noise: float, limit: int) -> _Progress:
-        """Attempts at puzzles [count, attempts, 81], which end when each puzzle has a solution."""
+        """Runs attempts [count, attempts, 81] at puzzles until each puzzle has a solution."""
         begin = time.perf_counter()
         program = partial(_attempts, self._graphdef, self._state, jnp.asarray(puzzles, jnp.int32))
         key = jax.random.fold_in(self._key, number)
@@ -308,11 +308,11 @@ class _Run:
 class _Progress(NamedTuple):
     """State of attempts, on the device or, when they are done, as NumPy arrays."""
 
-    step: Any  # [] int32, number of steps so far
-    state: Any  # state of the network; None when they are done
-    digits: Any  # [count, attempts, 81] int32, solutions, or the answers after the last step
-    solved_at: Any  # [count, attempts] int32, steps after which these were solutions, 0 for none
-    chances: Any  # [count, attempts, 81, 9] float32, mean probabilities of digits over all steps
+    step: Any  # int32 scalar: number of steps so far.
+    state: Any  # State of the network; None after the attempts.
+    digits: Any  # int32 [count, attempts, 81]: solutions, or the last answers.
+    solved_at: Any  # int32 [count, attempts]: step that gave the solution, 0 for none.
+    chances: Any  # float32 [count, attempts, 81, 9]: mean probabilities over all steps.
 
 
 @partial(jax.jit, static_argnames="graphdef")
@@ -355,7 +355,7 @@ def _attempts(
 
 
 def _checked(puzzles: np.ndarray) -> np.ndarray:
-    """A copy of the puzzles as int8; raises ValueError if they are not digits [count, 81]."""
+    """Copies the puzzles to int8; raises ValueError if they are not digits [count, 81]."""
     puzzles = np.asarray(puzzles)
     if puzzles.ndim != 2 or puzzles.shape[1] != CELLS or puzzles.dtype.kind not in "iu":
         got = f"{puzzles.dtype} {list(puzzles.shape)}"

@@ -21,10 +21,14 @@ _GPU_QUERY = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
 class CpuReading:
     """Processor times up to a moment, in seconds."""
 
-    wall_s: float  # the clock
-    own_s: float  # of this process
-    all_s: float | None  # of all processes on the cores of this one; None where it is unknown
-    cores: int  # that this process may use
+    wall_s: float
+    """Wall-clock time."""
+    own_s: float
+    """CPU time of this process."""
+    all_s: float | None
+    """CPU time of all processes on the cores of this one; None if it can not be read."""
+    cores: int
+    """Number of cores that this process may use."""
 
 
 def read_cpu() -> CpuReading:
@@ -64,17 +68,17 @@ def share_of_others(before: CpuReading, after: CpuReading) -> float | None:
 
 
 def busy_warning(shares: Iterable[float | None]) -> str | None:
-    """One line for the reader of a table, if others used the machine while it was measured.
+    """Returns one line for the reader of a table if others used the machine while it was measured.
 
     It is None if they used at most a fifth of the cores in all measurements, whose
     ``share_of_others`` are given.
     """
-    known = [share for share in shares if share is not None]
-    busy = [share for share in known if share > _BUSY]
+    measured = [share for share in shares if share is not None]
+    busy = [share for share in measured if share > _BUSY]
     if not busy:
         return None
     return (
-        f"warning: the machine was busy: in {len(busy)} of {len(known)} measurements other "
+        f"warning: the machine was busy: in {len(busy)} of {len(measured)} measurements other "
         f"processes used more than {_BUSY:.0%} of the cores, {max(busy):.0%} at most; times are "
         f"too long and ratios uncertain"
     )
@@ -96,11 +100,11 @@ def gpu_warning() -> str | None:
     return f"warning: {others} other processes compute on this GPU; times are too long"
 
 
-def other_gpu_processes(listed: str, own: int) -> int:
-    """Number of other processes that compute on the GPUs of process ``own``; 0 if it has none.
+def other_gpu_processes(listed: str, process_id: int) -> int:
+    """Counts other processes on the GPUs of process ``process_id``; 0 if it has none.
 
     The lines of ``listed`` are a GPU's name, a comma, and the number of a process on it.
     """
     pairs = {tuple(line.split(", ")) for line in listed.splitlines() if ", " in line}
-    gpus = {gpu for gpu, process in pairs if process.strip() == str(own)}
-    return len({process for gpu, process in pairs if gpu in gpus} - {str(own)})
+    gpus = {gpu for gpu, process in pairs if process.strip() == str(process_id)}
+    return len({process for gpu, process in pairs if gpu in gpus} - {str(process_id)})

@@ -119,7 +119,7 @@ def check_against_float64(
     cotangents = [random_array(v.shape, v.dtype, seed=99 + i) for i, v in enumerate(leaves)]
     gradients = pull_back(jax.tree.unflatten(structure, cotangents))
     with jax.enable_x64(True):
-        wide_leaves, wide_gradients = _in_float64(reference)(args, cotangents)
+        wide_leaves, wide_gradients = _float64_program(reference)(args, cotangents)
         assert all(leaf.dtype == jnp.float64 for leaf in wide_leaves)
     terms: Sequence[float] = [0.0] * len(args)
     if largest_terms is not None:
@@ -138,8 +138,8 @@ def check_against_float64(
 
 
 @functools.lru_cache(maxsize=64)
-def _in_float64(reference: Callable[..., Any]) -> Callable[..., Any]:
-    """Value and gradients as one program; one operation at a time would compile hundreds."""
+def _float64_program(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles value and gradients as one program; single operations would be hundreds of them."""
 
     def value_and_gradients(args, cotangents):
         value, pull_back = jax.vjp(reference, *to_float64(args))
@@ -163,8 +163,8 @@ def check_forward_mode(function: Callable[[Any], jax.Array], x: Any) -> None:
 
     ``x`` is a pytree of floating arrays. The function returns an array, and runs under ``jit``.
     """
-    made = jax.eval_shape(function, x)
-    dy = random_array(made.shape, made.dtype, seed=98)
+    result = jax.eval_shape(function, x)
+    dy = random_array(result.shape, result.dtype, seed=98)
 
     @jax.jit  # one program, since most of the time is compilation
     def products(x, dy):

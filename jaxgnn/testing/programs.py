@@ -39,7 +39,7 @@ def program_fingerprint(compiled: jax.stages.Compiled) -> str | None:
 
 
 def same_program(first: jax.stages.Compiled, second: jax.stages.Compiled) -> bool:
-    """Whether XLA has compiled two functions to the same instructions.
+    """Returns whether XLA has compiled two functions to the same instructions.
 
     A difference of their times is then noise. It is True only if their ``program_fingerprint`` are
     equal: two programs that do the same in another order count as different, and so does one

@@ -140,7 +140,7 @@ def measure_in_turns(
     """
     programs: dict[str, str | None] = {}
     series: dict[str, _Series] = {}
-    distinct: dict[tuple, _Series] = {}  # by program and inputs, which are timed once
+    distinct: dict[tuple, _Series] = {}  # Keys are program and inputs; each pair is timed once.
     for name, candidate in candidates.items():
         program = programs[name] = _program(candidate)
         inputs = [id(leaf) for leaf in jax.tree.leaves(candidate.inputs)]
@@ -177,9 +177,12 @@ class SpeedRatio:
     """Ratio of two times, the baseline's over the other, by their medians and quartiles."""
 
     ratio: float
-    low: float  # the lower quartile of the baseline over the upper one of the other
-    high: float  # the upper quartile of the baseline over the lower one of the other
-    same_program: bool = False  # so that the ratio is noise
+    low: float
+    """Lower quartile of the baseline, divided by the upper quartile of the other."""
+    high: float
+    """Upper quartile of the baseline, divided by the lower quartile of the other."""
+    same_program: bool = False
+    """True if both compile to the same program, so that the ratio is noise."""
 
     def __str__(self) -> str:
         """``1.85``, or ``same program``, or ``≈ same`` where the quartiles of both overlap."""
@@ -225,7 +228,7 @@ def busy_ns(profile: Any) -> float:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether JAX or torch raised it because the device is out of memory."""
+    """Returns whether JAX or torch raised the error because the device is out of memory."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
@@ -252,7 +255,7 @@ class _Series:
     """The batches of one function; ``run(launches)`` runs one, and may compile at first."""
 
     run: Callable[[int], None]
-    memory_may_run_out: bool = False  # which ends this series instead of the program
+    memory_may_run_out: bool = False  # If set, out of memory ends this series alone.
     launches: int = 0  # in each batch; 0 before the warm-up
     samples: list[float] = field(default_factory=list)  # milliseconds of each batch
     failed: bool = False  # because memory ran out

@@ -1,4 +1,4 @@
-"""How features of irreps turn, from the turning of spherical harmonics."""
+"""Representations of rotations on features of irreps, from those on spherical harmonics."""
 
 import jax
 import numpy as np
@@ -20,12 +20,12 @@ def representation(irreps: Irreps | str, turn: np.ndarray) -> np.ndarray:
     blocks = []
     for multiplicity, irrep in irreps:
         sign = np.sign(np.linalg.det(turn))
-        own = _of_degree(irrep.degree, sign * turn) * (irrep.parity if sign < 0 else 1)
-        blocks += [own] * multiplicity
+        block = _degree_matrix(irrep.degree, sign * turn) * (irrep.parity if sign < 0 else 1)
+        blocks += [block] * multiplicity
     return block_diag(*blocks)
 
 
-def _of_degree(degree: int, rotation: np.ndarray) -> np.ndarray:
+def _degree_matrix(degree: int, rotation: np.ndarray) -> np.ndarray:
     """The matrix that harmonics of a degree turn by: the solution of many equations."""
     points = np.random.default_rng(degree).normal(size=(4 * degree + 4, 3))
     irreps = f"{degree}{'eo'[degree % 2]}"

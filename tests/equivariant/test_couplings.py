@@ -18,9 +18,11 @@ def test_couplings_have_the_parts_of_their_paths():
 
 
 def test_exchanged_couplings_read_the_result_and_add_to_the_features():
-    for own, exchanged in zip(couplings(PRODUCT), couplings(PRODUCT, exchanged=True), strict=True):
-        assert (exchanged.of_in, exchanged.of_out) == (own.of_out, own.of_in)
-        np.testing.assert_array_equal(exchanged.table, own.table.transpose(2, 1, 0))
+    for plain, exchanged in zip(
+        couplings(PRODUCT), couplings(PRODUCT, exchanged=True), strict=True
+    ):
+        assert (exchanged.of_in, exchanged.of_out) == (plain.of_out, plain.of_in)
+        np.testing.assert_array_equal(exchanged.table, plain.table.transpose(2, 1, 0))
 
 
 @pytest.mark.parametrize("exchanged", [False, True])

@@ -14,7 +14,7 @@ ALL = Irreps.harmonics(MAX_DEGREE)
 VECTORS = random_array((40, 3), "float32", seed=0)
 
 
-def _of_e3nn(irreps, vectors, normalize):
+def _e3nn_harmonics(irreps, vectors, normalize):
     return e3nn.spherical_harmonics(e3nn.Irreps(str(irreps)), vectors, normalize).array
 
 
@@ -26,7 +26,7 @@ def test_values_and_first_and_second_derivatives_are_those_of_e3nn(normalize):
         def energy(vectors):
             return jnp.sum(jnp.sin(harmonics(vectors)))
 
-        def of(vectors):
+        def value_and_slopes(vectors):
             slope = jax.grad(energy)
             return (
                 harmonics(vectors),
@@ -35,18 +35,18 @@ def test_values_and_first_and_second_derivatives_are_those_of_e3nn(normalize):
             )
 
         with jax.enable_x64(True):
-            return jax.jit(of)(np.asarray(VECTORS, np.float64))
+            return jax.jit(value_and_slopes)(np.asarray(VECTORS, np.float64))
 
     ours = curvature(lambda v: spherical_harmonics(irreps, v, normalize=normalize))
     for actual, expected in zip(
-        ours, curvature(lambda v: _of_e3nn(irreps, v, normalize)), strict=True
+        ours, curvature(lambda v: _e3nn_harmonics(irreps, v, normalize)), strict=True
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
 
 
 def test_float32_values_are_those_of_e3nn():
     np.testing.assert_allclose(
-        spherical_harmonics(ALL, VECTORS), _of_e3nn(ALL, VECTORS, True), atol=1e-5
+        spherical_harmonics(ALL, VECTORS), _e3nn_harmonics(ALL, VECTORS, True), atol=1e-5
     )
 
 
@@ -61,8 +61,8 @@ def test_each_degree_turns_by_its_own_matrix(sign):
 
 def test_squares_of_the_components_of_a_degree_add_up_to_their_number():
     squares = spherical_harmonics(ALL, VECTORS) ** 2
-    for entry, own in zip(ALL, ALL.slices, strict=True):
-        np.testing.assert_allclose(squares[:, own].sum(axis=1), entry.dim, rtol=1e-5)
+    for entry, columns in zip(ALL, ALL.slices, strict=True):
+        np.testing.assert_allclose(squares[:, columns].sum(axis=1), entry.dim, rtol=1e-5)
 
 
 def test_a_zero_vector_has_no_direction_and_a_zero_gradient_of_any_order():
@@ -88,9 +88,9 @@ def test_directions_of_tiny_and_huge_vectors_are_exact(length):
 
 def test_numbers_that_are_not_finite_stay_in_their_vector():
     spoiled = VECTORS.at[1, 2].set(jnp.nan).at[2, 0].set(jnp.inf)
-    found = spherical_harmonics("1o+2e", spoiled)
-    assert np.isnan(found[1:3]).any(axis=1).all()
-    np.testing.assert_array_equal(found[3:], spherical_harmonics("1o+2e", VECTORS)[3:])
+    actual = spherical_harmonics("1o+2e", spoiled)
+    assert np.isnan(actual[1:3]).any(axis=1).all()
+    np.testing.assert_array_equal(actual[3:], spherical_harmonics("1o+2e", VECTORS)[3:])
 
 
 def test_forward_mode_is_the_transpose_of_the_gradient():

@@ -37,12 +37,12 @@ def test_tables_are_symmetric_equivariant_and_orthogonal(order, irrep):
 @pytest.mark.parametrize("order", [2, 3])
 def test_no_product_of_e3nn_is_missing(order):
     theirs = e3nn.reduced_symmetric_tensor_product_basis(FACTOR, order)
-    found = {
+    chunks = {
         str(entry.ir): chunk for entry, chunk in zip(theirs.irreps, theirs.chunks, strict=True)
     }
     for irrep in ("0e", "1o", "1e", "2e", "3o", "4e", "0o"):
         ours = symmetric_couplings(FACTOR, order, irrep)
-        expected = found.get(irrep)
+        expected = chunks.get(irrep)
         if expected is None:
             assert len(ours) == 0
             continue

@@ -44,9 +44,9 @@ np.save(folder + "/made.npy", function(graph, given["x"]))
 @pytest.fixture(scope="module")
 def model():
     """A trained network, as far as a test is concerned."""
-    made = MaxKGNN(8, 16, 3, num_layers=2, k=4, rngs=nnx.Rngs(0))
-    made.eval()
-    return made
+    network = MaxKGNN(8, 16, 3, num_layers=2, k=4, rngs=nnx.Rngs(0))
+    network.eval()
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_file_for_cpu_and_cuda_has_the_kernels_of_both(file):
 def test_symbolic_sizes_take_graphs_of_any_size(model):
     loaded = jaxgnn.load_exported(jaxgnn.export(model, GRAPH, X, **ANY_SIZE))
     assert loaded.inputs == ("int32[nodes + 1]", "int32[edges]", "float32[nodes, 8]")
-    assert "jaxgnn_spmm" not in loaded.kernels  # which has to know the sizes of a graph
+    assert "jaxgnn_spmm" not in loaded.kernels  # This kernel needs the sizes of a graph.
     for graph, x in ((GRAPH, X), (LARGER, MORE)):
         np.testing.assert_allclose(loaded(graph, x), model(graph, x), atol=1e-5)
 
@@ -119,8 +119,8 @@ def test_attention_and_sums_of_heads_are_exported_with_their_gradients(shapes):
     calls = [name for name in loaded.kernels if "_attention" in name]
     assert len(calls) == (9 if shapes is None else 0)  # forward, rows and columns of each
     graph = GRAPH if shapes is None else LARGER
-    made, expected = (jax.tree.leaves(f(*arguments(graph))) for f in (loaded, _attend))
-    for a, e in zip(made, expected, strict=True):
+    actual, expected = (jax.tree.leaves(f(*arguments(graph))) for f in (loaded, _attend))
+    for a, e in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
@@ -155,20 +155,23 @@ def test_parameters_may_be_an_argument(model):
 
 
 def test_every_pytree_of_the_library_passes_in_and_out():
-    def run(given):
-        batch, hypergraph, x, _ = given["all"]
+    def run(arguments):
+        batch, hypergraph, x, _ = arguments["all"]
         kept = ops.maxk(x, 3)
         return [ops.spmm(batch.graph, jnp.concatenate([x, x])), kept, (hypergraph, None), batch]
 
     batch = GraphBatch.from_graphs([GRAPH, GRAPH])
     hypergraph = Incidence.from_hyperedges([{0, 1}, {1, 2, 3}], 4)
-    given = {"all": (batch, hypergraph, X, None), 3: 2.0}
-    made, expected = jaxgnn.load_exported(jaxgnn.export(run, given))(given), run(given)
-    assert isinstance(made[1], CBSR) and isinstance(made[2][0], Incidence)
-    assert isinstance(made[3], GraphBatch) and made[3].graph.plan is None
-    np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
-    np.testing.assert_array_equal(made[1].todense(), expected[1].todense())
-    np.testing.assert_array_equal(made[3].graph_ids, batch.graph_ids)
+    arguments = {"all": (batch, hypergraph, X, None), 3: 2.0}
+    actual, expected = (
+        jaxgnn.load_exported(jaxgnn.export(run, arguments))(arguments),
+        run(arguments),
+    )
+    assert isinstance(actual[1], CBSR) and isinstance(actual[2][0], Incidence)
+    assert isinstance(actual[3], GraphBatch) and actual[3].graph.plan is None
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
+    np.testing.assert_array_equal(actual[1].todense(), expected[1].todense())
+    np.testing.assert_array_equal(actual[3].graph_ids, batch.graph_ids)
 
 
 def test_a_loaded_function_is_a_method_as_functions_are():
@@ -178,8 +181,8 @@ def test_a_loaded_function_is_a_method_as_functions_are():
         aggregate, alone = loaded, staticmethod(loaded)
 
     table, expected = Table(GRAPH.indptr, GRAPH.indices, GRAPH.weights), ops.spmm(GRAPH, X)
-    for made in (table.aggregate(X), Table.aggregate(GRAPH, X), table.alone(GRAPH, X)):
-        np.testing.assert_allclose(made, expected, rtol=1e-6)
+    for actual in (table.aggregate(X), Table.aggregate(GRAPH, X), table.alone(GRAPH, X)):
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_gradient_is_exported_as_a_function():
@@ -226,9 +229,9 @@ def any_size():
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_with_something_else_names_the_argument(name, any_size):
-    given, message = CALLS[name]
+    arguments, message = CALLS[name]
     with pytest.raises(ValueError, match=f"load_exported: .*{message}"):
-        any_size(*given())
+        any_size(*arguments())
 
 
 @pytest.mark.parametrize("platforms", [("cpu",), ("cpu", "cuda")])
@@ -273,10 +276,10 @@ def test_a_named_number_of_edges_may_be_zero(name):
     shapes = ("nodes, edges", "nodes, _", "edges")
     for example, of_edges in ((GRAPH, jnp.ones(5)), (EMPTY, jnp.ones(0))):
         loaded = jaxgnn.load_exported(jaxgnn.export(function, example, X, of_edges, shapes=shapes))
-        made = jax.tree.leaves(loaded(EMPTY, X, jnp.ones(0)))
+        actual = jax.tree.leaves(loaded(EMPTY, X, jnp.ones(0)))
         expected = jax.tree.leaves(function(dataclasses.replace(EMPTY, plan=None), X, jnp.ones(0)))
-        assert rows is None or made[0].shape[0] == rows
-        for one, other in zip(made, expected, strict=True):
+        assert rows is None or actual[0].shape[0] == rows
+        for one, other in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     again = loaded(GRAPH, X, jnp.ones(5))
     assert jax.tree.leaves(again)[0].shape[0] == {4: 4, 0: 5, None: 5}[rows]
@@ -313,7 +316,7 @@ def test_what_can_not_be_exported_says_why():
         jaxgnn.export(lambda x: "text", X)
     keys = r"must be of numbers; pass jax.random.key_data\(key\), .*, got keys of jax.random, key"
     with pytest.raises(ValueError, match=rf"export: args\[0\]\['a'\] {keys}"):
-        jaxgnn.export(lambda given: given, {"a": jax.random.key(0)})
+        jaxgnn.export(lambda tree: tree, {"a": jax.random.key(0)})
     with pytest.raises(ValueError, match=f"export: the result {keys}"):
         jaxgnn.export(lambda x: jax.random.key(0), X)
     with pytest.raises(
@@ -335,15 +338,17 @@ def test_what_can_not_be_exported_says_why():
 def _written(file: bytes, hashed: bool = True, **members: bytes) -> bytes:
     """The file with other members, and a hash that fits them."""
     with zipfile.ZipFile(io.BytesIO(file)) as old:
-        found = {name: old.read(name) for name in old.namelist()}
-    found |= {next(n for n in found if n.startswith(part)): m for part, m in members.items()}
+        contents = {name: old.read(name) for name in old.namelist()}
+    contents |= {next(n for n in contents if n.startswith(part)): m for part, m in members.items()}
     if hashed:
-        found["sha256"] = content_hash(found["description.json"], found["program.stablehlo"])
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as new:
-        for name, content in found.items():
+        contents["sha256"] = content_hash(
+            contents["description.json"], contents["program.stablehlo"]
+        )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as new:
+        for name, content in contents.items():
             new.writestr(name, content)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def _described(file: bytes) -> dict:
@@ -356,7 +361,7 @@ def _changed(file: bytes, **entries) -> bytes:
     return _written(file, description=json.dumps({**_described(file), **entries}).encode())
 
 
-def _with_program(file: bytes, program: bytes) -> bytes:
+def _replace_program(file: bytes, program: bytes) -> bytes:
     """The file with another program."""
     return _written(file, program=program)
 
@@ -367,7 +372,7 @@ def _calls_python(file: bytes) -> bytes:
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(X.shape, X.dtype))
     checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
     exported = jax.export.export(jax.jit(call), disabled_checks=checks)(X)
-    return _with_program(file, bytes(exported.mlir_module_serialized))
+    return _replace_program(file, bytes(exported.mlir_module_serialized))
 
 
 def _flipped(file: bytes) -> bytes:
@@ -400,7 +405,7 @@ FILES = {
     "an entry too many": (lambda f: _changed(f, colour="red"), "another description: .*colour"),
     "shapes of something else": (lambda f: _changed(f, inputs=[["4,", "x"]]), "damaged"),
     "no program": (
-        lambda f: _with_program(f, b"MLIR of another time"),
+        lambda f: _replace_program(f, b"MLIR of another time"),
         rf"{HERE}: its program can not be read",
     ),
     "a call of Python": (_calls_python, "must call no Python, got a call of xla_ffi_python"),

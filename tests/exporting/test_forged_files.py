@@ -30,19 +30,19 @@ def file():
 
 
 @pytest.fixture(scope="module")
-def of_any_size():
+def exported_any_size():
     return jaxgnn.export(_run, GRAPH, X, shapes=("n, e", "n, _"), platforms=("cpu", "cuda"))
 
 
 def _check(forged: bytes) -> bool:
-    """Whether a file is refused; one that is not has to run, and to return what it says."""
+    """Returns whether a file is refused; otherwise checks that it runs, and its results."""
     try:
         loaded = jaxgnn.load_exported(forged)
-        made = jax.tree.leaves(loaded(GRAPH, X))
+        actual = jax.tree.leaves(loaded(GRAPH, X))
     except ValueError as error:
         assert "load_exported" in str(error)
         return True
-    for one, other in zip(made, jax.tree.leaves(_run(GRAPH, X)), strict=True):
+    for one, other in zip(actual, jax.tree.leaves(_run(GRAPH, X)), strict=True):
         np.testing.assert_array_equal(one, other)
     return False
 
@@ -98,12 +98,12 @@ def _mutated(description: dict, draw: random.Random) -> dict:
     return forged
 
 
-@pytest.mark.parametrize("name", ["file", "of_any_size"])
+@pytest.mark.parametrize("name", ["file", "exported_any_size"])
 def test_no_forged_description_with_its_hash_renewed_does_harm(name, request):
-    given, draw = request.getfixturevalue(name), random.Random(5)
-    description = _described(given)
+    file, draw = request.getfixturevalue(name), random.Random(5)
+    description = _described(file)
     refused = [
-        _check(_written(given, description=json.dumps(_mutated(description, draw)).encode()))
+        _check(_written(file, description=json.dumps(_mutated(description, draw)).encode()))
         for _ in range(80)
     ]
     assert sum(refused) > 50
@@ -182,12 +182,12 @@ def test_a_description_that_is_not_true_is_named(name, file):
 
 def test_pytrees_of_a_forged_structure_have_all_their_parts():
     batch = GraphBatch.from_graphs([GRAPH, GRAPH])
-    given = (
+    arguments = (
         batch,
         Incidence(np.arange(2), np.arange(2), 3, 2),
         CBSR(X, jnp.zeros((3, 2), np.uint8), 4),
     )
-    file = jaxgnn.export(lambda *given: given, *given)
+    file = jaxgnn.export(lambda *arguments: arguments, *arguments)
     description = _described(file)
     for kind, key, value in (
         (0, ("GraphBatch", "graph"), "*"),
@@ -202,7 +202,9 @@ def test_pytrees_of_a_forged_structure_have_all_their_parts():
         _replaced(("result", "tuple", kind, *key), value)(forged)
         with pytest.raises(ValueError, match="has a damaged description: expected"):
             jaxgnn.load_exported(_changed(file, **forged))
-    assert len(jax.tree.leaves(jaxgnn.load_exported(file)(*given))) == len(description["outputs"])
+    assert len(jax.tree.leaves(jaxgnn.load_exported(file)(*arguments))) == len(
+        description["outputs"]
+    )
 
 
 def test_the_program_and_the_description_of_a_file_with_kernels_agree():

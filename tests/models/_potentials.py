@@ -30,10 +30,10 @@ class Case(NamedTuple):
 def _case(
     network: Any, formula: Callable[..., np.ndarray], features: Any = 4, **sizes: Any
 ) -> Case:
-    given = {"cutoff": CUTOFF, "species_shift": SHIFT, "species_scale": SCALE} | sizes
+    defaults = {"cutoff": CUTOFF, "species_shift": SHIFT, "species_scale": SCALE} | sizes
 
     def make(**options: Any) -> Any:
-        return network(2, features, **(given | {"rngs": nnx.Rngs(0)} | options))
+        return network(2, features, **(defaults | {"rngs": nnx.Rngs(0)} | options))
 
     return Case(make, formula)
 
@@ -113,8 +113,8 @@ def _mixed(layer: Any, x: Any, species: Any = None) -> Any:
     for irrep, kernel in zip(layer.irreps, layer.kernels, strict=True):
         places = [
             [
-                np.arange(own.start, own.stop).reshape(-1, irrep.dim)
-                for entry, own in zip(irreps, irreps.slices, strict=True)
+                np.arange(columns.start, columns.stop).reshape(-1, irrep.dim)
+                for entry, columns in zip(irreps, irreps.slices, strict=True)
                 if entry.irrep == irrep
             ]
             for irreps in (irreps_in, irreps_out)
@@ -133,9 +133,9 @@ def _gated(gate: Any, x: Any) -> Any:
     others += sum(e.multiplicity for e in entries if e.irrep.degree > 0)
     for entry in entries:
         if entry.irrep.degree == 0:
-            own = x[:, scalars : scalars + entry.dim]
+            values = x[:, scalars : scalars + entry.dim]
             is_even = entry.irrep.parity == 1
-            parts.append(_silu(own) / 0.59646921 if is_even else np.tanh(own) / 0.62792873)
+            parts.append(_silu(values) / 0.59646921 if is_even else np.tanh(values) / 0.62792873)
             scalars += entry.dim
         for _ in range(entry.multiplicity if entry.irrep.degree else 0):
             factor = _silu(x[:, start, None]) / 0.59646921
@@ -159,13 +159,13 @@ def _nequip(model: Any, species: Any, senders: Any, receivers: Any, vectors: Any
             hidden = _silu(_linear(layer, hidden))
         weights = hidden @ conv.radial_kernel[...]
         neighbours, messages = _mixed(step.linear, x)[senders], []
-        for path, own in zip(conv.product.paths, conv.product.weight_slices, strict=True):
+        for path, columns in zip(conv.product.paths, conv.product.weight_slices, strict=True):
             part = neighbours[:, conv.product.irreps_in.slices[path.i_in]]
             table = conv.product.table(path)
             part = part.reshape(len(part), conv.product.channels(path), len(table))
             harmonic = harmonics[:, conv.product.irreps_sh.slices[path.i_sh]]
-            made = np.einsum("eu,eua,eb,abc->euc", weights[:, own], part, harmonic, table)
-            messages.append(made.reshape(len(made), made.shape[1] * made.shape[2]))
+            products = np.einsum("eu,eua,eb,abc->euc", weights[:, columns], part, harmonic, table)
+            messages.append(products.reshape(len(products), products.shape[1] * products.shape[2]))
         sums = _summed(receivers, np.concatenate(messages, axis=1), len(x))
         y = _mixed(conv.linear, sums / np.sqrt(conv.num_neighbours))
         x = _gated(step.gate, y + _mixed(step.self_connection, x, species))

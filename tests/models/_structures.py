@@ -38,8 +38,8 @@ def moved(batch: GraphBatch, positions: Any, cells: Any | None = None) -> GraphB
     return dataclasses.replace(batch, nodes=nodes, globals=of_graphs)
 
 
-def with_spoiled_padding(batch: GraphBatch) -> GraphBatch:
-    """The batch with NaN, and species and images out of range, in all of its padding."""
+def spoil_padding(batch: GraphBatch) -> GraphBatch:
+    """Fills the padding of a batch with NaN, and with species and images out of range."""
     is_node, is_graph, is_edge = batch.node_mask, batch.graph_mask, batch.edge_mask()
 
     def spoiled(mask: Any, values: Any) -> Any:
@@ -72,11 +72,11 @@ def assert_slopes(model: Any, batch: GraphBatch, step: float = 1e-5) -> None:
         of_nodes = np.einsum("ni,nij->nj", positions, strain[batch.graph_ids])
         return positions + by * of_nodes, cells + by * np.einsum("gai,gij->gaj", cells, strain)
 
-    found = models.energy_forces_stress(model, batch, stress=True)
+    potential = models.energy_forces_stress(model, batch, stress=True)
     works = np.zeros(batch.num_graphs)
-    np.add.at(works, batch.graph_ids, -np.sum(np.asarray(found.forces) * shift, axis=1))
+    np.add.at(works, batch.graph_ids, -np.sum(np.asarray(potential.forces) * shift, axis=1))
     expected = slope(lambda by: (positions + by * shift,))
     np.testing.assert_allclose(works, expected, rtol=1e-6, atol=1e-7)
     volumes = np.abs(np.linalg.det(cells))
-    works = np.einsum("gij,gij->g", np.asarray(found.stress), strain) * volumes
+    works = np.einsum("gij,gij->g", np.asarray(potential.stress), strain) * volumes
     np.testing.assert_allclose(works, slope(stretched), rtol=1e-6, atol=1e-7)

@@ -122,8 +122,8 @@ def test_hyper_connections_leave_the_branches_as_they_are():
     assert [type(c.layer) for c in connections] == [type(b) for b in plain.body.branches]
     state = nnx.state(plain, nnx.Param)
     for i, connection in enumerate(connections):
-        own = nnx.state(connection.layer, nnx.Param)
-        assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, state.body.branches[i])
+        branch = nnx.state(connection.layer, nnx.Param)
+        assert jax.tree.map(jnp.shape, branch) == jax.tree.map(jnp.shape, state.body.branches[i])
 
 
 def test_inner_products_of_rotated_vectors_depend_on_the_distance_alone():

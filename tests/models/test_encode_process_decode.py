@@ -17,8 +17,8 @@ X = random_array((5, 4), "float32", seed=0)
 
 
 def _model(**options):
-    given = {"num_steps": 3, "num_layers": 1, "rngs": nnx.Rngs(0)} | options
-    return EncodeProcessDecode(4, 3, 8, 2, **given)
+    arguments = {"num_steps": 3, "num_layers": 1, "rngs": nnx.Rngs(0)} | options
+    return EncodeProcessDecode(4, 3, 8, 2, **arguments)
 
 
 def _wide(parameter):
@@ -60,8 +60,8 @@ def _formula(model):
 @pytest.mark.parametrize("options", [{}, {"share_weights": True}], ids=str)
 def test_it_encodes_processes_and_decodes_as_its_formula_says(options):
     model = _model(**options)
-    found = jax.jit(lambda: model(GRAPH, X, EDGES))()
-    np.testing.assert_allclose(found, _formula(model), rtol=1e-5, atol=1e-5)
+    actual = jax.jit(lambda: model(GRAPH, X, EDGES))()
+    np.testing.assert_allclose(actual, _formula(model), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.costly(1)
@@ -78,8 +78,8 @@ def test_scans_and_recomputation_change_neither_values_nor_gradients(shared):
 
     expected = values()
     for options in ({"scan_layers": True}, {"recompute": True}):
-        for found, wanted in zip(values(**options), expected, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        for actual, wanted in zip(values(**options), expected, strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_leading_axes_share_the_graph_and_the_edges_are_shared_or_not():
@@ -91,9 +91,9 @@ def test_leading_axes_share_the_graph_and_the_edges_are_shared_or_not():
         both = model(GRAPH, x, EDGES), model(GRAPH, x, jnp.stack([EDGES, EDGES]))
         return *both, jnp.stack([model(GRAPH, y, EDGES) for y in x])
 
-    shared, own, expected = run()
+    shared, separate, expected = run()
     np.testing.assert_allclose(shared, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(separate, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_computes_in_bfloat16_with_parameters_of_float32():

@@ -16,8 +16,8 @@ from tests.models._structures import (
     assert_slopes,
     moved,
     pair_energies,
+    spoil_padding,
     structure,
-    with_spoiled_padding,
 )
 
 SAMPLES = [structure(5, 0), structure(8, 1), structure(1, 2), structure(4, 3, cell=None)]
@@ -43,35 +43,35 @@ def test_vectors_are_those_of_the_images():
 
 
 def test_a_batch_has_the_values_of_its_structures_alone_and_no_padding_reaches_them():
-    found = energy_forces_stress(pair_energies, with_spoiled_padding(BATCH), stress=True)
+    actual = energy_forces_stress(pair_energies, spoil_padding(BATCH), stress=True)
     start = 0
     for place, sample in enumerate(SAMPLES):
         alone = energy_forces_stress(pair_energies, GraphBatch.from_graphs([sample]), stress=True)
         end = start + sample.num_nodes
-        np.testing.assert_allclose(found.energy[place], alone.energy[0], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found.forces[start:end], alone.forces, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(found.stress[place], alone.stress[0], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual.energy[place], alone.energy[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(actual.forces[start:end], alone.forces, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual.stress[place], alone.stress[0], rtol=1e-5, atol=1e-5)
         start = end
-    for values, count in zip(found, (len(SAMPLES), start, len(SAMPLES)), strict=True):
+    for values, count in zip(actual, (len(SAMPLES), start, len(SAMPLES)), strict=True):
         assert np.isfinite(values).all() and not values[count:].any()
 
 
 def test_what_potentials_read_of_a_batch_has_nothing_of_its_padding():
-    spoiled = with_spoiled_padding(BATCH)
-    found = Structures.of_batch("test", spoiled)
+    spoiled = spoil_padding(BATCH)
+    actual = Structures.from_batch("test", spoiled)
     nodes, edges = BATCH.node_mask.sum(), BATCH.edge_mask().sum()
-    for values in (found.positions[nodes:], found.species[nodes:], found.images[edges:]):
+    for values in (actual.positions[nodes:], actual.species[nodes:], actual.images[edges:]):
         assert len(values) and not values.any()
-    np.testing.assert_array_equal(found.cells[-1], np.eye(3))
+    np.testing.assert_array_equal(actual.cells[-1], np.eye(3))
     for values in models.atomic_edges(spoiled):
         assert np.isfinite(values).all() and not values[edges:].any()
 
 
 def test_stress_is_symmetric_and_the_forces_of_a_structure_add_up_to_zero():
-    found = energy_forces_stress(pair_energies, BATCH, stress=True)
-    np.testing.assert_array_equal(found.stress, found.stress.swapaxes(1, 2))
+    actual = energy_forces_stress(pair_energies, BATCH, stress=True)
+    np.testing.assert_array_equal(actual.stress, actual.stress.swapaxes(1, 2))
     total = np.zeros((BATCH.num_graphs, 3))
-    np.add.at(total, BATCH.graph_ids, np.asarray(found.forces))
+    np.add.at(total, BATCH.graph_ids, np.asarray(actual.forces))
     np.testing.assert_allclose(total, 0, atol=1e-5)
     assert energy_forces_stress(pair_energies, BATCH).stress is None
 
@@ -122,12 +122,12 @@ def test_atoms_at_one_place_have_no_direction_and_finite_forces():
 def test_a_position_that_is_not_finite_spoils_its_own_structure_only():
     bad = BATCH.nodes["positions"].copy()
     bad[6] = np.nan  # in the second structure
-    found = jax.jit(lambda batch: energy_forces_stress(pair_energies, batch))(moved(BATCH, bad))
+    actual = jax.jit(lambda batch: energy_forces_stress(pair_energies, batch))(moved(BATCH, bad))
     expected = energy_forces_stress(pair_energies, BATCH)
-    assert np.isnan(found.energy[1])
+    assert np.isnan(actual.energy[1])
     others = BATCH.graph_ids != 1
-    np.testing.assert_allclose(found.energy[2:], expected.energy[2:], rtol=1e-6)
-    np.testing.assert_allclose(found.forces[others], expected.forces[others], rtol=1e-6)
+    np.testing.assert_allclose(actual.energy[2:], expected.energy[2:], rtol=1e-6)
+    np.testing.assert_allclose(actual.forces[others], expected.forces[others], rtol=1e-6)
 
 
 def test_an_empty_cell_has_an_error_or_a_stress_of_nan():
@@ -154,18 +154,18 @@ def test_samples_far_from_the_origin_have_the_energies_of_near_ones(periodic):
     near = np.array(structure(8, 1).nodes["positions"], np.float64)
     species, flags = np.arange(8) % 2, np.broadcast_to(periodic, 3)
     turns = np.where(flags, np.random.default_rng(4).integers(-9000, 9000, (8, 3)), 0)
-    given = {"cell": CELL, "periodic": periodic}
+    arguments = {"cell": CELL, "periodic": periodic}
     expected = None
     far = np.array([13_000, -70_000, 4_000])
     for positions in (near, near + far, near + 500 + turns @ CELL):
-        sample = atomic_sample(positions, species, CUTOFF, **given)
+        sample = atomic_sample(positions, species, CUTOFF, **arguments)
         assert sample.nodes["positions"].dtype == np.float32
         batch = GraphBatch.from_graphs([sample])
-        found = energy_forces_stress(pair_energies, batch, stress=True)
+        actual = energy_forces_stress(pair_energies, batch, stress=True)
         if expected is None:
             np.testing.assert_array_equal(sample.nodes["positions"], near.astype(np.float32))
-            expected = found
-        for one, value in zip(found, expected, strict=True):
+            expected = actual
+        for one, value in zip(actual, expected, strict=True):
             np.testing.assert_allclose(one, value, rtol=2e-5, atol=2e-5)
 
 
@@ -180,8 +180,8 @@ def test_an_atom_that_left_in_an_open_direction_leaves_the_others_at_the_origin(
 def test_float64_positions_of_a_batch_are_subtracted_before_they_are_rounded():
     positions = np.asarray(BATCH.nodes["positions"], np.float64)
     far = moved(BATCH, positions + 13_000.0 * np.asarray(BATCH.graph_ids)[:, None])
-    expected, found = models.atomic_edges(BATCH), models.atomic_edges(far)
-    np.testing.assert_allclose(found.vectors, expected.vectors, atol=1e-6)
+    expected, actual = models.atomic_edges(BATCH), models.atomic_edges(far)
+    np.testing.assert_allclose(actual.vectors, expected.vectors, atol=1e-6)
     model = models.SchNet(2, 4, cutoff=CUTOFF, num_interactions=1, rngs=nnx.Rngs(0))
     for call in (model, lambda batch: energy_forces_stress(model, batch).forces):
         np.testing.assert_allclose(call(far), call(BATCH), atol=1e-5)
@@ -217,9 +217,9 @@ def test_a_potential_that_adds_to_its_call_is_called():
         kind(2, 4, cutoff=CUTOFF, num_interactions=1, rngs=nnx.Rngs(0))
         for kind in (models.SchNet, Shifted)
     )
-    found, expected = (energy_forces_stress(m, BATCH).forces for m in (shifted, plain))
+    actual, expected = (energy_forces_stress(m, BATCH).forces for m in (shifted, plain))
     pairs = energy_forces_stress(pair_energies, BATCH).forces
-    np.testing.assert_allclose(found, expected + pairs, atol=1e-5)
+    np.testing.assert_allclose(actual, expected + pairs, atol=1e-5)
 
 
 POSITIONS = np.array([[0, 0, 0], [1, 1, 1]], np.float32)
@@ -250,9 +250,9 @@ POSITIONS = np.array([[0, 0, 0], [1, 1, 1]], np.float32)
     ],
 )
 def test_bad_structures_are_named(changes, message):
-    given = {"positions": POSITIONS, "species": [0, 1], "r": CUTOFF} | changes
+    arguments = {"positions": POSITIONS, "species": [0, 1], "r": CUTOFF} | changes
     with pytest.raises(ValueError, match=message):
-        atomic_sample(**given)
+        atomic_sample(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ COUPLINGS = {
 
 
 def _model(**options) -> ExpertGraphLM:
-    """With parameters that are all random: what is zero at first would hide a leak."""
+    """Makes a model whose parameters are all random: initial zeros would hide a leak."""
     defaults = {"num_layers": 1, "num_heads": 2, "num_experts": EXPERTS} | options
     model = nnx.eval_shape(lambda: _initial(**defaults))
     leaves, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
@@ -69,7 +69,7 @@ def _other(tokens, text, place):
 
 
 def _roundings(name: str, logits) -> float:
-    """What sums in another order move logits by: nothing, except in XLA's scatters on a GPU.
+    """Tolerance for sums in another order: zero, except for XLA's scatters on a GPU.
 
     Those add in another order each time (2e-7 were seen).
     """

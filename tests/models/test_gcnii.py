@@ -29,9 +29,7 @@ def _largest_four(z):
     return np.where(z >= np.sort(z, axis=1)[:, -4:-3], z, 0)
 
 
-def _in_float64(
-    model: GCNII, x: np.ndarray, alpha: float, strength: float, act=_relu
-) -> np.ndarray:
+def _formula(model: GCNII, x: np.ndarray, alpha: float, strength: float, act=_relu) -> np.ndarray:
     """The formula of the paper on dense matrices."""
     normalized, identity = GRAPH.normalized("sym"), jnp.eye(GRAPH.num_cols)
     adjacency = np.asarray(ops.spmm(normalized, identity, implementation="xla"), np.float64)
@@ -52,7 +50,7 @@ def _in_float64(
 @pytest.mark.parametrize(("alpha", "strength"), [(0.1, 0.5), (0.4, 1.5)])
 def test_the_scores_are_those_of_the_published_formula(alpha, strength):
     model = _model(alpha=alpha, strength=strength)
-    expected = _in_float64(model, X, alpha, strength)
+    expected = _formula(model, X, alpha, strength)
     np.testing.assert_allclose(model(GRAPH, X), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(model(GRAPH.normalized("sym"), X), expected, rtol=1e-5, atol=1e-5)
 
@@ -60,7 +58,7 @@ def test_the_scores_are_those_of_the_published_formula(alpha, strength):
 @pytest.mark.parametrize("kernel_mode", ["auto", "dense"])
 def test_with_maxk_only_the_largest_entries_are_passed_on(kernel_mode):
     model = _model(activation="maxk", k=4, kernel_mode=kernel_mode)
-    expected = _in_float64(model, X, 0.1, 0.5, _largest_four)
+    expected = _formula(model, X, 0.1, 0.5, _largest_four)
     np.testing.assert_allclose(model(GRAPH, X), expected, rtol=1e-5, atol=1e-5)
     scheduled = _model(activation="maxk", k=7, kernel_mode=kernel_mode)
     np.testing.assert_allclose(scheduled(GRAPH, X, k=4), expected, rtol=1e-5, atol=1e-5)

@@ -19,7 +19,7 @@ from jaxgnn.testing import random_array
 RNG = np.random.default_rng(0)
 NODES, EDGES = 9, 20
 SENDERS, RECEIVERS = RNG.integers(0, NODES - 1, EDGES), RNG.integers(0, NODES - 1, EDGES)
-SENDERS[0] = NODES - 1  # which hears from nobody
+SENDERS[0] = NODES - 1  # The last node receives no edge.
 GRAPH = CSRGraph.from_edges(SENDERS, RECEIVERS, NODES)
 GIVEN = {
     "x": random_array((NODES, 5), "float32", seed=1),
@@ -41,8 +41,8 @@ def _model(**options) -> GraphTransformer:
 
 
 @nnx.jit
-def _apply(model, graph, given, rngs=None):
-    return model(graph, **given, rngs=rngs)
+def _apply(model, graph, inputs, rngs=None):
+    return model(graph, **inputs, rngs=rngs)
 
 
 def _attended(q, k, v, scores):
@@ -54,7 +54,7 @@ def _attended(q, k, v, scores):
     return weights, weights @ v
 
 
-def _by_hand(model, given):
+def _numpy_formula(model, inputs):
     """The network with one layer, in numpy, edge by edge and head by head."""
 
     def linear(layer, x):
@@ -75,15 +75,15 @@ def _by_hand(model, given):
             else np.where(v >= np.sort(v, axis=1)[:, [-model.sizes.k]], v, 0)
         )
 
-    given = {name: np.asarray(array, np.float64) for name, array in given.items()}
-    h = linear(model.lin_in, given["x"])
-    positions = np.concatenate([given["laplacian"], given["walks"]], axis=1)
+    inputs = {name: np.asarray(array, np.float64) for name, array in inputs.items()}
+    h = linear(model.lin_in, inputs["x"])
+    positions = np.concatenate([inputs["laplacian"], inputs["walks"]], axis=1)
     h = h + linear(model.lin_positions, positions)
     near, far, mlp = (branch.function for branch in model.body.branches)
 
     z = linear(near.query_key_value, norm(h))
-    logits = linear(near.edge_logits, given["edge_features"])
-    values = heads(linear(near.edge_values, given["edge_features"]))
+    logits = linear(near.edge_logits, inputs["edge_features"])
+    values = heads(linear(near.edge_values, inputs["edge_features"]))
     receivers, senders = np.asarray(GRAPH.receivers()), np.asarray(GRAPH.senders)
     parts = []
     for head, (q, k, v) in enumerate(zip(*map(heads, np.split(z, 3, axis=-1)), strict=True)):
@@ -108,7 +108,7 @@ def _by_hand(model, given):
 
 def test_it_is_attention_to_neighbours_through_virtual_nodes_and_an_mlp():
     model = _model(**EVERYTHING, k=2)
-    expected = _by_hand(model, GIVEN)
+    expected = _numpy_formula(model, GIVEN)
     np.testing.assert_allclose(_apply(model, GRAPH, GIVEN), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -129,11 +129,11 @@ def _samples():
 def _apply_to_batch(model, samples, shift=0.0):
     """The network on a padded batch, with ``shift`` added to the features of the first node."""
     batch = GraphBatch.from_graphs(samples, pad_to=(20, 50, 6))
-    given = {**batch.nodes, "edge_features": batch.edges}
+    inputs = {**batch.nodes, "edge_features": batch.edges}
     masks = {"edge_features": batch.edge_mask()}
     spoiled = {
         name: np.where(np.asarray(masks.get(name, batch.node_mask))[:, None], array, np.nan)
-        for name, array in given.items()
+        for name, array in inputs.items()
     }
     spoiled["x"][0] += shift
     return np.asarray(_apply(model, batch, spoiled))
@@ -164,7 +164,7 @@ def test_through_virtual_nodes_all_nodes_of_a_graph_reach_each_other_and_no_othe
 
 def test_nodes_that_are_masked_out_change_nothing_wherever_they_are():
     model = _model(virtual_nodes=3)
-    places = np.array([0, 1, 3, 4, 5, 7, 8, 10, 11])  # of the real nodes among twelve
+    places = np.array([0, 1, 3, 4, 5, 7, 8, 10, 11])  # Nine real nodes among twelve.
     mask = np.zeros(12, bool)
     mask[places] = True
     padded = CSRGraph.from_edges(places[SENDERS], places[RECEIVERS], 12)
@@ -193,28 +193,30 @@ def test_in_training_each_eigenvector_of_each_graph_has_a_random_sign():
     model = _model(laplacian_features=2, walk_features=3)
     sample = GraphSample(SENDERS, RECEIVERS, NODES)
     batch = GraphBatch.from_graphs([sample, sample])
-    given = {name: np.concatenate([GIVEN[name]] * 2) for name in ("x", "laplacian", "walks")}
+    inputs = {name: np.concatenate([GIVEN[name]] * 2) for name in ("x", "laplacian", "walks")}
     signs = np.array([[a, b] for a in (1, -1) for b in (1, -1)])
     flipped = [
-        np.asarray(_apply(model, batch, given | {"laplacian": given["laplacian"] * pair}))
+        np.asarray(_apply(model, batch, inputs | {"laplacian": inputs["laplacian"] * pair}))
         for pair in signs
     ]
     seen = {0: set(), NODES: set()}
     for seed in range(24):
-        y = np.asarray(_apply(model, batch, given, nnx.Rngs(dropout=seed)))
-        for start, found in seen.items():
+        y = np.asarray(_apply(model, batch, inputs, nnx.Rngs(dropout=seed)))
+        for start, signs_of_seeds in seen.items():
             part = slice(start, start + NODES)
             near = [np.allclose(y[part], f[part], rtol=1e-4, atol=1e-5) for f in flipped]
             assert sum(near) == 1
-            found.add((seed, near.index(True)))
-    first, second = ([sign for _, sign in sorted(found)] for found in seen.values())
+            signs_of_seeds.add((seed, near.index(True)))
+    first, second = (
+        [sign for _, sign in sorted(signs_of_seeds)] for signs_of_seeds in seen.values()
+    )
     assert set(first) == set(second) == {0, 1, 2, 3} and first != second
     model.eval()
-    kept = model.signs(given["laplacian"], batch, nnx.Rngs(dropout=0))
-    np.testing.assert_array_equal(kept, given["laplacian"])
+    kept = model.signs(inputs["laplacian"], batch, nnx.Rngs(dropout=0))
+    np.testing.assert_array_equal(kept, inputs["laplacian"])
     model.train()
     with pytest.raises(ValueError, match=r"rngs must be an nnx.Rngs with a dropout stream"):
-        _apply(model, batch, given)
+        _apply(model, batch, inputs)
 
 
 def test_with_streams_every_parameter_gets_a_gradient():
@@ -233,11 +235,11 @@ def test_with_streams_every_parameter_gets_a_gradient():
 
 def test_bfloat16_computation_and_parameters_are_near_float32():
     model = _model(**EVERYTHING)
-    expected = _by_hand(model, GIVEN)
-    given = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), GIVEN)
+    expected = _numpy_formula(model, GIVEN)
+    inputs = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), GIVEN)
     short = _model(**EVERYTHING, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     nnx.update(short, jax.tree.map(lambda p: p.astype(jnp.bfloat16), nnx.state(model)))
-    y = _apply(short, GRAPH, given)
+    y = _apply(short, GRAPH, inputs)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.1)
 
@@ -245,10 +247,10 @@ def test_bfloat16_computation_and_parameters_are_near_float32():
 def test_leading_axes_share_the_graph_and_features_may_be_a_sparse_matrix():
     model = _model(edge_features=3, virtual_nodes=2)
     xs = random_array((3, NODES, 5), "float32", seed=5)
-    given = {"edge_features": GIVEN["edge_features"]}
-    together = _apply(model, GRAPH, given | {"x": xs})
+    inputs = {"edge_features": GIVEN["edge_features"]}
+    together = _apply(model, GRAPH, inputs | {"x": xs})
     sparse = CSRGraph.from_scipy(scipy.sparse.csr_array(np.asarray(xs[1])), weighted=True)
-    alone = _apply(model, GRAPH, given | {"x": sparse})
+    alone = _apply(model, GRAPH, inputs | {"x": sparse})
     np.testing.assert_allclose(together[1], alone, rtol=1e-4, atol=1e-5)
 
 

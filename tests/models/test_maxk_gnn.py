@@ -42,14 +42,14 @@ def test_sage_has_the_published_parameters():
     }
 
 
-@pytest.mark.parametrize(("kind", "own"), [("gcn", "bias"), ("gin", "epsilon")])
-def test_gcn_and_gin_have_the_published_parameters(kind, own):
+@pytest.mark.parametrize(("kind", "parameter"), [("gcn", "bias"), ("gin", "epsilon")])
+def test_gcn_and_gin_have_the_published_parameters(kind, parameter):
     assert _parameters(_model(kind, num_layers=1)) == {
         "lin_in.kernel",
         "lin_in.bias",
         "convolutions.0.linear.kernel",
         "convolutions.0.linear.bias",
-        f"convolutions.0.{own}",
+        f"convolutions.0.{parameter}",
         "norms.0.scale",
         "norms.0.bias",
         "lin_out.kernel",
@@ -185,7 +185,7 @@ def test_with_streams_it_is_norm_and_convolution_between_them():
     model = _model("gcn", activation="relu", k=None, hyper_connections=2)
 
     @nnx.jit
-    def by_hand(model):
+    def apply_layers(model):
         x = ops.mhc_expand(jax.nn.relu(model.lin_in(X)), 2)
         for connection in model.body.stack.layers:
             x, h_in, h_post, h_res = connection.pre(x)
@@ -194,7 +194,7 @@ def test_with_streams_it_is_norm_and_convolution_between_them():
             x = connection.post(x, branch, h_post, h_res)
         return model.lin_out(model.body.norm(model.body.head(x)))
 
-    np.testing.assert_allclose(_apply(model, GRAPH, X), by_hand(model), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(_apply(model, GRAPH, X), apply_layers(model), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.costly

@@ -36,7 +36,7 @@ def _model(irreps="3x0e+2x1o", **options):
     return models.NequIP(2, irreps, radial_features=[4], rngs=nnx.Rngs(0), **sizes | options)
 
 
-def _with_weights_of(model, other):
+def _copy_weights(model, other):
     """The model with the parameters of another, where names and shapes are the same."""
     theirs = nnx.to_flat_state(nnx.state(other))
     shapes = {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(model))}
@@ -47,21 +47,23 @@ def _with_weights_of(model, other):
 
 def test_a_one_hot_embedding_is_the_learnt_one_that_is_the_identity():
     one_hot = _model("2x0e+2x1o", embedding="one_hot")
-    learnt = _with_weights_of(_model("2x0e+2x1o"), one_hot)
+    learnt = _copy_weights(_model("2x0e+2x1o"), one_hot)
     learnt.embedding[...] = jnp.eye(2)
     np.testing.assert_array_equal(one_hot(BATCH), learnt(BATCH))
-    wide = _model("4x0e+2x1o", embedding="one_hot")  # of two species, not of four scalars
+    wide = _model(
+        "4x0e+2x1o", embedding="one_hot"
+    )  # One-hot features have two species, not four scalars.
     assert str(wide.interactions[0].linear.irreps_in) == "2x0e" and np.isfinite(wide(BATCH)).all()
 
 
 def test_a_shared_self_connection_is_one_of_equal_weights_for_all_species():
     shared = _model(species_weights=False)
-    own = _with_weights_of(_model(), shared)
-    for step, other in zip(own.interactions, shared.interactions, strict=True):
+    separate = _copy_weights(_model(), shared)
+    for step, other in zip(separate.interactions, shared.interactions, strict=True):
         pairs = zip(step.self_connection.kernels, other.self_connection.kernels, strict=True)
         for kernel, one in pairs:
             kernel[...] = jnp.stack([one[...]] * 2)
-    np.testing.assert_allclose(own(BATCH), shared(BATCH), rtol=1e-5)
+    np.testing.assert_allclose(separate(BATCH), shared(BATCH), rtol=1e-5)
 
 
 def test_a_norm_makes_steps_independent_of_the_size_of_the_features():

@@ -18,8 +18,8 @@ from tests.models._structures import (
     CUTOFF,
     assert_slopes,
     moved,
+    spoil_padding,
     structure,
-    with_spoiled_padding,
 )
 
 SAMPLES = [structure(5, 0), structure(8, 1, cell=None), structure(1, 2, cell=None)]
@@ -32,7 +32,7 @@ each_potential = pytest.mark.parametrize("name", POTENTIALS)
 def test_energies_are_those_of_the_formula(name):
     case = POTENTIALS[name]
     model = case.make()
-    found = model(BATCH)
+    actual = model(BATCH)
     of_all = wide(model)
     for place, sample in enumerate(SAMPLES):
         species = sample.nodes["species"]
@@ -45,8 +45,8 @@ def test_energies_are_those_of_the_formula(name):
         lone = case.formula(of_all, np.arange(2), nobody, nobody, np.zeros((0, 3)))
         of_atoms = of_atoms - lone[species]
         expected = np.sum(np.array(SCALE)[species] * of_atoms + np.array(SHIFT)[species])
-        np.testing.assert_allclose(found[place], expected, rtol=1e-5)
-    assert not found[len(SAMPLES) :].any()
+        np.testing.assert_allclose(actual[place], expected, rtol=1e-5)
+    assert not actual[len(SAMPLES) :].any()
 
 
 @each_potential
@@ -62,14 +62,14 @@ def test_the_shift_of_a_species_is_the_energy_of_a_lone_atom(name, dtype):
         batch = GraphBatch.from_graphs(samples, pad_to=(24, 600, 6))
         model = POTENTIALS[name].make(**options)
         expected = [SHIFT[1], SHIFT[0], SHIFT[0] + 2 * SHIFT[1], SHIFT[1]]
-        found = energy_forces_stress(model, batch)
+        actual = energy_forces_stress(model, batch)
         close = {"rtol": 2e-6, "atol": 2e-6} if dtype == "float32" else {"rtol": 1e-13}
-        np.testing.assert_allclose(np.asarray(found.energy)[[0, 1, 2, 4]], expected, **close)
-        assert not found.forces[:5].any() and found.energy.dtype == dtype
+        np.testing.assert_allclose(np.asarray(actual.energy)[[0, 1, 2, 4]], expected, **close)
+        assert not actual.forces[:5].any() and actual.energy.dtype == dtype
         plain = POTENTIALS[name].make(subtract_lone_atoms=False, **options)
         of_plain = energy_forces_stress(plain, batch)
-        assert np.abs(of_plain.energy - found.energy)[:5].min() > 1e-2
-        np.testing.assert_allclose(of_plain.forces, found.forces, rtol=1e-4, atol=1e-5)
+        assert np.abs(of_plain.energy - actual.energy)[:5].min() > 1e-2
+        np.testing.assert_allclose(of_plain.forces, actual.forces, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.costly(1)
@@ -87,11 +87,11 @@ def test_forces_and_stress_are_differences_and_turn_with_the_structure(name):
         batch = GraphBatch.from_graphs(samples, pad_to=(32, 1200, 5))
         model = POTENTIALS[name].make(param_dtype=jnp.float64)
         assert_slopes(model, batch)
-        found = energy_forces_stress(model, batch, stress=True)
-        np.testing.assert_allclose(found.energy[2:4], found.energy[:2], rtol=1e-12)
-        forces = np.asarray(found.forces)
+        actual = energy_forces_stress(model, batch, stress=True)
+        np.testing.assert_allclose(actual.energy[2:4], actual.energy[:2], rtol=1e-12)
+        forces = np.asarray(actual.forces)
         np.testing.assert_allclose(forces[13:26], forces[:13] @ turn.T, atol=1e-10)
-        stress = np.asarray(found.stress)
+        stress = np.asarray(actual.stress)
         np.testing.assert_allclose(stress[2:4], turn @ stress[:2] @ turn.T, atol=1e-10)
         assert np.abs(forces[:26]).max() > 1e-2 and np.abs(stress[:4]).max() > 1e-3
 
@@ -101,21 +101,21 @@ def test_forces_and_stress_are_differences_and_turn_with_the_structure(name):
 def test_a_batch_has_the_values_of_its_structures_alone_and_no_padding_reaches_them(name):
     model = POTENTIALS[name].make()
     compute = jax.jit(lambda batch: energy_forces_stress(model, batch, stress=True))
-    found = compute(with_spoiled_padding(BATCH))
+    actual = compute(spoil_padding(BATCH))
     start = 0
     for place, sample in enumerate(SAMPLES):
         # Of the same shape, so that nothing is compiled again.
         alone = compute(GraphBatch.from_graphs([sample], pad_to=SHAPE))
         end = start + sample.num_nodes
-        np.testing.assert_allclose(found.energy[place], alone.energy[0], rtol=1e-5)
+        np.testing.assert_allclose(actual.energy[place], alone.energy[0], rtol=1e-5)
         forces = alone.forces[: sample.num_nodes]
-        np.testing.assert_allclose(found.forces[start:end], forces, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.stress[place], alone.stress[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual.forces[start:end], forces, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actual.stress[place], alone.stress[0], rtol=1e-4, atol=1e-5)
         start = end
     assert compute._cache_size() == 1
-    for values, count in zip(found, (3, start, 3), strict=True):
+    for values, count in zip(actual, (3, start, 3), strict=True):
         assert np.isfinite(values).all() and not values[count:].any()
-    assert not found.forces[start - 1].any()  # of a lone atom
+    assert not actual.forces[start - 1].any()  # A lone atom has no force.
 
 
 @pytest.mark.costly(1)
@@ -130,8 +130,8 @@ def test_the_gradient_of_a_loss_of_forces_is_a_difference(name):
         @jax.jit
         @jax.value_and_grad
         def loss(parameters):
-            found = energy_forces_stress(nnx.merge(graphdef, parameters, rest), batch, stress=True)
-            return jnp.sum(found.forces**2) + jnp.sum(found.stress**2)
+            actual = energy_forces_stress(nnx.merge(graphdef, parameters, rest), batch, stress=True)
+            return jnp.sum(actual.forces**2) + jnp.sum(actual.stress**2)
 
         rng = np.random.default_rng(2)
         steps = jax.tree.map(lambda leaf: 1e-5 * rng.normal(size=leaf.shape), parameters)
@@ -177,11 +177,11 @@ def test_what_does_not_fit_the_tables_or_the_cutoff_is_named_or_nan():
         for call in (model, lambda batch: energy_forces_stress(model, batch)):
             with pytest.raises(ValueError, match=f"^SchNet: {message}"):
                 call(batch)
-        found = compute(batch)
-        assert np.isnan(found.energy[1]) and np.isnan(found.forces[5:13]).any()
+        actual = compute(batch)
+        assert np.isnan(actual.energy[1]) and np.isnan(actual.forces[5:13]).any()
         others = np.arange(5) != 1
-        np.testing.assert_array_equal(found.energy[others], expected.energy[others])
-        np.testing.assert_array_equal(found.forces[:5], expected.forces[:5])
+        np.testing.assert_array_equal(actual.energy[others], expected.energy[others])
+        np.testing.assert_array_equal(actual.forces[:5], expected.forces[:5])
 
 
 @pytest.mark.costly(1)

@@ -139,7 +139,7 @@ def _symmetries(box):
     return {"lines": grid[lines()][:, lines()].ravel(), "transposed": grid.T.ravel()}
 
 
-def _of_candidates(model, puzzle, steps):
+def _candidate_logits(model, puzzle, steps):
     """The network over candidates, candidate by candidate and group by group, in NumPy."""
 
     def dense(layer, x, bias=True):
@@ -174,8 +174,8 @@ def _of_candidates(model, puzzle, steps):
                 (messages.groups[2], [j for j, (_, p) in enumerate(candidates) if p == place])
             )
             for layer, members in groups:
-                own = dense(messages.candidate, h[i], bias=False)
-                heard[i] += relu(own + dense(layer, h[members].mean(axis=0)))
+                candidate = dense(messages.candidate, h[i], bias=False)
+                heard[i] += relu(candidate + dense(layer, h[members].mean(axis=0)))
         first, second = update.mlp.layers
         read = dense(second, relu(dense(first, np.concatenate([heard, x], axis=-1))))
         z = dense(update.gates, np.concatenate([read, hidden], axis=-1))
@@ -188,7 +188,7 @@ def _of_candidates(model, puzzle, steps):
 
 def test_the_network_over_candidates_is_that_of_its_docstring():
     model = CandidateNetwork(features=5, num_steps=2, rngs=nnx.Rngs(0))
-    expected = _of_candidates(model, PUZZLES[2], 3)
+    expected = _candidate_logits(model, PUZZLES[2], 3)
     run = _jit(lambda: (model(PUZZLES[2]), model(PUZZLES[2][None], num_steps=3)))
     two, three = run()
     np.testing.assert_allclose(three[:, 0], expected, rtol=1e-4, atol=1e-5)
@@ -299,7 +299,7 @@ def test_steps_made_one_at_a_time_are_those_of_a_run_and_noise_changes_them(name
 def test_boards_fulfil_the_rules_if_each_unit_has_each_digit_once(box):
     side, board = box * box, SOLUTIONS[box]
     rows = board.reshape(side, side)
-    two_rows = rows[[1, 0, *range(2, side)]]  # of one band, so that nothing is broken
+    two_rows = rows[[1, 0, *range(2, side)]]  # Both are in one band, so no rule is broken.
     two_bands_mixed = rows[[box, *range(1, box), 0, *range(box + 1, side)]]
     wrong = board % side + 1
     boards = [board, two_rows, two_bands_mixed, np.where(np.arange(side**2) == 7, wrong, board)]
@@ -336,8 +336,8 @@ def test_losses_of_a_solution_are_zero_whatever_was_given_and_answers_are_digits
 def test_a_cell_whose_logits_are_not_finite_has_no_digit(bad, extra):
     solution = jnp.asarray(SOLUTIONS[3])
     logits = jax.nn.one_hot(solution - 1 + extra, 9 + extra)
-    found = sudoku_digits(logits.at[7, 4].set(bad).at[8].set(bad).at[9, 8].set(-jnp.inf))
-    np.testing.assert_array_equal(found, solution.at[7].set(0).at[8].set(0))
+    actual = sudoku_digits(logits.at[7, 4].set(bad).at[8].set(bad).at[9, 8].set(-jnp.inf))
+    np.testing.assert_array_equal(actual, solution.at[7].set(0).at[8].set(0))
 
 
 def test_a_root_of_what_is_left_has_a_gradient_where_nothing_is():
@@ -357,11 +357,11 @@ def test_losses_of_equal_scores_are_those_of_chance():
     np.testing.assert_allclose(sudoku_focal_loss(logits, solution, blank), focal, rtol=1e-5)
     # With the first row given, it has each digit once. A column has its given digit 1 + 8/9 times,
     # others 8/9 times; each of the three boxes at the row has three digits 1 + 6/9 times, six 6/9.
-    given = jnp.where(jnp.arange(81) < 9, solution, 0)
+    clues = jnp.where(jnp.arange(81) < 9, solution, 0)
     columns = (9 * (8 / 9) ** 2 + 72 * (1 / 9) ** 2) / 81
     boxes = (9 * (6 / 9) ** 2 + 18 * (3 / 9) ** 2) / 81
-    made = models.sudoku_constraint_loss(logits, given)
-    np.testing.assert_allclose(made, 0.2 * (columns + boxes) + constraint, rtol=1e-5)
+    actual = models.sudoku_constraint_loss(logits, clues)
+    np.testing.assert_allclose(actual, 0.2 * (columns + boxes) + constraint, rtol=1e-5)
 
 
 X = jnp.zeros((2, 81), jnp.int32)
@@ -450,7 +450,7 @@ def test_boards_with_other_numbers_than_digits_have_nan_under_jit_and_others_do_
 
 
 def _have_nan(logits):
-    """Which of four boards, the third axis from the end, have NaN; all their numbers are alike."""
+    """Returns the mask of the boards, on the third axis from the end, that are all NaN."""
     is_nan = np.isnan(np.asarray(logits)).reshape(-1, 4, *logits.shape[-2:])
     assert (is_nan.all(axis=(0, 2, 3)) == is_nan.any(axis=(0, 2, 3))).all()
     return is_nan.all(axis=(0, 2, 3))
@@ -465,7 +465,7 @@ def test_losses_of_other_numbers_than_digits_are_nan_under_jit(wrong):
         _jit(sudoku_focal_loss)(logits, spoiled, solution.at[5].set(0)),
         _jit(models.sudoku_constraint_loss)(logits, blank.at[5].set(wrong)),
         _jit(sudoku_focal_loss)(logits, solution, blank.at[5].set(wrong)),
-        _jit(models.sudoku_constraint_loss)(logits, spoiled),  # which has no blank
+        _jit(models.sudoku_constraint_loss)(logits, spoiled),  # It has no blank.
     ]
     assert np.isnan(losses).tolist() == [True, True] + 3 * [wrong != 0]
     assert np.isfinite(_jit(sudoku_cross_entropy)(logits, solution))

@@ -1,4 +1,4 @@
-"""What no layer and no model takes, by the names of options."""
+"""Values that no layer and no model accepts, by the names of options."""
 
 import inspect
 from collections.abc import Iterator
@@ -210,8 +210,8 @@ OWN = {
 def bad_options(name: str, module: type[nnx.Module]) -> Iterator:
     """A parameter for each option of a module: its name, and values that it must not have."""
     # Those of a module without options are the ``args`` and ``kwargs`` of any object.
-    given = inspect.signature(module.__init__).parameters
-    for option in [o for o in given if o not in ("self", "args", "kwargs")]:
+    parameters = inspect.signature(module.__init__).parameters
+    for option in [o for o in parameters if o not in ("self", "args", "kwargs")]:
         values = OWN.get((name, option)) or BAD[option]
         yield pytest.param(name, option, values, id=f"{name}-{option}")
 
@@ -226,7 +226,7 @@ def assert_refused(make, option: str, values: list) -> None:
 
 
 _WIDTH = "the number of features"
-# What stands for an option in an error, where that is not its name.
+# Names of options in errors, where they differ.
 _NAMES = {
     **{
         option: (_WIDTH, option)

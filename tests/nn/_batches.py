@@ -35,7 +35,7 @@ def features(width, *, padding=np.nan):
     return jnp.asarray(x)
 
 
-def per_graph(x):
+def split_graphs(x):
     """The rows of each real graph in float64."""
     return [part.astype(np.float64) for part in unbatch(BATCH, np.asarray(x))]
 

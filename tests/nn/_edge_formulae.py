@@ -9,7 +9,7 @@ from flax import nnx
 from jaxgnn import CSRGraph, nn
 
 IN, OUT, FEATURES = 6, 4, 3
-ROWS, COLUMNS = 11, 8  # of the bipartite graph; square ones have 11 nodes
+ROWS, COLUMNS = 11, 8  # The bipartite graph; square ones have 11 nodes.
 
 
 class Case(NamedTuple):
@@ -101,8 +101,8 @@ def gine(layer: nn.GINEConv, p: dict[str, Any], c: Case) -> np.ndarray:
 
 def edge_conv(layer: nn.EdgeConv, p: dict[str, Any], c: Case) -> np.ndarray:
     """``reduce_j mlp([x_i ; x_j - x_i])``."""
-    own = c.dst[c.receivers]
-    both = np.concatenate([own, c.src[c.senders] - own], axis=1)
+    receivers = c.dst[c.receivers]
+    both = np.concatenate([receivers, c.src[c.senders] - receivers], axis=1)
     return reduced(c, mlp(layer, p, both), layer.reduce)
 
 
@@ -111,12 +111,12 @@ def res_gated(layer: nn.ResGatedGraphConv, p: dict[str, Any], c: Case) -> np.nda
     gates = (
         linear(p, "key_linear", c.dst)[c.receivers] + linear(p, "query_linear", c.src)[c.senders]
     )
-    found = linear(p, "value_linear", c.src)[c.senders]
+    messages = linear(p, "value_linear", c.src)[c.senders]
     if layer.edge_dim is not None:
         gates = gates + linear(p, "edge_gate_linear", c.edges)
-        found = found + linear(p, "edge_value_linear", c.edges)
+        messages = messages + linear(p, "edge_value_linear", c.edges)
     root = linear(p, "root_linear", c.dst) if layer.root_linear is not None else 0
-    return reduced(c, sigmoid(gates) * found, "sum") + root + p.get("bias", 0)
+    return reduced(c, sigmoid(gates) * messages, "sum") + root + p.get("bias", 0)
 
 
 def pna(layer: nn.PNAConv, p: dict[str, Any], c: Case) -> np.ndarray:
@@ -139,14 +139,16 @@ def pna(layer: nn.PNAConv, p: dict[str, Any], c: Case) -> np.ndarray:
         parts = [ends[0][c.receivers], ends[1][c.senders]]
         if layer.edge_dim is not None:
             parts.append(linear(p, "edge_linear", c.edges))
-        messages = _of_tower(p, "pre", tower, np.concatenate(parts, axis=1))
-        found = np.concatenate([reduced(c, messages, name) for name in layer.aggregators], axis=1)
-        joined = [ends[0], *(scales[name][:, None] * found for name in layer.scalers)]
-        of_towers.append(_of_tower(p, "post", tower, np.concatenate(joined, axis=1)))
+        messages = _tower_layers(p, "pre", tower, np.concatenate(parts, axis=1))
+        reductions = np.concatenate(
+            [reduced(c, messages, name) for name in layer.aggregators], axis=1
+        )
+        joined = [ends[0], *(scales[name][:, None] * reductions for name in layer.scalers)]
+        of_towers.append(_tower_layers(p, "post", tower, np.concatenate(joined, axis=1)))
     return linear(p, "linear", np.concatenate(of_towers, axis=1))
 
 
-def _of_tower(p: dict[str, Any], name: str, tower: int, x: np.ndarray) -> np.ndarray:
+def _tower_layers(p: dict[str, Any], name: str, tower: int, x: np.ndarray) -> np.ndarray:
     """The layers ``pre`` or ``post`` of a tower, with ReLU between them."""
     y = x @ p[f"{name}.kernel"][tower] + p[f"{name}.bias"][tower]
     for i in range(sum(path.startswith(f"{name}_others.") for path in p) // 2):

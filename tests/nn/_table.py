@@ -42,31 +42,40 @@ class Case(NamedTuple):
 def case(
     layer: Callable[..., nnx.Module], sizes: tuple, *args: Any, drops: bool = False, **defaults: Any
 ) -> Case:
-    """Of a layer that is made of options and perhaps ``rngs``."""
-    signature = inspect.signature(layer.__init__)  # that of the class is Flax's
-    _, *given = signature.bind_partial(None, *sizes, **defaults).arguments.items()
+    """Makes the case of a layer that is made of options and perhaps ``rngs``."""
+    signature = inspect.signature(layer.__init__)  # The class has Flax's signature.
+    _, *defaults_by_name = signature.bind_partial(None, *sizes, **defaults).arguments.items()
 
     def make(rngs: nnx.Rngs, /, **options: Any) -> nnx.Module:
         of_rngs = {"rngs": rngs} if "rngs" in signature.parameters else {}
-        return layer(**(dict(given) | of_rngs | options))
+        return layer(**(dict(defaults_by_name) | of_rngs | options))
 
     return Case(make, args, drops)
 
 
 def _message_passing(rngs: nnx.Rngs, /, **options: Any) -> nn.MessagePassing:
     messages = nn.EdgeMLP(8, [6, 5], edge_dropout=0.5, rngs=rngs)
-    given = {"messages": messages, "update": nn.LSTMUpdate(8, 5, [6], rngs=rngs), "num_steps": 3}
-    return nn.MessagePassing(**(given | options))
+    arguments = {
+        "messages": messages,
+        "update": nn.LSTMUpdate(8, 5, [6], rngs=rngs),
+        "num_steps": 3,
+    }
+    return nn.MessagePassing(**(arguments | options))
 
 
 def _connection(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperConnection:
-    given = {"layer": nnx.Linear(8, 8, rngs=rngs), "features": 8, "num_streams": 2, "rngs": rngs}
-    return nn.HyperConnection(**(given | options))
+    arguments = {
+        "layer": nnx.Linear(8, 8, rngs=rngs),
+        "features": 8,
+        "num_streams": 2,
+        "rngs": rngs,
+    }
+    return nn.HyperConnection(**(arguments | options))
 
 
 def _stack(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperStack:
-    given = {"layers": [_connection(rngs) for _ in range(3)]}
-    return nn.HyperStack(**(given | options))
+    arguments = {"layers": [_connection(rngs) for _ in range(3)]}
+    return nn.HyperStack(**(arguments | options))
 
 
 EDGES = random_array((5, 3), "float32", seed=4)
@@ -75,8 +84,8 @@ HETERO = HeteroGraph({RELATION: GRAPH})
 
 
 def _hetero_conv(rngs: nnx.Rngs, /, **options: Any) -> nn.HeteroConv:
-    given = {"layers": {RELATION: nn.SAGEConv(8, 6, rngs=rngs)}}
-    return nn.HeteroConv(**(given | options))
+    arguments = {"layers": {RELATION: nn.SAGEConv(8, 6, rngs=rngs)}}
+    return nn.HeteroConv(**(arguments | options))
 
 
 def _attention_pooling(rngs: nnx.Rngs, /, **options: Any) -> nn.AttentionPooling:

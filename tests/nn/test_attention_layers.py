@@ -15,7 +15,7 @@ from jaxgnn.graph import GraphBatch, GraphSample, looped_features, with_one_loop
 from jaxgnn.testing import random_array
 
 IN, OUT, FEATURES = 6, 4, 3
-ROWS, COLUMNS = 11, 8  # of the bipartite graph; square ones have 11 nodes
+ROWS, COLUMNS = 11, 8  # The bipartite graph; square ones have 11 nodes.
 
 
 class Edges(NamedTuple):
@@ -48,8 +48,8 @@ def _edges(seed: int, columns: int = ROWS) -> Edges:
     return Edges(senders % columns, receivers, rng.normal(size=(30, FEATURES)))
 
 
-def with_loops(edges: Edges, num_nodes: int, fill_value: Any) -> Edges:
-    """Loops are removed, then one is added to each node, with features of the edges that enter."""
+def replace_loops(edges: Edges, num_nodes: int, fill_value: Any) -> Edges:
+    """Removes loops, then adds one to each node, with features of the edges that enter."""
     senders, receivers, features = (part[edges.senders != edges.receivers] for part in edges)
     loops = np.zeros((num_nodes, FEATURES))
     for node in range(num_nodes):
@@ -100,7 +100,7 @@ class Formula:
         looped = self.layer.edges.add_self_loops
         if looped:
             num_nodes = min(len(x_dst), len(x_src))
-            edges = with_loops(edges, num_nodes, self.layer.edges.fill_value)
+            edges = replace_loops(edges, num_nodes, self.layer.edges.fill_value)
         scores, values = {
             nn.GATConv: self._gat,
             nn.GATv2Conv: self._gatv2,
@@ -111,7 +111,7 @@ class Formula:
         np.add.at(y, edges.receivers, weights[:, :, None] * values)
         y = y.reshape(len(y), -1) if self.layer.heads.concat else y.mean(axis=1)
         if isinstance(self.layer, nn.TransformerConv):
-            return self._with_root(y, x_dst)
+            return self._add_root(y, x_dst)
         if self.get("residual_linear", "kernel") is not None:
             y = y + self.linear("residual_linear", x_dst)
         return y if self.get("bias") is None else y + self.get("bias")
@@ -144,7 +144,7 @@ class Formula:
             keys, values = keys + of_edges, values + of_edges
         return np.sum(queries * keys, axis=-1) / np.sqrt(OUT), values
 
-    def _with_root(self, y, x_dst):
+    def _add_root(self, y, x_dst):
         if self.get("root_linear", "kernel") is None:
             return y
         root = self.linear("root_linear", x_dst)
@@ -160,7 +160,7 @@ def _values(layer: nnx.Module) -> dict[tuple, np.ndarray]:
     return {path: np.asarray(variable[...], np.float64) for path, variable in flat}
 
 
-def _made(kind: type[nnx.Module], in_features: Any = IN, **options: Any) -> Any:
+def _make_layer(kind: type[nnx.Module], in_features: Any = IN, **options: Any) -> Any:
     """A layer whose biases are not zero."""
     layer = kind(in_features, OUT, **options, rngs=nnx.Rngs(0))
     for path, variable in nnx.to_flat_state(nnx.state(layer, nnx.Param)):
@@ -223,7 +223,7 @@ def _assert_close(actual: Any, expected: Any) -> None:
 @pytest.mark.costly(5)
 @pytest.mark.parametrize("kind, options", OPTIONS.values(), ids=OPTIONS)
 def test_a_layer_is_that_of_pytorch_geometric_also_on_a_padded_graph(kind, options):
-    layer, edges = _made(LAYERS[kind], **options), _edges(1)
+    layer, edges = _make_layer(LAYERS[kind], **options), _edges(1)
     expected = Formula(layer, _values(layer))(edges, *[np.asarray(X, np.float64)] * 2)
     graph, features = edges.graph(padding=4)
     arguments = (graph, X, features) if layer.edges.dim else (graph, X)
@@ -234,13 +234,13 @@ def test_a_layer_is_that_of_pytorch_geometric_also_on_a_padded_graph(kind, optio
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_pair_is_of_the_receivers_and_the_senders(kind):
-    layer = _made(LAYERS[kind], (IN, 5), heads=2, edge_dim=3)
+    layer = _make_layer(LAYERS[kind], (IN, 5), heads=2, edge_dim=3)
     edges = _edges(2, COLUMNS)
     x = X, random_array((COLUMNS, 5), "float32", seed=1)
     expected = Formula(layer, _values(layer))(edges, *(np.asarray(e, np.float64) for e in x))
     graph, features = edges.graph(COLUMNS)
     _assert_close(_concrete(layer, graph, x, features), expected)
-    one_width = _made(LAYERS[kind], IN)
+    one_width = _make_layer(LAYERS[kind], IN)
     x = X, X[:COLUMNS]
     formula = Formula(one_width, _values(one_width))
     _assert_close(
@@ -251,7 +251,7 @@ def test_a_pair_is_of_the_receivers_and_the_senders(kind):
 @pytest.mark.costly(3)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_gradients_are_slopes_of_the_formula(kind):
-    layer, edges = _made(LAYERS[kind], heads=2, edge_dim=3), _edges(3)
+    layer, edges = _make_layer(LAYERS[kind], heads=2, edge_dim=3), _edges(3)
     graph, features = edges.graph(padding=4)
     cotangent = np.linspace(-1, 1, ROWS * 2 * OUT).reshape(ROWS, -1)
 
@@ -281,8 +281,8 @@ def test_gradients_are_slopes_of_the_formula(kind):
 
 def test_agnn_is_that_of_pytorch_geometric():
     edges = _edges(4)
-    looped = with_loops(edges, ROWS, 0.0)
-    x = X.at[3].set(0)  # which has no direction
+    looped = replace_loops(edges, ROWS, 0.0)
+    x = X.at[3].set(0)  # A zero vector has no direction.
     x64 = np.asarray(x, np.float64)
     unit = x64 / np.maximum(np.linalg.norm(x64, axis=1, keepdims=True), 1e-12)
     for options, beta, there in (
@@ -305,7 +305,7 @@ def test_agnn_is_that_of_pytorch_geometric():
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", LAYERS)
 def test_weights_come_with_the_graph_of_their_edges(kind):
-    layer = _made(LAYERS[kind], heads=2, edge_dim=3)
+    layer = _make_layer(LAYERS[kind], heads=2, edge_dim=3)
     graph, features = _edges(5).graph(padding=4)
     y, (looped, weights) = _traced(layer, graph, X, features, return_attention_weights=True)
     x64 = np.asarray(X, np.float64)
@@ -325,7 +325,7 @@ def test_weights_come_with_the_graph_of_their_edges(kind):
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", LAYERS)
 def test_leading_axes_share_the_graph_as_vmap_does(kind):
-    layer = _made(LAYERS[kind], heads=2, edge_dim=3)
+    layer = _make_layer(LAYERS[kind], heads=2, edge_dim=3)
     graph, features = _edges(6).graph()
     x = random_array((2, 3, ROWS, IN), "float32", seed=2)
     y = _concrete(layer, graph, x, features)
@@ -339,15 +339,15 @@ def test_leading_axes_share_the_graph_as_vmap_does(kind):
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", ["agnn", *LAYERS])
 def test_a_batch_of_graphs_is_each_graph_by_itself(kind):
-    layer = nn.AGNNConv() if kind == "agnn" else _made(LAYERS[kind])
+    layer = nn.AGNNConv() if kind == "agnn" else _make_layer(LAYERS[kind])
     parts = [_edges(7), _edges(8)]
     samples = [GraphSample(*edges[:2], num_nodes=ROWS) for edges in parts]
     batch = GraphBatch.from_graphs(samples, pad_to="power_of_two")
     x = jnp.full((batch.graph.num_rows, IN), 7.0).at[: 2 * ROWS].set(jnp.concatenate([X, -X]))
     y = _traced(layer, batch.graph, x)
     assert np.isfinite(y).all()
-    for place, (edges, own) in enumerate(zip(parts, (X, -X), strict=True)):
-        _assert_close(y[ROWS * place :][:ROWS], _concrete(layer, edges.graph()[0], own))
+    for place, (edges, features) in enumerate(zip(parts, (X, -X), strict=True)):
+        _assert_close(y[ROWS * place :][:ROWS], _concrete(layer, edges.graph()[0], features))
 
 
 @pytest.mark.costly
@@ -355,7 +355,7 @@ def test_a_batch_of_graphs_is_each_graph_by_itself(kind):
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"param_dtype": "bfloat16"}])
 def test_half_precision_is_close(kind, options):
     graph, features = _edges(9).graph()
-    layer = _made(LAYERS[kind], heads=2, edge_dim=3, **options)
+    layer = _make_layer(LAYERS[kind], heads=2, edge_dim=3, **options)
     x = X if "dtype" in options else X.astype(jnp.bfloat16)
     y = _concrete(layer, graph, x, features)
     assert y.dtype == jnp.bfloat16
@@ -367,7 +367,7 @@ def test_half_precision_is_close(kind, options):
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", LAYERS)
 def test_dropout_leaves_out_edges_behind_the_softmax(kind):
-    layer = _made(LAYERS[kind], heads=2, dropout=0.25)
+    layer = _make_layer(LAYERS[kind], heads=2, dropout=0.25)
     graph, _ = _edges(10).graph()
 
     @jax.jit
@@ -389,15 +389,15 @@ def test_a_graph_that_was_prepared_once_gives_the_same():
     assert with_one_loop_each(CSRGraph(graph.indptr, graph.indices)) is looped
     there = looped_features(graph, looped, features, "max")
     options = {"edge_dim": 3, "fill_value": "max"}
-    layer = _made(nn.GATv2Conv, **options)
-    prepared = _made(nn.GATv2Conv, **options, add_self_loops=False)
+    layer = _make_layer(nn.GATv2Conv, **options)
+    prepared = _make_layer(nn.GATv2Conv, **options, add_self_loops=False)
     expected = _concrete(layer, graph, X, features)
     _assert_close(_concrete(prepared, looped.graph, X, there), expected)
 
 
 def test_integers_a_column_of_features_and_plain_numpy_are_taken():
     graph, features = _edges(12).graph()
-    layer = _made(nn.GATConv, edge_dim=1)
+    layer = _make_layer(nn.GATConv, edge_dim=1)
     ids = np.arange(ROWS * IN, dtype=np.int32).reshape(ROWS, IN) % 5
     y = _concrete(layer, graph, ids, np.asarray(features)[:, 0])
     _assert_close(y, _concrete(layer, graph, jnp.float32(ids), features[:, :1]))
@@ -405,7 +405,7 @@ def test_integers_a_column_of_features_and_plain_numpy_are_taken():
 
 GRAPH, EDGE_FEATURES = _edges(13).graph()
 BIPARTITE, _ = _edges(14, COLUMNS).graph(COLUMNS)
-PLAIN, WITH_EDGES = _made(nn.GATConv), _made(nn.GATv2Conv, edge_dim=3)
+PLAIN, WITH_EDGES = _make_layer(nn.GATConv), _make_layer(nn.GATv2Conv, edge_dim=3)
 BAD_CALLS = {
     "no graph": (PLAIN, ("graph", X), "graph must be a jaxgnn.graph.CSRGraph.*, got str"),
     "features first": (PLAIN, (X, GRAPH), "graph.*which comes before the features, got ArrayImpl"),

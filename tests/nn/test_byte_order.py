@@ -34,8 +34,8 @@ def test_arrays_in_the_other_byte_order_are_traced_as_those_in_this_one(name):
 
     def shapes(args):
         rngs = {"rngs": nnx.Rngs(1)} if case.drops else {}
-        made = nnx.eval_shape(lambda layer, rngs: layer(*args, **rngs), layer, rngs)
-        return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(made)]
+        results = nnx.eval_shape(lambda layer, rngs: layer(*args, **rngs), layer, rngs)
+        return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(results)]
 
     assert shapes(_swapped(case.args)) == shapes(case.args)
 
@@ -43,8 +43,10 @@ def test_arrays_in_the_other_byte_order_are_traced_as_those_in_this_one(name):
 def test_their_values_are_the_same():
     for layer in (nn.AGNNConv(), nn.JumpingKnowledge("max")):
         of_graph = (GRAPH,) if isinstance(layer, nn.AGNNConv) else ()
-        given = X if of_graph else [X, 2 * X]
-        np.testing.assert_array_equal(layer(*of_graph, _swapped(given)), layer(*of_graph, given))
+        features = X if of_graph else [X, 2 * X]
+        np.testing.assert_array_equal(
+            layer(*of_graph, _swapped(features)), layer(*of_graph, features)
+        )
 
 
 def test_integers_that_jax_would_cut_are_named_by_layer_and_argument():

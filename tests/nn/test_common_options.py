@@ -12,7 +12,7 @@ from jaxgnn.nn.shared.common_options import (
     CommonOptions,
     DocumentedModule,
     Settings,
-    with_common_lines,
+    add_common_lines,
 )
 from jaxgnn.nn.shared.layer import Layer
 
@@ -64,7 +64,7 @@ def test_a_layer_has_the_common_options_in_one_order_and_with_one_default(name):
 
 
 def test_common_lines_do_not_replace_a_layer_own_words():
-    made = with_common_lines(
+    docstring = add_common_lines(
         """A layer.
 
         Args:
@@ -76,7 +76,7 @@ def test_common_lines_do_not_replace_a_layer_own_words():
         """,
         ["width", "dtype", "rngs"],
     )
-    assert made.splitlines() == [
+    assert docstring.splitlines() == [
         "A layer.",
         "",
         "Args:",
@@ -87,7 +87,7 @@ def test_common_lines_do_not_replace_a_layer_own_words():
         "Raises:",
         "  ValueError: never.",
     ]
-    assert with_common_lines("A layer without arguments.", ["rngs"]) == "A layer without arguments."
+    assert add_common_lines("A layer without arguments.", ["rngs"]) == "A layer without arguments."
 
 
 def test_a_class_of_a_user_shows_its_own_signature():

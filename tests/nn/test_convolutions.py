@@ -61,8 +61,8 @@ def test_sage_is_its_formula(activation, kernel_mode):
     a = _adjacency(GRAPH)
     h = _activated(np.asarray(X), activation, 4)
     mean = (_inverse(a.sum(axis=1), 1.0)[:, None] * a) @ h
-    own = h @ layer.self_linear.kernel[...] + layer.self_linear.bias[...]
-    expected = own + mean @ layer.neighbor_linear.kernel[...]
+    self_terms = h @ layer.self_linear.kernel[...] + layer.self_linear.bias[...]
+    expected = self_terms + mean @ layer.neighbor_linear.kernel[...]
     np.testing.assert_allclose(layer(GRAPH, X), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -207,8 +207,8 @@ PARAMETERS = {
 def test_parameters_are_where_checkpoints_have_them(kind):
     layer = LAYERS[kind](12, 6, rngs=nnx.Rngs(12))
     state = nnx.state(layer, nnx.Param)
-    found = {"/".join(path): value.shape for path, value in nnx.to_flat_state(state)}
-    assert found == PARAMETERS[kind]
+    shapes = {"/".join(path): value.shape for path, value in nnx.to_flat_state(state)}
+    assert shapes == PARAMETERS[kind]
     plain = nnx.Linear(12, 6, rngs=nnx.Rngs(12))
     first = layer.self_linear if kind == "sage" else layer.linear
     np.testing.assert_array_equal(first.kernel[...], plain.kernel[...])

@@ -150,7 +150,7 @@ LAYERS = {
 ONE_OF_EACH = 11
 
 
-def _made(name: str) -> Any:
+def _make_layer(name: str) -> Any:
     """The layer with random numbers for all parameters, biases and ε among them."""
     layer = LAYERS[name].make(nnx.Rngs(0))
     for seed, (_, value) in enumerate(nnx.to_flat_state(nnx.state(layer, nnx.Param))):
@@ -174,22 +174,24 @@ def _values_and_gradients(layer, graph, x, edges, cotangent):
         y = layer(graph, x, *edges)
         return jnp.sum(y * cotangent), y
 
-    (_, y), made = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(layer, x, edges)
-    return y, made
+    (_, y), gradients = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(layer, x, edges)
+    return y, gradients
 
 
 @pytest.mark.costly(ONE_OF_EACH)
 @pytest.mark.parametrize("name", LAYERS)
 def test_values_and_gradients_are_those_of_the_formula_for_a_pair_on_a_padded_graph(name):
-    layer, (_, formula, edge_dim, is_bipartite) = _made(name), LAYERS[name]
+    layer, (_, formula, edge_dim, is_bipartite) = _make_layer(name), LAYERS[name]
     c = case(0, columns=COLUMNS if is_bipartite else None, edge_dim=edge_dim)
     parameters = values(layer)
     expected = formula(layer, parameters, c)
     graph, edges = c.graph(padding=3)
     cotangent = np.linspace(-1, 1, expected.size).reshape(expected.shape)
     x = _pair(c) if is_bipartite else _pair(c)[0]
-    given = _edge_arguments(name, edges)
-    y, gradients = _values_and_gradients(layer, graph, x, given, cotangent.astype(np.float32))
+    edge_arguments = _edge_arguments(name, edges)
+    y, gradients = _values_and_gradients(
+        layer, graph, x, edge_arguments, cotangent.astype(np.float32)
+    )
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
     # The slope in one direction of all that is floating, and that of the formula.
@@ -222,7 +224,7 @@ _call = jax.jit(lambda layer, *arguments: layer(*arguments))
 @pytest.mark.costly(ONE_OF_EACH)
 @pytest.mark.parametrize("name", LAYERS)
 def test_leading_axes_of_one_array_for_both_ends_share_the_graph(name):
-    layer, members = _made(name), [case(0, edge_dim=LAYERS[name].edge_dim) for _ in range(2)]
+    layer, members = _make_layer(name), [case(0, edge_dim=LAYERS[name].edge_dim) for _ in range(2)]
     members[1] = members[1]._replace(dst=2 * members[1].dst, src=2 * members[1].src)
     graph, edges = members[0].graph()
     x = jnp.stack([_pair(c)[0] for c in members])
@@ -234,7 +236,7 @@ def test_leading_axes_of_one_array_for_both_ends_share_the_graph(name):
 
 @pytest.mark.parametrize("name", ["edge conv", "pna", "cfconv", "res gated", "sage, max"])
 def test_half_precision_is_near_the_formula_and_keeps_its_dtype(name):
-    layer = _made(name)
+    layer = _make_layer(name)
     c = case(0, edge_dim=LAYERS[name].edge_dim)
     layer.dtype = jnp.bfloat16
     for _, module in nnx.iter_modules(layer):
@@ -257,13 +259,13 @@ def test_an_mlp_of_ours_has_no_array_of_edges_and_any_other_function_is_called_w
         return jnp.tanh(both)
 
     y = nn.EdgeConv(function, reduce="sum")(graph, _pair(c)[0])
-    own = c.dst[c.receivers]
-    both = np.concatenate([own, c.src[c.senders] - own], axis=1)
+    receivers = c.dst[c.receivers]
+    both = np.concatenate([receivers, c.src[c.senders] - receivers], axis=1)
     expected = formulae.reduced(c, np.tanh(both), "sum")
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     assert seen == [(30, 2 * IN)]
 
-    layer = _made("edge conv")
+    layer = _make_layer("edge conv")
     text = str(jax.make_jaxpr(lambda x: layer(graph, x))(_pair(c)[0]))
     assert f"[30,{2 * IN}]" not in text and f"{2 * IN},7]" in text
 
@@ -271,13 +273,13 @@ def test_an_mlp_of_ours_has_no_array_of_edges_and_any_other_function_is_called_w
 def test_average_degrees_are_those_of_all_nodes():
     graph, _ = case(0).graph(padding=3)
     degrees = np.bincount(case(0).receivers, minlength=ROWS)
-    made = nn.DegreeAverages.of(graph)
-    np.testing.assert_allclose(made, (degrees.mean(), np.log(degrees + 1).mean()))
+    averages = nn.DegreeAverages.of(graph)
+    np.testing.assert_allclose(averages, (degrees.mean(), np.log(degrees + 1).mean()))
     counts = np.bincount(degrees)
-    np.testing.assert_allclose(nn.DegreeAverages.of_histogram(counts), made)
-    np.testing.assert_allclose(nn.DegreeAverages.of(graph, graph), made)
+    np.testing.assert_allclose(nn.DegreeAverages.of_histogram(counts), averages)
+    np.testing.assert_allclose(nn.DegreeAverages.of(graph, graph), averages)
     layer = nn.PNAConv(IN, OUT, average_degree=graph, rngs=nnx.Rngs(0))
-    assert layer.average_degree == made
+    assert layer.average_degree == averages
 
 
 def test_filters_are_those_of_the_paper():
@@ -309,8 +311,8 @@ def test_a_jitted_function_may_close_over_a_graph_of_arrays_of_the_host():
     graph = jax.tree.map(np.asarray, CSRGraph.from_edges([0, 1, 2], [1, 2, 0], 3))
     layer = nn.PNAConv(2, 4, edge_dim=1, average_degree=graph, rngs=nnx.Rngs(0))
     x, edges = jnp.ones((3, 2)), jnp.ones((3, 1))
-    made = jax.eval_shape(jax.grad(lambda x: jnp.sum(layer(graph, x, edges))), x)
-    assert made.shape == x.shape
+    gradient = jax.eval_shape(jax.grad(lambda x: jnp.sum(layer(graph, x, edges))), x)
+    assert gradient.shape == x.shape
 
 
 @pytest.mark.parametrize("edge_dim", [None, FEATURES])
@@ -330,35 +332,35 @@ X = random_array((ROWS, IN), "float32", seed=1)
 BIPARTITE, _ = case(0, columns=COLUMNS).graph()
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "edge features left out": (
-        lambda: _made("gine")(GRAPH, X, None),
+        lambda: _make_layer("gine")(GRAPH, X, None),
         r"GINEConv: edge_features must be of shape \[30, 3\].*, got None",
     ),
     "edge features of another width": (
-        lambda: _made("res gated")(GRAPH, X, EDGE_FEATURES[:, :2]),
+        lambda: _make_layer("res gated")(GRAPH, X, EDGE_FEATURES[:, :2]),
         r"ResGatedGraphConv: edge_features must be of shape \[30, 3\].*got shape \(30, 2\)",
     ),
     "edge features of a layer without": (
-        lambda: _made("pna")(GRAPH, X, EDGE_FEATURES),
+        lambda: _make_layer("pna")(GRAPH, X, EDGE_FEATURES),
         "PNAConv: edge_features must be None for a layer that was made without edge_dim",
     ),
     "one of two ends": (
-        lambda: _made("edge conv")(BIPARTITE, X),
+        lambda: _make_layer("edge conv")(BIPARTITE, X),
         r"EdgeConv: graph must be square, or x a pair \(x_dst, x_src\), got shape \(11, 8\)",
     ),
     "ends of different widths": (
-        lambda: _made("edge conv")(BIPARTITE, (X, X[:COLUMNS, :2])),
+        lambda: _make_layer("edge conv")(BIPARTITE, (X, X[:COLUMNS, :2])),
         r"EdgeConv: x\[1\] must be of shape \[..., 8, 6\], senders .* got shape \(8, 2\)",
     ),
     "another width than that of the MLP": (
-        lambda: _made("edge conv")(GRAPH, X[:, :2]),
+        lambda: _make_layer("edge conv")(GRAPH, X[:, :2]),
         r"EdgeConv: x must be of shape \[..., 11, 6\], receivers .* got shape \(11, 2\)",
     ),
     "distances not one an edge": (
-        lambda: _made("cfconv")(GRAPH, X, jnp.ones(29)),
+        lambda: _make_layer("cfconv")(GRAPH, X, jnp.ones(29)),
         r"CFConv: distances must be of shape \[30\], one for each edge slot, got shape \(29,\)",
     ),
     "distances that are no floats": (
-        lambda: _made("cfconv")(GRAPH, X, jnp.ones(30, int)),
+        lambda: _make_layer("cfconv")(GRAPH, X, jnp.ones(30, int)),
         "CFConv: distances must be of a floating dtype, got int32",
     ),
     "a state that is too wide": (
@@ -366,7 +368,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"GatedGraphConv: x must be at most 4 wide, as the output, got shape \(11, 6\)",
     ),
     "a pair for a state": (
-        lambda: _made("gated")(BIPARTITE, (X, X[:COLUMNS])),
+        lambda: _make_layer("gated")(BIPARTITE, (X, X[:COLUMNS])),
         "GatedGraphConv: graph must be square, since nodes keep their state",
     ),
     "towers that do not divide": (

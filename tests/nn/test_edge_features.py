@@ -19,10 +19,10 @@ GRAPH, _ = CSRGraph.from_edges(SENDERS, RECEIVERS, 9, edge_data=())
 
 def _dense(kernel, bias):
     """Σ over edges of relu(x_sender + e kernel + bias), by a loop over the input."""
-    made = np.zeros((9, 4))
+    sums = np.zeros((9, 4))
     for s, r, e in zip(SENDERS, RECEIVERS, np.asarray(E, np.float64), strict=True):
-        made[r] += np.maximum(np.asarray(X[s], np.float64) + e @ kernel + bias, 0)
-    return made
+        sums[r] += np.maximum(np.asarray(X[s], np.float64) + e @ kernel + bias, 0)
+    return sums
 
 
 def test_sorted_features_give_the_formula_and_unsorted_ones_do_not():

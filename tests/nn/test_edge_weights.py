@@ -30,7 +30,7 @@ CASES = {
 
 
 def _table() -> dict[str, str]:
-    """What the docs say of each layer."""
+    """Reads the statement of the docs about each layer."""
     page = (Path(__file__).parents[2] / "docs/layers/index.md").read_text()
     section = page.partition("\n## Weights of edges\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (\w+)", section, re.M)
@@ -40,22 +40,22 @@ def _table() -> dict[str, str]:
 SAID = _table()
 
 
-def _with(args: tuple, graph: CSRGraph) -> tuple:
-    """The arguments of a call with this graph in the place of theirs."""
+def _replace_graph(args: tuple, graph: CSRGraph) -> tuple:
+    """Replaces the graphs in the arguments of a call by this graph."""
 
-    def replaced(given: Any) -> Any:
-        if isinstance(given, list):
-            return [graph] * len(given)
-        if isinstance(given, HeteroGraph):
+    def replaced(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [graph] * len(argument)
+        if isinstance(argument, HeteroGraph):
             return HeteroGraph({RELATION: graph})
-        return graph if isinstance(given, CSRGraph) else given
+        return graph if isinstance(argument, CSRGraph) else argument
 
     return tuple(map(replaced, args))
 
 
 def test_the_docs_name_all_that_read_edges_and_nothing_else():
     layers = set(SAID) & {*public_modules(nn), *MODELS}
-    assert layers == {*CASES, "TopKPooling"}  # which is called with a batch
+    assert layers == {*CASES, "TopKPooling"}  # TopKPooling is called with a batch.
     assert {SAID[name] for name in CASES} == {"applied", "refused", "kept"}
 
 
@@ -63,7 +63,9 @@ def test_the_docs_name_all_that_read_edges_and_nothing_else():
 @pytest.mark.parametrize("name", [name for name in CASES if SAID[name] == "applied"])
 def test_a_layer_that_applies_weights_gives_another_result_for_other_weights(name):
     layer = CASES[name].make(nnx.Rngs(0))
-    run = jax.jit(lambda weights: layer(*_with(CASES[name].args, GRAPH.with_weights(weights))))
+    run = jax.jit(
+        lambda weights: layer(*_replace_graph(CASES[name].args, GRAPH.with_weights(weights)))
+    )
     ones, others = (jax.tree.leaves(run(w)) for w in (jnp.ones(5), WEIGHTS))
     assert not any(np.array_equal(a, b) for a, b in zip(ones, others, strict=True))
 
@@ -72,13 +74,13 @@ def test_a_layer_that_applies_weights_gives_another_result_for_other_weights(nam
 def test_a_layer_that_does_not_apply_weights_refuses_them_and_says_what_to_do(name):
     def call(graph: CSRGraph) -> Any:
         make, args, _ = CASES[name]
-        return jax.eval_shape(lambda: make(nnx.Rngs(0))(*_with(args, graph)))
+        return jax.eval_shape(lambda: make(nnx.Rngs(0))(*_replace_graph(args, graph)))
 
     start = "CFConv" if name == "SchNetInteraction" else name
     weighted = rf"^{start}: graph.* must be without weights and .*\(5,\); pass weights as edge_fea"
     with pytest.raises(ValueError, match=weighted + r".*\.without_weights\(\)"):
         call(GRAPH.with_weights(WEIGHTS))
-    if name == "HGTConv":  # whose relations are refused if they are normalised
+    if name == "HGTConv":  # Its normalised relations are refused.
         return
     with pytest.raises(ValueError, match=f"^{start}: graph.*got normalization='mean'; "):
         call(GRAPH.normalized("mean"))
@@ -87,10 +89,10 @@ def test_a_layer_that_does_not_apply_weights_refuses_them_and_says_what_to_do(na
 
 @pytest.mark.parametrize("layer", ["SAGEConv", "GatedGraphConv"])
 def test_a_reduction_that_does_not_apply_weights_refuses_them(layer):
-    made = LAYERS[layer].make(nnx.Rngs(0), reduce="max")
+    instance = LAYERS[layer].make(nnx.Rngs(0), reduce="max")
     with pytest.raises(ValueError, match=f"^{layer}: graph must be without weights"):
-        jax.eval_shape(lambda: made(GRAPH.with_weights(WEIGHTS), X))
-    assert jax.eval_shape(lambda: made(GRAPH, X)).shape[0] == 4
+        jax.eval_shape(lambda: instance(GRAPH.with_weights(WEIGHTS), X))
+    assert jax.eval_shape(lambda: instance(GRAPH, X)).shape[0] == 4
 
 
 def test_functions_of_messages_refuse_weights_and_read_them_as_features():

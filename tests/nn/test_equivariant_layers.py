@@ -29,7 +29,7 @@ def _conv(rngs, **options):
     return nn.EquivariantConv("3x0e+2x1o", "0e+1o+2e", "4x0e+2x1o+1x1e+2x2e", rngs=rngs, **sizes)
 
 
-def _of_edges(vectors):
+def _edge_inputs(vectors):
     """Harmonics and a basis of the vectors of the edges."""
     distances = jnp.linalg.norm(vectors, axis=1)
     return spherical_harmonics("0e+1o+2e", vectors), nn.BesselBasis(4, 5.0)(distances)
@@ -65,15 +65,15 @@ def _starts(irreps):
 def test_each_species_has_a_map_of_its_own_and_an_unknown_one_gives_nan():
     layer = nn.EquivariantLinear(IN, OUT, num_species=3, rngs=nnx.Rngs(0))
     x = _features(IN, 5)
-    made = layer(x, SPECIES)
+    mapped = layer(x, SPECIES)
     for row, species in enumerate(np.asarray(SPECIES)):
         alone = nn.EquivariantLinear(IN, OUT, rngs=nnx.Rngs(1))
-        for own, shared in zip(alone.kernels, layer.kernels, strict=True):
-            own[...] = shared[...][species]
-        np.testing.assert_allclose(made[row], alone(x)[row], rtol=1e-5, atol=1e-6)
+        for single, shared in zip(alone.kernels, layer.kernels, strict=True):
+            single[...] = shared[...][species]
+        np.testing.assert_allclose(mapped[row], alone(x)[row], rtol=1e-5, atol=1e-6)
     unknown = layer(x, SPECIES.at[1].set(3).at[2].set(-1))
     assert np.isnan(unknown[1:3]).all()
-    np.testing.assert_array_equal(unknown[3:], made[3:])
+    np.testing.assert_array_equal(unknown[3:], mapped[3:])
 
 
 def test_irreps_that_the_input_lacks_are_zero_where_that_is_asked_for():
@@ -149,15 +149,15 @@ def test_the_norm_of_zeros_is_zero_and_has_finite_gradients():
 def test_the_convolution_is_that_of_plain_code_with_e3nn():
     layer = _conv(nnx.Rngs(0), num_neighbours=3.0)
     x, vectors = _features("3x0e+2x1o", 5), random_array((6, 3), "float32", seed=1)
-    harmonics, basis = _of_edges(vectors)
+    harmonics, basis = _edge_inputs(vectors)
     (hidden,) = layer.radial
     weights = jax.nn.silu(basis @ hidden.kernel[...]) @ layer.radial_kernel[...]
 
     def message(x, harmonics, weights):
         x = e3nn.IrrepsArray("3x0e+2x1o", x)
         harmonics = e3nn.IrrepsArray("0e+1o+2e", harmonics)
-        made = e3nn.tensor_product(x, harmonics, filter_ir_out=["0e", "1o", "1e", "2e"])
-        return (made * e3nn.IrrepsArray(f"{made.irreps.num_irreps}x0e", weights)).array
+        product = e3nn.tensor_product(x, harmonics, filter_ir_out=["0e", "1o", "1e", "2e"])
+        return (product * e3nn.IrrepsArray(f"{product.irreps.num_irreps}x0e", weights)).array
 
     messages = jax.vmap(message)(x[GRAPH.indices], harmonics, weights)
     sums = jax.ops.segment_sum(messages, GRAPH.receivers(), 5) / np.sqrt(3)
@@ -169,7 +169,7 @@ def test_the_convolution_is_that_of_plain_code_with_e3nn():
 def test_an_edge_whose_basis_is_zero_is_ignored_and_leading_axes_share_the_graph():
     layer = _conv(nnx.Rngs(0))
     x, vectors = _features("3x0e+2x1o", 5), random_array((6, 3), "float32", seed=1)
-    harmonics, basis = _of_edges(vectors)
+    harmonics, basis = _edge_inputs(vectors)
     without = CSRGraph(GRAPH.indptr.at[1:].add(-1), GRAPH.indices[1:], None, 5)
     actual = layer(GRAPH, x, harmonics, basis.at[0].set(0))
     expected = layer(without, x, harmonics[1:], basis[1:])
@@ -183,7 +183,7 @@ def test_padding_edges_may_contain_nan_and_no_gradient_meets_it():
     graph = CSRGraph.from_edges([0, 1, 0], [1, 0, 0], 2, edge_mask=mask)
     layer = _conv(nnx.Rngs(0))
     x = _features("3x0e+2x1o", 2)
-    arrays = _of_edges(random_array((3, 3), "float32", seed=1))
+    arrays = _edge_inputs(random_array((3, 3), "float32", seed=1))
 
     @jax.jit
     @jax.value_and_grad
@@ -197,16 +197,16 @@ def test_padding_edges_may_contain_nan_and_no_gradient_meets_it():
 
 
 def test_dtypes_of_options_and_of_the_input_are_kept():
-    x, (harmonics, basis) = _features("3x0e+2x1o", 5), _of_edges(jnp.ones((6, 3)))
+    x, (harmonics, basis) = _features("3x0e+2x1o", 5), _edge_inputs(jnp.ones((6, 3)))
     half = _conv(nnx.Rngs(0), dtype=jnp.bfloat16)
     exact = _conv(nnx.Rngs(0))(GRAPH, x, harmonics, basis)
     rounded = half(GRAPH, x, harmonics, basis)
     assert rounded.dtype == jnp.bfloat16 and half.radial_kernel.dtype == jnp.float32
     np.testing.assert_allclose(rounded.astype(jnp.float32), exact, atol=0.1)
-    given = jnp.ones((2, 9), jnp.bfloat16)
-    assert nn.Gate("1x0e+2x1o")(given).dtype == jnp.bfloat16
+    features = jnp.ones((2, 9), jnp.bfloat16)
+    assert nn.Gate("1x0e+2x1o")(features).dtype == jnp.bfloat16
     linear = nn.EquivariantLinear("3x0e+2x1o", "2x1o", dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    assert linear(given).dtype == jnp.bfloat16 and linear.kernels[0].dtype == jnp.float32
+    assert linear(features).dtype == jnp.bfloat16 and linear.kernels[0].dtype == jnp.float32
 
 
 # -- SymmetricContraction ------------------------------------------------------------------------
@@ -217,10 +217,12 @@ def _contracted(layer, x, species):
     components = sum(entry.irrep.dim for entry in layer.irreps_in)
     one = "+".join(str(entry.irrep) for entry in layer.irreps_in)
     x = np.asarray(x, np.float64)
-    parts = [x[:, own].reshape(len(x), layer.channels, -1) for own in layer.irreps_in.slices]
+    parts = [
+        x[:, columns].reshape(len(x), layer.channels, -1) for columns in layer.irreps_in.slices
+    ]
     factor = np.concatenate(parts, axis=-1)
     assert factor.shape[-1] == components
-    kernels, made = iter(layer.kernels), []
+    kernels, parts_out = iter(layer.kernels), []
     for entry in layer.irreps_out:
         tables = [symmetric_couplings(one, n + 1, entry.irrep) for n in range(layer.correlation)]
         total = np.zeros((len(x), layer.channels, entry.irrep.dim))
@@ -232,8 +234,8 @@ def _contracted(layer, x, species):
             factors = ",".join(f"nc{letter}" for letter in letters)
             formula = f"npc,p{letters}m,{factors}->ncm"
             total += np.einsum(formula, weights, table, *[factor] * order, optimize=True)
-        made.append((total / np.sqrt(sum(map(len, tables)))).reshape(len(x), -1))
-    return np.concatenate(made, axis=1)
+        parts_out.append((total / np.sqrt(sum(map(len, tables)))).reshape(len(x), -1))
+    return np.concatenate(parts_out, axis=1)
 
 
 @pytest.mark.parametrize("correlation", [1, 2, 3])
@@ -302,7 +304,7 @@ def test_the_convolution_is_equivariant(turn):
         layer = _conv(nnx.Rngs(0), param_dtype="float64")
         x = np.asarray(_features("3x0e+2x1o", 5), np.float64)
         of_in, of_out = (representation(i, turn) for i in (layer.irreps_in, layer.irreps_out))
-        call = jax.jit(lambda x, vectors: layer(GRAPH, x, *_of_edges(vectors)))
+        call = jax.jit(lambda x, vectors: layer(GRAPH, x, *_edge_inputs(vectors)))
         actual, expected = call(x @ of_in.T, vectors @ turn.T), call(x, vectors) @ of_out.T
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 

@@ -30,8 +30,8 @@ WAYS = {
 
 def coupler(strategy="all_pairs", **options):
     """With parameters that are all random: what is zero at first would hide a leak."""
-    made = nn.ExpertCoupler(FEATURES, EXPERTS, strategy=strategy, rngs=nnx.Rngs(0), **options)
-    return _randomised(made)
+    layer = nn.ExpertCoupler(FEATURES, EXPERTS, strategy=strategy, rngs=nnx.Rngs(0), **options)
+    return _randomised(layer)
 
 
 def pairwise(**options):
@@ -86,8 +86,8 @@ class TestFormula:
                     logit = x[i] @ receiver["kernel"] + receiver["bias"] + x[j] @ sender["kernel"]
                     gate = 1 / (1 + np.exp(-logit)) / (1 + np.exp(-part["adjacency"][i, j]))
                     messages[i] += gate * x[j]
-            own = x @ part["own"]["kernel"] + part["own"]["bias"]
-            x = x + _gelu(own + messages @ part["messages"]["kernel"])
+            self_terms = x @ part["own"]["kernel"] + part["own"]["bias"]
+            x = x + _gelu(self_terms + messages @ part["messages"]["kernel"])
         y = jax.jit(lambda x: layer(x))(X)
         np.testing.assert_allclose(y[1, 2], _combined(p["combiner"], x), rtol=1e-4, atol=1e-4)
 
@@ -99,8 +99,8 @@ class TestFormula:
             "all": [4],
             "given": [2, 3, 1],
         }
-        given = Incidence.from_hyperedges(GIVEN, EXPERTS).padded(num_incidences=9)
-        assert coupler(given).hyperedges == coupler(GIVEN).hyperedges
+        incidence = Incidence.from_hyperedges(GIVEN, EXPERTS).padded(num_incidences=9)
+        assert coupler(incidence).hyperedges == coupler(GIVEN).hyperedges
 
     @pytest.mark.parametrize("strategy", ["all_pairs", "all_triples", "all"])
     def test_one_expert_stays_by_itself(self, strategy):
@@ -112,7 +112,7 @@ class TestFormula:
 
 
 def tokens_that_move(function, batch, time):
-    """Which outputs [batch, time] differ when one token's experts do, by more than rounding."""
+    """Returns a mask of the outputs [batch, time] that change with the experts of one token."""
     other = random_array(X.shape[2:], "float32", seed=9, scale=3.0)
     before, after = (np.asarray(function(x)) for x in (X, X.at[batch, time].set(other)))
     return np.any(np.abs(before - after) > 1e-5, axis=tuple(range(2, before.ndim)))
@@ -262,22 +262,22 @@ def test_bfloat16_computation_with_float32_parameters(make):
     assert float(jnp.mean(jnp.abs(y.astype(jnp.float32) - exact))) < 0.05
 
 
-def _made(cls=nn.ExpertCoupler, features=FEATURES, experts=EXPERTS, **options):
+def _maker(cls=nn.ExpertCoupler, features=FEATURES, experts=EXPERTS, **options):
     return lambda: cls(features, experts, rngs=nnx.Rngs(0), **options)
 
 
 BAD = {
-    "features": (_made(features=0), ["ExpertCoupler", "at least 1", "0"]),
-    "experts": (_made(experts=0), ["ExpertCoupler: num_experts", "at least 1", "0"]),
-    "layers": (_made(layers=0), ["ExpertCoupler: layers", "at least 1", "0"]),
-    "no messages": (_made(nn.PairwiseExpertCoupler, layers=0), ["PairwiseExpertCoupler: layers"]),
-    "strategy": (_made(strategy="pairs"), ["strategy", "'all_pairs', 'all_triples'", "'pairs'"]),
+    "features": (_maker(features=0), ["ExpertCoupler", "at least 1", "0"]),
+    "experts": (_maker(experts=0), ["ExpertCoupler: num_experts", "at least 1", "0"]),
+    "layers": (_maker(layers=0), ["ExpertCoupler: layers", "at least 1", "0"]),
+    "no messages": (_maker(nn.PairwiseExpertCoupler, layers=0), ["PairwiseExpertCoupler: layers"]),
+    "strategy": (_maker(strategy="pairs"), ["strategy", "'all_pairs', 'all_triples'", "'pairs'"]),
     "an expert that is not there": (
-        _made(strategy=[{0, 1}, {2, 4}]),
+        _maker(strategy=[{0, 1}, {2, 4}]),
         ["node_ids[3]", "in [0, 4), as num_nodes is 4", "got 4"],
     ),
     "hypergraph of others": (
-        _made(strategy=Incidence.from_hyperedges([{0, 1}], 3)),
+        _maker(strategy=Incidence.from_hyperedges([{0, 1}], 3)),
         ["ExpertCoupler: strategy", "of 4 nodes", "got 3"],
     ),
     "x experts": (

@@ -35,21 +35,21 @@ class Energy(NamedTuple):
     formula: Callable[..., np.ndarray]
 
 
-def _of_distances(layer: Any, edges: Any, points: Any) -> Any:
+def _distance_layer(layer: Any, edges: Any, points: Any) -> Any:
     return layer(edges.graph(), FEATURES, edges.distances(points))
 
 
-def _of_distances_by_formula(layer, p, ends, points):
+def _distance_formula(layer, p, ends, points):
     apart = np.linalg.norm(points[ends[0]] - points[ends[1]], axis=1)
     features = np.asarray(FEATURES, np.float64)
     return formulae.cfconv(layer, p, Case(*ends, apart, features, features))
 
 
-def _of_positions(layer: Any, edges: Any, points: Any) -> Any:
+def _position_layer(layer: Any, edges: Any, points: Any) -> Any:
     return layer(edges.graph(), points)
 
 
-def _of_positions_by_formula(layer, p, ends, points):
+def _position_formula(layer, p, ends, points):
     return formulae.edge_conv(layer, p, Case(*ends, np.zeros(len(ends[0])), points, points))
 
 
@@ -61,15 +61,15 @@ def _edge_conv(kind: type[nn.FusedMLP], **options: Any) -> Energy:
     def make(rngs: nnx.Rngs) -> nn.EdgeConv:
         return nn.EdgeConv(kind([6, 7, OUT], activation="silu", rngs=rngs), **options)
 
-    return Energy(make, _of_positions, _of_positions_by_formula)
+    return Energy(make, _position_layer, _position_formula)
 
 
 def _cfconv(**options: Any) -> Energy:
     sizes = {"num_filters": 5, "num_gaussians": 7, "cutoff": RADIUS}
     return Energy(
         lambda rngs: nn.CFConv(IN, OUT, **sizes, **options, rngs=rngs),
-        _of_distances,
-        _of_distances_by_formula,
+        _distance_layer,
+        _distance_formula,
     )
 
 
@@ -87,7 +87,7 @@ def _loss_and_gradient(name: str, find_edges: Callable[[Any], Any], layer: Any) 
 
     @jax.jit
     @jax.value_and_grad
-    def of_layer(layer):
+    def force_loss(layer):
         edges = find_edges(POINTS)
 
         def energy(points):
@@ -95,7 +95,7 @@ def _loss_and_gradient(name: str, find_edges: Callable[[Any], Any], layer: Any) 
 
         return jnp.sum((FORCES + jax.grad(energy)(POINTS)) ** 2)
 
-    return of_layer(layer)
+    return force_loss(layer)
 
 
 def _loss_of_formula(name: str, layer: Any, p: dict[str, Any], ends: Any) -> float:
@@ -147,12 +147,12 @@ def test_points_that_coincide_and_points_without_neighbours_have_finite_forces_a
 
     @jax.jit
     @jax.value_and_grad
-    def of_layer(layer):
+    def force_loss(layer):
         def energy(points):
             return jnp.sum(layer(edges.graph(), jnp.ones((4, 2)), edges.distances(points)))
 
         return jnp.sum(jax.grad(energy)(points) ** 2)
 
-    loss, gradient = of_layer(layer)
+    loss, gradient = force_loss(layer)
     assert float(loss) > 0
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))

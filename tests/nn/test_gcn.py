@@ -160,10 +160,10 @@ def test_weights_get_the_gradient_of_the_formula():
     missing = jnp.ones(14).at[jnp.where(rows == columns, rows, 14)].set(0, mode="drop")
     kernel = layer.linear.kernel[...]
 
-    def by_layer(weights):
+    def layer_sum(weights):
         return jnp.sum(jnp.sin(layer(graph.with_weights(weights), X)))
 
-    def by_formula(weights):
+    def formula_sum(weights):
         matrix = jnp.zeros((14, 14), weights.dtype).at[rows, columns].add(weights)
         matrix = matrix + jnp.diag(missing.astype(weights.dtype))
         scales = matrix.sum(1) ** -0.5
@@ -171,14 +171,14 @@ def test_weights_get_the_gradient_of_the_formula():
         y = scales[:, None] * (matrix @ (scales[:, None] * h))
         return jnp.sum(jnp.sin(y + jnp.arange(4, dtype=weights.dtype)))
 
-    def by_layer_of_normalized(weights):
+    def sum_of_normalized(weights):
         prepared = graph.with_self_loops().with_weights(weights).normalized("gcn")
         return jnp.sum(_layer()(prepared, X))
 
-    assert jax.jit(jax.grad(by_layer_of_normalized))(graph.with_self_loops().weights).any()
-    actual = jax.jit(jax.grad(by_layer))(graph.weights)
+    assert jax.jit(jax.grad(sum_of_normalized))(graph.with_self_loops().weights).any()
+    actual = jax.jit(jax.grad(layer_sum))(graph.weights)
     with jax.enable_x64(True):
-        expected = jax.jit(jax.grad(by_formula))(graph.weights.astype(jnp.float64))
+        expected = jax.jit(jax.grad(formula_sum))(graph.weights.astype(jnp.float64))
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5)
 
 

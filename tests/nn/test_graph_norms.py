@@ -15,8 +15,8 @@ from tests.nn._batches import (
     features,
     lstm,
     padded_nodes,
-    per_graph,
     softmax,
+    split_graphs,
 )
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -63,7 +63,7 @@ def test_a_norm_is_that_of_the_single_graphs(name):
         scale, bias = np.ones(4), np.zeros(4)
     else:
         layer.scale[...], layer.bias[...] = jnp.asarray(scale, "f4"), jnp.asarray(bias, "f4")
-    expected = [oracle(part, layer) * scale + bias for part in per_graph(x)]
+    expected = [oracle(part, layer) * scale + bias for part in split_graphs(x)]
     np.testing.assert_allclose(jax.jit(layer)(x, BATCH), padded_nodes(expected), **CLOSE)
     np.testing.assert_allclose(jax.jit(layer)(x[:4]), expected[0], **CLOSE)
     gradient = np.asarray(jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(layer(x, BATCH)))))(x))
@@ -119,11 +119,11 @@ def test_jumping_knowledge_joins_the_layers():
     wide = [np.asarray(layer, np.float64) for layer in layers]
 
     def states(cell, inputs):
-        memory, found = (np.zeros((16, 6)), np.zeros((16, 6))), []
+        memory, hidden = (np.zeros((16, 6)), np.zeros((16, 6))), []
         for x in inputs:
             memory = lstm(cell, memory, x)
-            found.append(memory[1])
-        return np.stack(found)
+            hidden.append(memory[1])
+        return np.stack(hidden)
 
     both = [states(weighted.forward, wide), states(weighted.backward, wide[::-1])[::-1]]
     kernel, bias = (

@@ -240,7 +240,7 @@ def test_stack_equals_one_connection_after_the_other():
 
 
 def _saved_streams(**options) -> int:
-    """How many arrays as wide as the streams the backward pass keeps."""
+    """Counts the arrays as wide as the streams that the backward pass keeps."""
     graphdef, state = nnx.split(_stack(6, **options))
     pull_back = jax.vjp(lambda s, x: nnx.merge(graphdef, s)(x), state, X)[1]
     return sum(getattr(leaf, "shape", None) == X.shape for leaf in jax.tree.leaves(pull_back))

@@ -20,7 +20,7 @@ from tests.ops.hypergraph._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NO
 X = random_array((NODES, FEATURES), "float32", seed=0)
 H = np.asarray(INCIDENCE.todense(), np.float64)
 SIZES, DEGREES = H.sum(axis=0), H.sum(axis=1)
-MEANS = power(SIZES, -1)[:, None] * H.T  # of the nodes of each hyperedge
+MEANS = power(SIZES, -1)[:, None] * H.T  # Means over the nodes of each hyperedge.
 NODE_MEANS = power(DEGREES, -1)[:, None] * H
 
 
@@ -273,12 +273,12 @@ OF_NONE = {name: LAYERS[name][0] for name in ONE_OF_EACH} | ATTENDING
 @pytest.mark.parametrize("name", OF_NONE)
 def test_a_batch_without_members_has_none_in_its_result_and_no_gradients(name):
     layer = OF_NONE[name](nnx.Rngs(0))
-    given = (None, jnp.ones((HYPEREDGES, IN))) if name in ATTENDING else ()
+    arguments = (None, jnp.ones((HYPEREDGES, IN))) if name in ATTENDING else ()
     graphdef, state = nnx.split(layer)
 
     @jax.jit
     def run(state, x):
-        return nnx.merge(graphdef, state)(INCIDENCE, x, *given)
+        return nnx.merge(graphdef, state)(INCIDENCE, x, *arguments)
 
     none = jnp.zeros((0, *X.shape))
     y, pull_back = jax.vjp(run, state, none)
@@ -302,10 +302,14 @@ def test_hypergraph_attention_is_its_formula(name):
     p = _numbers(layer)
     attributes = random_array((HYPEREDGES, FEATURES), "float32", seed=5)
     weight = abs(random_array((HYPEREDGES,), "float32", seed=4)) + 0.25
-    y = nnx.jit(lambda layer, *given: layer(*given))(layer, INCIDENCE, X, weight, attributes)
-    given = p["kernel"], p["bias"], weight, attributes, p["attention"]
+    y = nnx.jit(lambda layer, *arguments: layer(*arguments))(
+        layer, INCIDENCE, X, weight, attributes
+    )
+    arguments = p["kernel"], p["bias"], weight, attributes, p["attention"]
     options = {k: v for k, v in options.items() if k != "heads"}
-    np.testing.assert_allclose(y, formula(INCIDENCE, X, *given, **options), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        y, formula(INCIDENCE, X, *arguments, **options), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_hgnn_plus_multiplies_weights_with_those_of_the_groups():
@@ -316,10 +320,13 @@ def test_hgnn_plus_multiplies_weights_with_those_of_the_groups():
     np.testing.assert_allclose(y, half, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("given", [np.array([3, 4]), (np.int64(3), 4)], ids=["array", "tuple"])
-def test_hgnn_plus_takes_sizes_of_groups_as_numpy_has_them(given):
+@pytest.mark.parametrize(
+    "group_sizes", [np.array([3, 4]), (np.int64(3), 4)], ids=["array", "tuple"]
+)
+def test_hgnn_plus_takes_sizes_of_groups_as_numpy_has_them(group_sizes):
     layers = (
-        nn.HGNNPlusConv(IN, OUT, group_sizes=sizes, rngs=nnx.Rngs(0)) for sizes in (given, [3, 4])
+        nn.HGNNPlusConv(IN, OUT, group_sizes=sizes, rngs=nnx.Rngs(0))
+        for sizes in (group_sizes, [3, 4])
     )
     layer, plain = layers
     assert layer.group_sizes == (3, 4) and all(type(size) is int for size in layer.group_sizes)
@@ -366,11 +373,11 @@ DROPPING = {
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_is_on_with_rngs_only(name):
     layer = DROPPING[name]()
-    given = [INCIDENCE, X]
+    arguments = [INCIDENCE, X]
     if name == "HypergraphConv":
-        given += [None, jnp.ones((HYPEREDGES, IN))]
-    evaluate = jax.jit(lambda: layer(*given))
-    train = jax.jit(lambda seed: layer(*given, rngs=nnx.Rngs(dropout=jax.random.key(seed))))
+        arguments += [None, jnp.ones((HYPEREDGES, IN))]
+    evaluate = jax.jit(lambda: layer(*arguments))
+    train = jax.jit(lambda seed: layer(*arguments, rngs=nnx.Rngs(dropout=jax.random.key(seed))))
     np.testing.assert_array_equal(train(1), train(1))
     assert float(jnp.abs(train(1) - train(2)).max()) > 1e-3
     assert float(jnp.abs(train(1) - evaluate()).max()) > 1e-3

@@ -81,8 +81,8 @@ def _formula(layer, graph, x_dst, x_src, edges):
 def test_an_interaction_network_is_its_formula(options):
     layer = _move(nn.InteractionNetwork(8, 4, **options, rngs=nnx.Rngs(0)))
     expected = _formula(layer, GRAPH, X, X, E)
-    for found, wanted in zip(jax.jit(lambda: layer(GRAPH, X, E))(), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, **CLOSE)
+    for actual, wanted in zip(jax.jit(lambda: layer(GRAPH, X, E))(), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, **CLOSE)
 
 
 def test_a_pair_updates_the_receivers_of_a_bipartite_graph():
@@ -90,9 +90,9 @@ def test_a_pair_updates_the_receivers_of_a_bipartite_graph():
     layer = _move(nn.InteractionNetwork((8, 3), 4, rngs=nnx.Rngs(0)))
     src = random_array((6, 3), "float32", seed=2)
     expected = _formula(layer, graph, X[:2], src, edges)
-    found = jax.jit(lambda: layer(graph, (X[:2], src), edges))()
-    assert found[0].shape == (2, 8) and found[1].shape == (3, 4)
-    for f, wanted in zip(found, expected, strict=True):
+    actual = jax.jit(lambda: layer(graph, (X[:2], src), edges))()
+    assert actual[0].shape == (2, 8) and actual[1].shape == (3, 4)
+    for f, wanted in zip(actual, expected, strict=True):
         np.testing.assert_allclose(f, wanted, **CLOSE)
 
 
@@ -101,8 +101,8 @@ def test_leading_axes_share_the_graph_and_perhaps_the_edges():
     x = random_array((3, 5, 8), "float32", seed=3)
     shared, each = jax.jit(lambda: (layer(GRAPH, x, E), [layer(GRAPH, y, E) for y in x]))()
     for place in range(3):
-        for found, wanted in zip(shared, each[place], strict=True):
-            np.testing.assert_allclose(found[place], wanted, **CLOSE)
+        for actual, wanted in zip(shared, each[place], strict=True):
+            np.testing.assert_allclose(actual[place], wanted, **CLOSE)
 
 
 def test_a_network_without_residuals_is_that_of_jraph():
@@ -149,10 +149,10 @@ def test_a_block_of_one_graph_is_that_of_jraph_with_leading_axes_too():
         tuples = [_tuple(x[place], E, u[place][None]) for place in range(2)]
         return block(GRAPH, x, E, u), list(map(_jraphs(block), tuples))
 
-    found, jraphs = jax.jit(both)()
+    actual, jraphs = jax.jit(both)()
     for place, expected in enumerate(jraphs):
         wanted = expected.nodes, expected.edges, expected.globals[0]
-        for f, w in zip(found, wanted, strict=True):
+        for f, w in zip(actual, wanted, strict=True):
             np.testing.assert_allclose(f[place], w, **CLOSE)
 
 
@@ -170,10 +170,10 @@ def test_a_block_of_a_batch_is_that_of_jraph_in_each_graph(batch):
     block = _move(nn.GraphNetBlock(8, 4, 3, rngs=nnx.Rngs(0)))
     arrays = batch.nodes, batch.edges, batch.globals
     tuple_ = batch.to_graphs_tuple()
-    expected, found = jax.jit(lambda: (_jraphs(block)(tuple_), block(batch, *arrays)))()
+    expected, actual = jax.jit(lambda: (_jraphs(block)(tuple_), block(batch, *arrays)))()
     real = np.asarray(batch.node_mask), np.asarray(batch.edge_mask()), np.asarray(batch.graph_mask)
     for f, w, is_real in zip(
-        found, (expected.nodes, expected.edges, expected.globals), real, strict=True
+        actual, (expected.nodes, expected.edges, expected.globals), real, strict=True
     ):
         np.testing.assert_allclose(f[is_real], w[is_real], **CLOSE)
         assert not np.asarray(f)[~is_real].any()
@@ -190,13 +190,13 @@ def test_nothing_leaks_from_padding(batch):
     @jax.jit
     @functools.partial(jax.grad, has_aux=True)
     def run(parameters, arrays):
-        made = nnx.merge(graphdef, parameters)(batch, *arrays)
-        return sum(jnp.sum(part**2) for part in made), made
+        results = nnx.merge(graphdef, parameters)(batch, *arrays)
+        return sum(jnp.sum(part**2) for part in results), results
 
-    for found, wanted in zip(
+    for actual, wanted in zip(
         *map(jax.tree.leaves, (run(parameters, spoiled), run(parameters, clean))), strict=True
     ):
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(actual, wanted)
 
 
 def test_a_graph_without_edges_updates_its_nodes_alone():

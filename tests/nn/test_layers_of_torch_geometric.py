@@ -28,8 +28,8 @@ def _biased(layer: Any) -> Any:
 def _load(parameter: Any, value: Any) -> None:
     """Copies an array into a parameter of torch."""
     torch = pytest.importorskip("torch", reason=_NEEDS)
-    made = torch.tensor(np.asarray(value, np.float32)).reshape(parameter.shape)
-    parameter.data.copy_(made)
+    tensor = torch.tensor(np.asarray(value, np.float32)).reshape(parameter.shape)
+    parameter.data.copy_(tensor)
 
 
 def _load_linear(theirs: Any, kernel: Any, bias: Any = None) -> Any:
@@ -44,10 +44,10 @@ def _load_layer(theirs: Any, ours: nn.FusedLinear) -> Any:
     return _load_linear(theirs, ours.kernel[...], bias)
 
 
-def _with_network(convolution: Any, mlp: nn.FusedMLP, **options: Any) -> Any:
+def _wrap_network(convolution: Any, mlp: nn.FusedMLP, **options: Any) -> Any:
     """A convolution around the same MLP of two layers.
 
-    Parameters are copied after it is made: torch-geometric draws those of a network anew.
+    Parameters are copied after it is made: torch-geometric draws those of a network again.
     """
     torch = pytest.importorskip("torch", reason=_NEEDS)
     first, second = (torch.nn.Linear(one.in_features, one.out_features) for one in mlp.layers)
@@ -64,7 +64,7 @@ def _mlp(rngs: nnx.Rngs, width: int = IN) -> nn.FusedMLP:
 def _gine(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     ours = _biased(nn.GINEConv(IN, edge_dim=FEATURES, mlp=_mlp(rngs), rngs=rngs))
     ours.epsilon[...] = jnp.float32(0.25)
-    theirs = _with_network(pyg.GINEConv, ours.mlp, train_eps=True, edge_dim=FEATURES)
+    theirs = _wrap_network(pyg.GINEConv, ours.mlp, train_eps=True, edge_dim=FEATURES)
     _load(theirs.eps, 0.25)
     _load_layer(theirs.lin, ours.edge_linear)
     return ours, theirs
@@ -72,7 +72,7 @@ def _gine(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
 
 def _edge_conv(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     ours = _biased(nn.EdgeConv(_mlp(rngs, 2 * IN)))
-    return ours, _with_network(pyg.EdgeConv, ours.mlp, aggr="max")
+    return ours, _wrap_network(pyg.EdgeConv, ours.mlp, aggr="max")
 
 
 def _res_gated(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
@@ -167,7 +167,7 @@ def _sage(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
 def _gin(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     ours = _biased(nn.GINConv(IN, IN, linear=False, mlp=_mlp(rngs), rngs=rngs))
     ours.epsilon[...] = jnp.float32(-0.5)
-    theirs = _with_network(pyg.GINConv, ours.mlp, train_eps=True)
+    theirs = _wrap_network(pyg.GINConv, ours.mlp, train_eps=True)
     _load(theirs.eps, -0.5)
     return ours, theirs
 
@@ -205,9 +205,9 @@ def test_torch_geometric_has_the_same_layer(name):
     c = case(0, columns=COLUMNS if pair else None, edge_dim=edge_dim)
     graph, of_slots = c.graph()
     dst, src = (jnp.asarray(x, jnp.float32) for x in (c.dst, c.src))
-    given = () if edge_dim == 0 else (of_slots,)
+    edge_arguments = () if edge_dim == 0 else (of_slots,)
     x = (dst, src) if pair else dst
-    y = jax.jit(lambda layer, *inputs: layer(graph, *inputs))(ours, x, *given)
+    y = jax.jit(lambda layer, *inputs: layer(graph, *inputs))(ours, x, *edge_arguments)
     edges = () if edge_dim == 0 else (torch.tensor(c.edges.astype(np.float32)),)
     expected = _call_of_theirs(torch, theirs.eval(), c, edges, pair=pair)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)

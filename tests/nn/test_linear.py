@@ -16,7 +16,7 @@ WIDTHS = (8, 16, 12, 4)
 
 
 class _MLP(nnx.Module):
-    """What FusedMLP takes the place of."""
+    """The layers that FusedMLP replaces."""
 
     def __init__(self, widths, rngs, **options):
         pairs = itertools.pairwise(widths)
@@ -101,8 +101,8 @@ def test_under_jit_gradients_are_those_of_the_plain_layers(kind):
     def gradients(layer, x):
         return nnx.value_and_grad(lambda layer: jnp.mean(layer(x) ** 2))(layer)
 
-    made = (gradients(kinds[kind](), X) for kinds in (FUSED, PLAIN))
-    for actual, expected in zip(*map(jax.tree.leaves, made), strict=True):
+    pairs = (gradients(kinds[kind](), X) for kinds in (FUSED, PLAIN))
+    for actual, expected in zip(*map(jax.tree.leaves, pairs), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 

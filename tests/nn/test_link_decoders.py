@@ -30,9 +30,9 @@ def test_the_mlp_decoder_sees_the_product_of_both_embeddings():
     for kernel, bias in hidden:
         y = np.maximum(y @ kernel + bias, 0)
     expected = (y @ last[0] + last[1])[..., 0]
-    found = jax.jit(decoder)(H, PAIRS)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(jax.jit(decoder)(H, PAIRS[::-1]), found)
+    actual = jax.jit(decoder)(H, PAIRS)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(jax.jit(decoder)(H, PAIRS[::-1]), actual)
 
 
 @pytest.mark.parametrize("make", [nn.DotDecoder, lambda: nn.MLPDecoder(4, 6, rngs=nnx.Rngs(0))])

@@ -40,15 +40,15 @@ LAYERS = {name: c for name, c in (CASES | OPTIONS).items() if name != "DropEdge"
 def _args(args, graph, edges=slice(None)):
     """The arguments with another graph, and these of the arrays of edges."""
 
-    def replaced(given):
-        if isinstance(given, list):
-            return [graph] * len(given)
-        if isinstance(given, HeteroGraph):
+    def replaced(argument):
+        if isinstance(argument, list):
+            return [graph] * len(argument)
+        if isinstance(argument, HeteroGraph):
             return HeteroGraph({RELATION: graph})
-        if isinstance(given, CSRGraph):
+        if isinstance(argument, CSRGraph):
             return graph
-        is_of_edges = hasattr(given, "shape") and given.shape[:1] == (5,)
-        return given[edges] if is_of_edges else given
+        is_of_edges = hasattr(argument, "shape") and argument.shape[:1] == (5,)
+        return argument[edges] if is_of_edges else argument
 
     return tuple(map(replaced, args))
 
@@ -66,13 +66,13 @@ def test_a_masked_edge_is_an_edge_that_is_not_there(name):
         return [*of_masked, layer(*args), layer(*_args(args, LESS, KEPT))]
 
     presence = jnp.zeros(5).at[KEPT].set(1.0)
-    found = map(list, map(jax.tree.leaves, results(presence)))
+    actual = map(list, map(jax.tree.leaves, results(presence)))
     if name in RETURN_EDGES:
-        found = ([nodes, *rest] for nodes, _, *rest in found)
-    all_there, one_missing, whole, less = found
+        actual = ([nodes, *rest] for nodes, _, *rest in actual)
+    all_there, one_missing, whole, less = actual
     assert not np.array_equal(whole[0], less[0])
-    for found, expected in zip([*all_there, *one_missing], [*whole, *less], strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    for actual, expected in zip([*all_there, *one_missing], [*whole, *less], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.costly(1)
@@ -92,5 +92,5 @@ def test_derivatives_by_the_presence_agree_with_differences(name):
         ahead, behind = (value(presence + sign * step * along) for sign in (1, -1))
         return jax.grad(value)(presence) @ along, (ahead - behind) / (2 * step)
 
-    found, expected = slopes(jnp.array([0.9, 0.7, 0.5, 0.8, 0.6]))
-    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=5e-3)
+    actual, expected = slopes(jnp.array([0.9, 0.7, 0.5, 0.8, 0.6]))
+    np.testing.assert_allclose(actual, expected, rtol=2e-2, atol=5e-3)

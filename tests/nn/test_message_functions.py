@@ -64,9 +64,9 @@ def test_functions_do_what_an_edge_mlp_and_an_update_do(recompute_every):
 
     (expected, by_theirs), (actual, by_ours) = loss(theirs), loss(ours)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    found, wanted = jax.tree.leaves(by_ours), jax.tree.leaves(by_theirs)
-    assert len(found) == len(wanted) == 4
-    for a, e in zip(found, wanted, strict=True):
+    actual, wanted = jax.tree.leaves(by_ours), jax.tree.leaves(by_theirs)
+    assert len(actual) == len(wanted) == 4
+    for a, e in zip(actual, wanted, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_one_step_takes_a_pair_several_reductions_and_another_width_also_on_a_pa
     gradients = jax.grad(lambda ends: jnp.sum(run(ends) ** 2))((dst, src))
     assert all(jnp.isfinite(g).all() and jnp.any(g != 0) for g in gradients)
 
-    def of_parameter(scale):
+    def parameter_loss(scale):
         scaled = nn.MessagePassing(
             lambda x_dst, x_src, edges: scale * edges * (x_src - x_dst),
             lambda x, aggregated: aggregated,
@@ -105,7 +105,7 @@ def test_one_step_takes_a_pair_several_reductions_and_another_width_also_on_a_pa
         return jnp.sum(scaled(graph, (dst, src), edges) ** 2)
 
     expected = 2 * np.sum(np.square([of_first.sum(), messages[2, 0]]))
-    np.testing.assert_allclose(jax.grad(of_parameter)(1.0), expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(parameter_loss)(1.0), expected, rtol=1e-5)
 
 
 class _Direction(nnx.Module):
@@ -168,7 +168,7 @@ def _layer(message=lambda a, b, e: b, update=_added, **options):
     return nn.MessagePassing(message, update, **({"reduce": "sum"} | options))
 
 
-def _around(module):
+def _wrapped(module):
     return lambda *arguments: module(*arguments)
 
 
@@ -186,11 +186,11 @@ BAD = {
         "MessagePassing: update must be a NodeUpdate, a function or a module: a method of one",
     ),
     "a function around a module": (
-        lambda: _layer(_around(_pair()[1])),
+        lambda: _layer(_wrapped(_pair()[1])),
         "MessagePassing: messages must be .*reads a module from around it would hide its",
     ),
     "an update around a module": (
-        lambda: _layer(update=_around(_pair()[1])),
+        lambda: _layer(update=_wrapped(_pair()[1])),
         "MessagePassing: update must be a NodeUpdate, .*make it the __call__ of a module",
     ),
     "an unknown reduction": (

@@ -38,9 +38,9 @@ def test_the_options_of_the_tables_are_good(name):
 def test_an_option_that_a_layer_lacks_is_an_error_that_names_the_one_that_is_meant(
     options, message
 ):
-    given = {"in_features": 8, "out_features": 4, "rngs": nnx.Rngs(0)} | options
+    arguments = {"in_features": 8, "out_features": 4, "rngs": nnx.Rngs(0)} | options
     with pytest.raises(TypeError, match=message):
-        nn.GATConv(**{key: value for key, value in given.items() if value is not None})
+        nn.GATConv(**{key: value for key, value in arguments.items() if value is not None})
 
 
 def test_numbers_of_numpy_and_names_of_dtypes_are_good_options():

@@ -56,7 +56,7 @@ def _symmetric(adjacency: np.ndarray) -> np.ndarray:
     return scales[:, None] * adjacency * scales
 
 
-def _with_loops(graph: CSRGraph) -> np.ndarray:
+def _add_loops(graph: CSRGraph) -> np.ndarray:
     """``P``: each node without a loop gets one of weight one."""
     adjacency = _adjacency(graph)
     return _symmetric(adjacency + np.diag(np.diag(adjacency) == 0))
@@ -67,14 +67,14 @@ def _wide(parameter) -> np.ndarray:
 
 
 def _sgc(layer: nn.SGConv, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
-    matrix = np.linalg.matrix_power(_with_loops(graph), 3)
+    matrix = np.linalg.matrix_power(_add_loops(graph), 3)
     return matrix @ x @ _wide(layer.linear.kernel) + _wide(layer.bias)
 
 
 def _appnp(layer: nn.APPNP, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
     z = x
     for _ in range(4):
-        z = 0.8 * _with_loops(graph) @ z + 0.2 * x
+        z = 0.8 * _add_loops(graph) @ z + 0.2 * x
     return z
 
 
@@ -92,17 +92,17 @@ def _cheb(layer: nn.ChebConv, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
     polynomials = [np.eye(NODES), scaled]
     while len(polynomials) < len(layer.linears):
         polynomials.append(2 * scaled @ polynomials[-1] - polynomials[-2])
-    terms = zip(polynomials, layer.linears, strict=False)  # of one term there are two polynomials
+    terms = zip(polynomials, layer.linears, strict=False)  # One term has two polynomials.
     return sum(t @ x @ _wide(linear.kernel) for t, linear in terms) + _wide(layer.bias)
 
 
 def _gcnii(layer: nn.GCNIIConv, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
     beta = np.log(0.5 / 3 + 1)
-    neighbours, own = 0.7 * _with_loops(graph) @ x, 0.3 * np.asarray(INITIAL, np.float64)
+    neighbours, residual = 0.7 * _add_loops(graph) @ x, 0.3 * np.asarray(INITIAL, np.float64)
     first = _wide(layer.linear.kernel)
     second = first if layer.initial_linear is None else _wide(layer.initial_linear.kernel)
-    mapped = neighbours @ first + own @ second
-    return (1 - beta) * (neighbours + own) + beta * mapped
+    mapped = neighbours @ first + residual @ second
+    return (1 - beta) * (neighbours + residual) + beta * mapped
 
 
 def _le(layer: nn.LEConv, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
@@ -115,7 +115,7 @@ def _le(layer: nn.LEConv, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
 
 
 class Case(NamedTuple):
-    """How a layer is made, its formula, and further arguments of its call."""
+    """Options of a layer, its formula, and further arguments of its call."""
 
     layer: Callable[..., Any]
     sizes: tuple[int, ...]
@@ -125,8 +125,10 @@ class Case(NamedTuple):
 
     def make(self, **options: Any) -> Any:
         """The layer with biases that are not zero."""
-        given = self.options | options | ({} if self.layer is nn.APPNP else {"rngs": nnx.Rngs(0)})
-        layer = self.layer(*self.sizes, **given)
+        arguments = (
+            self.options | options | ({} if self.layer is nn.APPNP else {"rngs": nnx.Rngs(0)})
+        )
+        layer = self.layer(*self.sizes, **arguments)
         state = nnx.state(layer, nnx.Param)
         shifted = jax.tree.map(
             lambda p: p + jnp.arange(p.shape[-1]) / 8 if p.ndim == 1 else p, state
@@ -181,8 +183,8 @@ def test_a_layer_computes_its_formula(name, graph):
 def test_under_jit_a_layer_reads_a_graph_that_is_an_argument_and_leading_axes(name):
     case, graph = CASES[name], GRAPHS["weighted, undirected and padded"]
     layer, x = case.make(), jnp.stack([X, 2 * X - 1])
-    given = {k: jnp.stack([v, v]) if k == "initial" else v for k, v in case.call.items()}
-    y = _traced(layer, graph, x, given)
+    arguments = {k: jnp.stack([v, v]) if k == "initial" else v for k, v in case.call.items()}
+    y = _traced(layer, graph, x, arguments)
     for part, features in zip(y, x, strict=True):
         expected = case.formula(layer, graph, np.asarray(features, np.float64))
         np.testing.assert_allclose(part, expected, rtol=1e-5, atol=5e-5)
@@ -256,7 +258,7 @@ def test_filters_take_a_bound_of_the_eigenvalues_unless_a_call_has_one(normaliza
     bound = 2.0 if normalization else 2 * without_loops.sum(axis=1).max()
     expected = layer(graph, X, lambda_max=bound)
     np.testing.assert_allclose(layer(graph, X), expected, rtol=1e-5, atol=1e-5)
-    nothing = CSRGraph.from_edges([1], [1], NODES)  # whose only edge is left out
+    nothing = CSRGraph.from_edges([1], [1], NODES)  # Its only edge is ignored.
     assert np.isfinite(layer(nothing, X)).all()
 
 
@@ -294,9 +296,9 @@ def test_differences_to_neighbours_of_another_type():
     graph = CSRGraph.from_edges([0, 3, 3], [1, 0, 1], 2, num_senders=4)
     layer = nn.LEConv((3, 6), 4, rngs=nnx.Rngs(0))
     x_dst, x_src = random_array((2, 3), "float32", seed=2), X[:4]
-    sent, own = layer.sender_linear(x_src), layer.receiver_linear(x_dst)
+    sent, received = layer.sender_linear(x_src), layer.receiver_linear(x_dst)
     expected = layer.self_linear(x_dst) + jnp.stack(
-        [sent[3] - own[0], sent[0] + sent[3] - 2 * own[1]]
+        [sent[3] - received[0], sent[0] + sent[3] - 2 * received[1]]
     )
     np.testing.assert_allclose(layer(graph, (x_dst, x_src)), expected, rtol=1e-5, atol=1e-5)
 

@@ -33,12 +33,12 @@ def _gaussians(distances, num):
 def test_values_are_those_of_the_formulas():
     near = np.array([1e-3, 0.02, 0.1])  # on both sides of the series of the sine
     distances = np.concatenate([near, DISTANCES])
-    given = jnp.asarray(distances, jnp.float32)
-    distances = np.asarray(given, np.float64)
+    rounded = jnp.asarray(distances, jnp.float32)
+    distances = np.asarray(rounded, np.float64)
     pairs = [
-        (nn.BesselBasis(5, CUTOFF)(given), _bessel(distances, 5)),
-        (nn.GaussianBasis(5, CUTOFF)(given), _gaussians(distances, 5)),
-        *((nn.polynomial_envelope(given, CUTOFF, p), _envelope(distances, p)) for p in (2, 6)),
+        (nn.BesselBasis(5, CUTOFF)(rounded), _bessel(distances, 5)),
+        (nn.GaussianBasis(5, CUTOFF)(rounded), _gaussians(distances, 5)),
+        *((nn.polynomial_envelope(rounded, CUTOFF, p), _envelope(distances, p)) for p in (2, 6)),
     ]
     for actual, expected in pairs:
         assert_close(actual, expected, reduction_length=8)
@@ -80,10 +80,10 @@ def test_the_envelope_and_two_derivatives_vanish_at_the_cutoff():
 def test_waves_have_their_limit_and_exact_derivatives_near_zero(distance):
     frequencies = np.arange(1, 5) * np.pi / CUTOFF
     factor = np.sqrt(2 / CUTOFF) * frequencies
-    made = _derivatives(nn.BesselBasis(4, CUTOFF), distance)
-    np.testing.assert_allclose(made[0], factor, rtol=1e-12)
-    np.testing.assert_allclose(made[1], -factor * frequencies**2 * distance / 3, rtol=1e-6)
-    np.testing.assert_allclose(made[2], -factor * frequencies**2 / 3, rtol=1e-6)
+    actual = _derivatives(nn.BesselBasis(4, CUTOFF), distance)
+    np.testing.assert_allclose(actual[0], factor, rtol=1e-12)
+    np.testing.assert_allclose(actual[1], -factor * frequencies**2 * distance / 3, rtol=1e-6)
+    np.testing.assert_allclose(actual[2], -factor * frequencies**2 / 3, rtol=1e-6)
 
 
 def test_atoms_at_one_place_and_far_away_have_finite_gradients_and_nan_is_not_hidden():

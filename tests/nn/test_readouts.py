@@ -18,8 +18,8 @@ from tests.nn._batches import (
     lstm,
     padded,
     padded_nodes,
-    per_graph,
     softmax,
+    split_graphs,
 )
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
@@ -42,11 +42,11 @@ def assert_padding_takes_no_part(function, x):
 
 def test_each_reduction_is_that_of_the_single_graphs():
     x = features(3)
-    found = jax.jit(lambda x, batch: nn.pool(x, batch, list(REDUCES)))(x, BATCH)
+    actual = jax.jit(lambda x, batch: nn.pool(x, batch, list(REDUCES)))(x, BATCH)
     expected = padded(
-        [np.concatenate([f(part) for f in REDUCES.values()]) for part in per_graph(x)]
+        [np.concatenate([f(part) for f in REDUCES.values()]) for part in split_graphs(x)]
     )
-    np.testing.assert_allclose(found, expected, **CLOSE)
+    np.testing.assert_allclose(actual, expected, **CLOSE)
     assert_padding_takes_no_part(lambda x: nn.pool(x, BATCH, list(REDUCES)), x)
     # Not a graph too many without padding; of features of any shape; in the dtype of the input.
     packed = jax.jit(nn.pool, static_argnums=2)(x[: sum(SIZES), :, None], PACKED, "mean")
@@ -57,8 +57,8 @@ def test_each_reduction_is_that_of_the_single_graphs():
 
 def test_a_number_that_is_not_finite_stays_in_its_own_graph():
     x = features(3).at[0, 0].set(jnp.inf)
-    found = jax.jit(lambda x: nn.pool(x, BATCH, list(REDUCES)))(x)
-    assert np.isfinite(found[1:]).all()
+    actual = jax.jit(lambda x: nn.pool(x, BATCH, list(REDUCES)))(x)
+    assert np.isfinite(actual[1:]).all()
 
 
 def test_equal_largest_nodes_share_the_gradient():
@@ -72,8 +72,8 @@ def test_a_sum_of_many_nodes_keeps_its_digits():
     nodes = 50_000
     batch = GraphBatch.from_graphs([GraphSample([], [], nodes)])
     x = np.random.default_rng(0).random((nodes, 1)).astype(np.float32)
-    found = jax.jit(lambda x: nn.pool(x, batch, "sum"))(x)
-    np.testing.assert_allclose(found[0, 0], x.astype(np.float64).sum(), rtol=3e-7)
+    actual = jax.jit(lambda x: nn.pool(x, batch, "sum"))(x)
+    np.testing.assert_allclose(actual[0, 0], x.astype(np.float64).sum(), rtol=3e-7)
 
 
 @pytest.mark.costly(1)
@@ -89,10 +89,10 @@ def test_attention_weighs_the_nodes_of_each_graph(gates, values):
         return x @ kernel + bias
 
     def one(part):
-        made = part if value is None else linear(value, part)
-        return (softmax(linear(gate, part)) * made).sum(axis=0)
+        values = part if value is None else linear(value, part)
+        return (softmax(linear(gate, part)) * values).sum(axis=0)
 
-    expected = padded([one(part) for part in per_graph(x)])
+    expected = padded([one(part) for part in split_graphs(x)])
     np.testing.assert_allclose(jax.jit(layer)(x, BATCH), expected, **CLOSE)
     assert_padding_takes_no_part(lambda x: layer(x, BATCH), x)
 
@@ -108,22 +108,22 @@ def test_set2set_asks_with_an_lstm():
             result = np.concatenate([memory[1], weights @ part])
         return result
 
-    expected = padded([one(part) for part in per_graph(x)])
+    expected = padded([one(part) for part in split_graphs(x)])
     np.testing.assert_allclose(jax.jit(layer)(x, BATCH), expected, **CLOSE)
     assert_padding_takes_no_part(lambda x: layer(x, BATCH), x)
 
 
 def test_sort_pool_keeps_the_nodes_of_the_largest_last_feature():
     x = features(3)
-    x = x.at[:2, -1].set(1.0)  # of equal nodes the first is first
+    x = x.at[:2, -1].set(1.0)  # Equal nodes keep their order.
 
     def one(part):
         order = np.argsort(-part[:, -1], kind="stable")[:3]
         return np.concatenate([part[order], np.zeros((3 - len(order), 3))])
 
-    expected = padded([one(part) for part in per_graph(x)])
-    found = jax.jit(nn.SortPool(3))(x, BATCH)
-    np.testing.assert_array_equal(found, expected.astype(np.float32))
+    expected = padded([one(part) for part in split_graphs(x)])
+    actual = jax.jit(nn.SortPool(3))(x, BATCH)
+    np.testing.assert_array_equal(actual, expected.astype(np.float32))
     assert_padding_takes_no_part(lambda x: nn.SortPool(3)(x, BATCH), x)
     many = jax.eval_shape(nn.SortPool(20), x, BATCH)
     assert many.shape == (GRAPHS, 20, 3), "more than there are nodes"
@@ -140,11 +140,11 @@ def test_a_virtual_node_hears_its_graph_and_is_heard():
         )
         return np.maximum(v @ first[0] + first[1], 0) @ last[0] + last[1]
 
-    given = np.asarray(state, np.float64)
-    heard = [part + v for part, v in zip(per_graph(x), given, strict=False)]
-    said = [v + mlp(v + part.sum(axis=0)) for part, v in zip(heard, given, strict=False)]
-    found, new = jax.jit(layer)(x, BATCH, state)
-    np.testing.assert_allclose(found, padded_nodes(heard), **CLOSE)
+    states = np.asarray(state, np.float64)
+    heard = [part + v for part, v in zip(split_graphs(x), states, strict=False)]
+    said = [v + mlp(v + part.sum(axis=0)) for part, v in zip(heard, states, strict=False)]
+    actual, new = jax.jit(layer)(x, BATCH, state)
+    np.testing.assert_allclose(actual, padded_nodes(heard), **CLOSE)
     np.testing.assert_allclose(new, padded(said), **CLOSE)
     at_first, _ = jax.jit(layer)(x, BATCH)
     np.testing.assert_array_equal(at_first[: sum(SIZES)], x[: sum(SIZES)])
@@ -171,7 +171,7 @@ def test_top_k_pooling_keeps_the_best_nodes_and_the_edges_between_them(options):
     direction = np.asarray(layer.direction[...], np.float64)
     direction /= np.linalg.norm(direction)
     wanted, rows, first = [], [], 0
-    for part in per_graph(x):
+    for part in split_graphs(x):
         scores = np.tanh(part @ direction)
         count = min(3, len(part)) if "k" in options else -(-len(part) // 2)
         best = np.argsort(-scores)[:count]
@@ -190,20 +190,20 @@ def test_top_k_pooling_keeps_the_best_nodes_and_the_edges_between_them(options):
     assert not new[real:].any() and not new[:, real:].any()
     weights, pairs = np.asarray(pooled.graph.weights), BATCH.graph
     ends = np.asarray(pooled.graph.receivers()), np.asarray(pooled.graph.senders)
-    found = {
+    edges = {
         (wanted[r], wanted[s], float(w), *map(float, e))
         for r, s, w, e in zip(*ends, weights, np.asarray(pooled.edges), strict=True)
         if r < real
     }
-    given = zip(
+    entries = zip(
         np.asarray(pairs.receivers()), pairs.senders, pairs.weights, BATCH.edges, strict=True
     )
     expected = {
         (int(r), int(s), float(w), *map(float, e))
-        for r, s, w, e in given
+        for r, s, w, e in entries
         if r in wanted and s in wanted
     }
-    assert found == expected
+    assert edges == expected
     # Counts fit the ids, so that further layers may follow.
     counts = np.bincount(pooled.graph_ids, minlength=GRAPHS)
     np.testing.assert_array_equal(pooled.num_nodes_of_each, counts)
@@ -225,9 +225,9 @@ def test_top_k_pooling_of_a_batch_without_padding_leaves_slots_to_no_graph():
         kept, pooled, _ = layer(x, batch)
         return nn.pool(kept, pooled, "mean"), pooled.num_nodes_of_each
 
-    found, counts = means(x, PACKED)
+    actual, counts = means(x, PACKED)
     assert counts.tolist() == [2, 1, 3]
-    np.testing.assert_allclose(found, means(features(3), BATCH)[0][:3], **CLOSE)
+    np.testing.assert_allclose(actual, means(features(3), BATCH)[0][:3], **CLOSE)
 
 
 X = features(3, padding=0)

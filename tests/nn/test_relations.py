@@ -51,14 +51,14 @@ def _matrices(layer: nn.RGCNConv) -> list[np.ndarray]:
         return [np.tensordot(c, kernel, 1) for c in _wide(layer.coefficients[...])]
     if layer.num_blocks is None:
         return list(kernel)
-    made = []
+    matrices = []
     for blocks in kernel:
         count, rows, columns = blocks.shape
         full = np.zeros((count * rows, count * columns))
         for b, block in enumerate(blocks):
             full[b * rows : (b + 1) * rows, b * columns : (b + 1) * columns] = block
-        made.append(full)
-    return made
+        matrices.append(full)
+    return matrices
 
 
 def _rgcn(layer: nn.RGCNConv, graphs: list[CSRGraph], x_dst, x_src) -> np.ndarray:
@@ -108,8 +108,8 @@ def test_rgcn_computes_its_formula_from_graphs_and_from_edge_types(name, weighte
     weights = np.concatenate([np.asarray(g.weights)[:10] for g in graphs]) if weighted else None
     types = np.repeat(np.arange(RELATIONS), 10)
     graph, types = CSRGraph.from_edges(senders, receivers, NODES, weights, edge_data=types)
-    made = RelationalGraph.from_edge_types(graph, types, RELATIONS)
-    np.testing.assert_allclose(layer(made, x), expected, rtol=1e-5, atol=1e-5)
+    relational = RelationalGraph.from_edge_types(graph, types, RELATIONS)
+    np.testing.assert_allclose(layer(relational, x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bases", "blocks"])
@@ -185,7 +185,7 @@ def _hgt(layer: nn.HGTConv, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         _wide(kernel[...]).reshape(-1, heads, dim, dim)
         for kernel in (layer.key_kernel, layer.value_kernel)
     ]
-    made = {}
+    results = {}
     for place, node_type in enumerate(layer.node_types):
         messages = np.zeros((len(x[node_type]), heads, dim))
         for i, h in np.ndindex(*messages.shape[:2]):
@@ -208,8 +208,8 @@ def _hgt(layer: nn.HGTConv, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if y.shape == x[node_type].shape:
             share = 1 / (1 + np.exp(-_wide(layer.skips[...])[place]))
             y = share * y + (1 - share) * x[node_type]
-        made[node_type] = y
-    return made
+        results[node_type] = y
+    return results
 
 
 def _hgt_layer() -> nn.HGTConv:

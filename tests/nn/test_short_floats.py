@@ -26,13 +26,13 @@ def test_a_layer_has_gradients_in_bfloat16(name):
 
     def loss(parameters, floats):
         args = jax.tree.unflatten(structure, [floats.get(i, leaf) for i, leaf in others])
-        made = nnx.merge(definition, parameters, nnx.to_pure_dict(rest))(*args)
-        leaves = [y for y in jax.tree.leaves(made) if jnp.issubdtype(y.dtype, jnp.floating)]
+        results = nnx.merge(definition, parameters, nnx.to_pure_dict(rest))(*args)
+        leaves = [y for y in jax.tree.leaves(results) if jnp.issubdtype(y.dtype, jnp.floating)]
         return sum(jnp.sum(y).astype(jnp.float32) for y in leaves)
 
     leaves, structure = jax.tree.flatten(_short(case.args))
     others = list(enumerate(leaves))
     floats = {i: a for i, a in others if jnp.issubdtype(a.dtype, jnp.floating)}
     with jax.numpy_dtype_promotion("standard"):  # as for users
-        made = jax.eval_shape(jax.grad(loss, argnums=1), _short(parameters), floats)
-    assert {i: a.dtype for i, a in made.items()} == {i: jnp.bfloat16 for i in floats}
+        gradients = jax.eval_shape(jax.grad(loss, argnums=1), _short(parameters), floats)
+    assert {i: a.dtype for i, a in gradients.items()} == {i: jnp.bfloat16 for i in floats}

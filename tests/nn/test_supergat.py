@@ -35,13 +35,13 @@ def _looped():
     return np.append(SENDERS[kept], nodes), np.append(RECEIVERS[kept], nodes)
 
 
-def _by_head(layer):
+def _split_heads(layer):
     z = np.asarray(X, np.float64) @ np.asarray(layer.linear.kernel[...], np.float64)
     return z.reshape(NODES, HEADS, OUT)
 
 
 def _expected(layer, senders, receivers):
-    z = _by_head(layer)
+    z = _split_heads(layer)
     products = np.sum(z[senders] * z[receivers], axis=-1)
     if layer.attention_type == "SD":
         scores = products / np.sqrt(OUT)
@@ -75,7 +75,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_edges_and_pairs_that_were_drawn(a
     pair = tuple(np.asarray(NEGATIVES))
     of_pair = jax.jit(layer.attention_loss)(_padded(SENDERS, RECEIVERS), X, pair)
     np.testing.assert_allclose(of_pair, loss, rtol=1e-6)
-    z, scale = _by_head(layer), 1.0 if attention_type == "MX" else OUT**-0.5
+    z, scale = _split_heads(layer), 1.0 if attention_type == "MX" else OUT**-0.5
     terms = []
     for sign, (senders, receivers) in ((-1, _looped()), (1, ([0, 4, 6], [3, 4, 2]))):
         logits = scale * np.sum(z[senders] * z[receivers], axis=-1).mean(axis=-1)

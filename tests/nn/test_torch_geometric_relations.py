@@ -219,5 +219,5 @@ def test_torch_geometric_has_the_same_attention_over_relations():
     edges = {name: _tensor(torch, np.array(pair)) for name, pair in ends.items()}
     expected = theirs({t: _tensor(torch, features) for t, features in x.items()}, edges)
     for node_type, actual in ours(graph, x).items():
-        made = expected[node_type].detach().numpy()
-        np.testing.assert_allclose(actual, made, rtol=1e-4, atol=1e-5)
+        wanted = expected[node_type].detach().numpy()
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,7 @@ OF_GRAPHS = {
 
 
 @pytest.fixture
-def without_library():
+def empty_installation():
     """An installation that has compiled nothing, with float64 and promotions as users have them."""
     caches = _library.load, _library.why_missing, dispatch._warn_once
 
@@ -55,7 +55,7 @@ def _emptied(argument, dtype):
     return jnp.asarray(argument[:0] if len(argument) == len(EDGES) else argument, dtype)
 
 
-def _in_dtype(state, dtype):
+def _to_dtype(state, dtype):
     """The variables of a layer, those that are floats in the dtype."""
     return jax.tree.map(
         lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, state
@@ -63,7 +63,7 @@ def _in_dtype(state, dtype):
 
 
 @pytest.mark.costly(4)
-@pytest.mark.usefixtures("without_library")
+@pytest.mark.usefixtures("empty_installation")
 @pytest.mark.filterwarnings("ignore:.*slow path")
 @pytest.mark.parametrize("name", OF_GRAPHS)
 def test_every_layer_has_values_and_gradients(name):
@@ -71,7 +71,7 @@ def test_every_layer_has_values_and_gradients(name):
     case = OF_GRAPHS[name]
     args = [_emptied(a, "float64") for a in case.args]
     definition, state = nnx.split(case.make(nnx.Rngs(0)))
-    params, rest = nnx.split_state(_in_dtype(state, "float64"), nnx.Param, ...)
+    params, rest = nnx.split_state(_to_dtype(state, "float64"), nnx.Param, ...)
 
     def loss(params):
         return total(nnx.merge(definition, params, rest)(*args)) ** 2
@@ -80,13 +80,13 @@ def test_every_layer_has_values_and_gradients(name):
     assert jax.tree.map(jnp.shape, slopes) == jax.tree.map(jnp.shape, params)
 
 
-@pytest.mark.usefixtures("without_library")
+@pytest.mark.usefixtures("empty_installation")
 @pytest.mark.filterwarnings("ignore:.*slow path")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_attention_with_features_of_no_edges_is_the_term_of_the_root(dtype):
     layer = nn.TransformerConv(4, 5, heads=2, edge_dim=3, rngs=nnx.Rngs(0))
     definition, state = nnx.split(layer)
-    layer = nnx.merge(definition, _in_dtype(state, dtype))
+    layer = nnx.merge(definition, _to_dtype(state, dtype))
     x = jnp.asarray(np.arange(16).reshape(4, 4) / 7, dtype)
 
     def run(x):

@@ -68,7 +68,7 @@ CASES = {
 }
 
 
-def _made(name: str) -> nnx.Module:
+def _make(name: str) -> nnx.Module:
     """The network with random numbers in the place of initial ones, which would be compiled."""
     make = getattr(models, name)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: make(**CASES[name], rngs=nnx.Rngs(3))))
@@ -82,7 +82,7 @@ def _made(name: str) -> nnx.Module:
 def saved(tmp_path_factory):
     """A file of a network, and the arrays in it."""
     path = tmp_path_factory.mktemp("models") / "small.npz"
-    jaxgnn.save_model(path, _made("GCNII"))
+    jaxgnn.save_model(path, _make("GCNII"))
     with np.load(path) as file:
         return path, dict(file)
 
@@ -98,7 +98,7 @@ def test_the_cases_are_all_networks_of_the_library():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_network_comes_back_with_its_options_and_every_bit(name, tmp_path):
-    model = _made(name)
+    model = _make(name)
     jaxgnn.save_model(tmp_path / "model.npz", model)
     loaded = jaxgnn.load_model(tmp_path / "model.npz")
     assert nnx.graphdef(loaded) == nnx.graphdef(model)
@@ -118,9 +118,9 @@ def test_options_of_the_caller_take_the_place_of_those_of_the_file(saved):
 
 
 def test_a_sudoku_network_is_also_a_file_of_weights(tmp_path):
-    jaxgnn.save_model(tmp_path / "sudoku.npz", _made("CandidateNetwork"))
+    jaxgnn.save_model(tmp_path / "sudoku.npz", _make("CandidateNetwork"))
     assert type(load_weights(tmp_path / "sudoku.npz")) is models.CandidateNetwork
-    jaxgnn.save_model(tmp_path / "gcnii.npz", _made("GCNII"))
+    jaxgnn.save_model(tmp_path / "gcnii.npz", _make("GCNII"))
     with pytest.raises(ValueError, match=r"gcnii\.npz: expected one of CandidateNetwork, .*GCNII"):
         load_weights(tmp_path / "gcnii.npz")
 
@@ -129,9 +129,9 @@ def test_what_could_not_be_made_again_is_not_saved(tmp_path):
     class Own(MaxKGNN):
         """A network of a user."""
 
-    own = nnx.eval_shape(lambda: Own(4, 8, 3, k=2, rngs=nnx.Rngs(0)))
+    unsaveable = nnx.eval_shape(lambda: Own(4, 8, 3, k=2, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"save_model: model must be one of .*, got Own"):
-        jaxgnn.save_model(tmp_path / "x.npz", own)
+        jaxgnn.save_model(tmp_path / "x.npz", unsaveable)
     hypergraph = Incidence.from_hyperedges([{0, 1}, {1, 2}], 3)
     options = {**CASES["ExpertGraphLM"], "strategy": hypergraph}
     expert = nnx.eval_shape(lambda: ExpertGraphLM(**options, rngs=nnx.Rngs(0)))
@@ -160,7 +160,7 @@ def test_the_recipe_for_a_network_of_ones_own_works_as_the_error_prints_it(tmp_p
     jax.tree.map(np.testing.assert_array_equal, *of_both)
 
 
-def _without(name):
+def _remove(name):
     return lambda arrays, _: arrays.pop(name)
 
 
@@ -188,7 +188,7 @@ SPOILED = {
     "an option of lists": (_option(num_layers=[3]), "expected options of GCNII that are numbers"),
     "too many layers": (_option(num_layers=10**9), "num_layers of GCNII is .*, expected at most"),
     "another width": (_option(hidden_features=9), r"is float32\[.*8.*\], expected float32\[.*9"),
-    "no array of that name": (_without("lin_in.kernel"), r"lin_in\.kernel is absent"),
+    "no array of that name": (_remove("lin_in.kernel"), r"lin_in\.kernel is absent"),
     "an array too many": (_array("other", np.zeros(2)), "other is float64.*expected absent"),
     "another dtype": (
         _array("lin_in.kernel", np.zeros((4, 8), np.float16)),
@@ -215,7 +215,7 @@ def test_a_spoiled_file_is_named_with_what_is_wrong(name, saved, tmp_path):
 def test_a_potential_of_an_earlier_version_keeps_its_convention(name, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CASES, name, CASES[name] | {"subtract_lone_atoms": False})
-        model = _made(name)
+        model = _make(name)
     jaxgnn.save_model(tmp_path / "model.npz", model)
     with np.load(tmp_path / "model.npz") as file:
         arrays = dict(file)
@@ -247,16 +247,16 @@ def test_a_file_that_is_cut_short_or_of_another_kind_is_named(saved, tmp_path):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_damaged_file_is_refused_or_has_the_same_bits(tmp_path, seed):
     path, draw = tmp_path / "model.npz", random.Random(seed)
-    jaxgnn.save_model(path, _made("SchNet"))
+    jaxgnn.save_model(path, _make("SchNet"))
     whole, right = path.read_bytes(), jaxgnn.load_model(path)
     refused = 0
     for _ in range(12):
         path.write_bytes(damaged(whole, draw))
         try:
-            found = jaxgnn.load_model(path)
+            loaded = jaxgnn.load_model(path)
         except ValueError as error:
             assert str(error).startswith(str(path)) and "\n" not in str(error)
             refused += 1
         else:
-            assert digest(found) == digest(right) and found.made_with == right.made_with
+            assert digest(loaded) == digest(right) and loaded.made_with == right.made_with
     assert refused

@@ -25,9 +25,9 @@ INKALA = "..53.....8......2..7..1.5..4....53...1..7...6..32...8..6.5....9..4....
 
 def test_hard_puzzles_are_solved():
     puzzles = sudoku.generate(6, [22, 23, 24], minimal=True, seed=77)
-    found = solve_sudokus(load_weights(sudoku_weights()), puzzles.puzzles, batch_size=6)
-    assert found.solved.all()
-    np.testing.assert_array_equal(found.digits, puzzles.solutions)
+    solutions = solve_sudokus(load_weights(sudoku_weights()), puzzles.puzzles, batch_size=6)
+    assert solutions.solved.all()
+    np.testing.assert_array_equal(solutions.digits, puzzles.solutions)
     answer = sudoku_solver().solve(INKALA)
     assert answer.solved and answer.restarts > 0
     np.testing.assert_array_equal(answer.board, sudoku.check_unique(sudoku.parse(INKALA)))

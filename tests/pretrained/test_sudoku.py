@@ -46,8 +46,8 @@ class _Steps:
         self._rule, self._puzzles = rule, puzzles
 
     def start(self):
-        made = jnp.zeros(self._puzzles.shape[:-1], jnp.int32)
-        return LSTMState(made, jnp.zeros(made.shape), jnp.array(True))
+        num_steps = jnp.zeros(self._puzzles.shape[:-1], jnp.int32)
+        return LSTMState(num_steps, jnp.zeros(num_steps.shape), jnp.array(True))
 
     def step(self, state):
         state = state._replace(hidden=state.hidden + 1)
@@ -59,28 +59,30 @@ class _Steps:
         return state, logits.at[..., BLANK, :].set(jnp.maximum(logits[..., BLANK, :], two))
 
 
-def at_step(*steps):
-    return Scripted(lambda made, noise, puzzles: (made[..., None] == jnp.array(steps)).any(axis=-1))
+def solve_at(*steps):
+    return Scripted(
+        lambda num_steps, noise, puzzles: (num_steps[..., None] == jnp.array(steps)).any(axis=-1)
+    )
 
 
 @pytest.mark.parametrize(
-    "right, limit, found", [((3, 4), 8, 3), ((1, 5), 8, 1), ((4,), 4, 4), ((5,), 4, 0)], ids=str
+    "right, limit, solved_at", [((3, 4), 8, 3), ((1, 5), 8, 1), ((4,), 4, 4), ((5,), 4, 0)], ids=str
 )
-def test_an_attempt_ends_with_the_first_answer_that_obeys_the_rules(right, limit, found):
-    answer = SudokuSolver(at_step(*right)).solve(PUZZLE, SudokuEffort(limit, limit))
-    assert (answer.solved, answer.steps, answer.restarts) == (found > 0, found, 0)
+def test_an_attempt_ends_with_the_first_answer_that_obeys_the_rules(right, limit, solved_at):
+    answer = SudokuSolver(solve_at(*right)).solve(PUZZLE, SudokuEffort(limit, limit))
+    assert (answer.solved, answer.steps, answer.restarts) == (solved_at > 0, solved_at, 0)
     assert bool(answer.conflicts) != answer.solved
     last = str(answer).splitlines()[-1]
     if answer.solved:
         np.testing.assert_array_equal(answer.board, SOLUTION)
-        assert last.startswith(f"solved at step {found} (0 restarts, ")
+        assert last.startswith(f"solved at step {solved_at} (0 restarts, ")
     else:
         np.testing.assert_array_equal(answer.board, WRONG)
         assert last.startswith("not solved (0 restarts, ") and "twice" in last
 
 
 def test_new_attempts_begin_with_noise_that_the_seed_decides():
-    lucky = Scripted(lambda made, noise, puzzles: (noise > 1.0) & (made == 2))
+    lucky = Scripted(lambda num_steps, noise, puzzles: (noise > 1.0) & (num_steps == 2))
     efforts = [SudokuEffort(10_000, 3, attempts=2, seed=seed) for seed in range(6)]
     solver = SudokuSolver(lucky)
     answers = [solver.solve(PUZZLE, effort) for effort in efforts]
@@ -92,7 +94,7 @@ def test_new_attempts_begin_with_noise_that_the_seed_decides():
 
 
 def test_every_other_new_attempt_takes_a_digit_that_the_network_doubts_for_given():
-    helped = Scripted(lambda made, noise, puzzles: puzzles[..., BLANK] == int(SOLUTION[BLANK]))
+    helped = Scripted(lambda num_steps, noise, puzzles: puzzles[..., BLANK] == int(SOLUTION[BLANK]))
     assert not SudokuSolver(helped).solve(PUZZLE, SudokuEffort(2, 2)).solved
     # The first attempt of a round has no guess, so one at a time never has.
     assert not SudokuSolver(helped).solve(PUZZLE, SudokuEffort(100, 2, attempts=1)).solved
@@ -112,13 +114,13 @@ def test_every_other_new_attempt_takes_a_digit_that_the_network_doubts_for_given
     ids=str,
 )
 def test_no_more_steps_are_made_than_allowed(effort, restarts):
-    answer = SudokuSolver(at_step(100)).solve(PUZZLE, effort)
+    answer = SudokuSolver(solve_at(100)).solve(PUZZLE, effort)
     assert not answer.solved and (answer.steps, answer.restarts) == (0, restarts)
 
 
 def test_seconds_are_those_of_the_whole_call_and_compilation_is_apart():
     begin = time.perf_counter()
-    answer = SudokuSolver(at_step(100)).solve(PUZZLE, SudokuEffort(12, 4, 8))
+    answer = SudokuSolver(solve_at(100)).solve(PUZZLE, SudokuEffort(12, 4, 8))
     whole = time.perf_counter() - begin
     assert answer.seconds > 0 and answer.compile_seconds > 0
     assert whole / 2 < answer.seconds + answer.compile_seconds <= whole
@@ -129,17 +131,17 @@ def test_seconds_are_those_of_the_whole_call_and_compilation_is_apart():
 def test_puzzles_of_a_batch_are_solved_each_on_its_own_and_progress_is_told():
     turned = np.roll(PUZZLE.reshape(3, 3, 9), 1, axis=1).reshape(81)  # rows inside the bands
     by_first_row = Scripted(
-        lambda made, noise, puzzles: (made >= 3) & (puzzles[..., 0] == int(PUZZLE[0]))
+        lambda num_steps, noise, puzzles: (num_steps >= 3) & (puzzles[..., 0] == int(PUZZLE[0]))
     )
     puzzles, told = np.stack([PUZZLE, turned, PUZZLE, turned, PUZZLE]), []
-    found = solve_sudokus(
+    solutions = solve_sudokus(
         by_first_row, puzzles, SudokuEffort(4, 4), batch_size=2, progress=told.append
     )
-    np.testing.assert_array_equal(found.solved, [True, False, True, False, True])
-    np.testing.assert_array_equal(found.steps, [3, 0, 3, 0, 3])
-    assert told == sorted(told) and told[-1] == 5 and found.seconds > 0
-    given = puzzles > 0
-    np.testing.assert_array_equal(found.digits[given], puzzles[given])
+    np.testing.assert_array_equal(solutions.solved, [True, False, True, False, True])
+    np.testing.assert_array_equal(solutions.steps, [3, 0, 3, 0, 3])
+    assert told == sorted(told) and told[-1] == 5 and solutions.seconds > 0
+    is_clue = puzzles > 0
+    np.testing.assert_array_equal(solutions.digits[is_clue], puzzles[is_clue])
     assert len(solve_sudokus(by_first_row, puzzles[:0]).digits) == 0
 
 
@@ -155,7 +157,7 @@ def test_puzzles_of_a_batch_are_solved_each_on_its_own_and_progress_is_told():
 )
 def test_what_are_no_digits_is_told_so(puzzles, message):
     with pytest.raises(ValueError, match=f"solve_sudokus: puzzles must be .*{message}"):
-        solve_sudokus(at_step(1), puzzles)
+        solve_sudokus(solve_at(1), puzzles)
 
 
 @pytest.mark.parametrize("name", ["steps", "attempt_steps", "attempts", "seed"])
@@ -180,9 +182,9 @@ class Constant(nnx.Module):
 def test_givens_stay_whatever_the_network_says():
     wrong = SOLUTION % 9 + 1
     answer = SudokuSolver(Constant(jax.nn.one_hot(wrong - 1, 9))).solve(PUZZLE, SudokuEffort(2, 2))
-    given = PUZZLE > 0
-    np.testing.assert_array_equal(answer.board[given], PUZZLE[given])
-    np.testing.assert_array_equal(answer.board[~given], wrong[~given])
+    is_clue = PUZZLE > 0
+    np.testing.assert_array_equal(answer.board[is_clue], PUZZLE[is_clue])
+    np.testing.assert_array_equal(answer.board[~is_clue], wrong[~is_clue])
     assert not answer.solved
 
 
@@ -216,11 +218,11 @@ BAD = {
 def test_what_is_no_puzzle_is_told_so(name):
     text, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        SudokuSolver(at_step(1)).solve(text)
+        SudokuSolver(solve_at(1)).solve(text)
 
 
 def test_arrays_and_files_are_checked(tmp_path):
-    solver = SudokuSolver(at_step(1))
+    solver = SudokuSolver(solve_at(1))
     with pytest.raises(ValueError, match="expected 0 to 9, got 10"):
         solver.solve(np.where(PUZZLE == 5, 10, PUZZLE))
     with pytest.raises(FileNotFoundError, match="no file"):

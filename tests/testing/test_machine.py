@@ -23,7 +23,7 @@ def test_ticks_of_the_cores_of_a_process_without_idle_ones_and_waits_for_disks()
 
 
 @pytest.mark.parametrize(
-    ("own", "everybody", "share"),
+    ("process", "everybody", "share"),
     [
         (2.0, 2.0, 0.0),
         (2.0, 11.0, 0.45),
@@ -31,8 +31,11 @@ def test_ticks_of_the_cores_of_a_process_without_idle_ones_and_waits_for_disks()
         (2.1, 2.0, 0.0),  # ticks are coarser than the time of a process
     ],
 )
-def test_others_have_what_this_process_has_not_used(own, everybody, share):
-    before, after = CpuReading(5.0, 1.0, 7.0, 2), CpuReading(15.0, 1.0 + own, 7.0 + everybody, 2)
+def test_others_have_what_this_process_has_not_used(process, everybody, share):
+    before, after = (
+        CpuReading(5.0, 1.0, 7.0, 2),
+        CpuReading(15.0, 1.0 + process, 7.0 + everybody, 2),
+    )
     assert machine.share_of_others(before, after) == pytest.approx(share)
 
 

@@ -171,18 +171,18 @@ def test_equal_programs_of_equal_inputs_are_timed_once():
     assert times["python"].program is None
 
 
-def _of(low, median, high, program=None):
+def _timing(low, median, high, program=None):
     return timing.Timing(median, low, 5, 1, low, high, program=program)
 
 
 @pytest.mark.parametrize(
     ("baseline", "ours", "text"),
     [
-        (_of(9, 10, 11), _of(4, 5, 6), "2.00"),
-        (_of(4, 5, 6), _of(9, 10, 11), "0.50"),
-        (_of(9, 10, 11), _of(8, 9, 9.5), "≈ same"),
-        (_of(9, 10, 11, "a"), _of(4, 5, 6, "b"), "2.00"),
-        (_of(9, 10, 11, "a"), _of(4, 5, 6, "a"), "same program"),
+        (_timing(9, 10, 11), _timing(4, 5, 6), "2.00"),
+        (_timing(4, 5, 6), _timing(9, 10, 11), "0.50"),
+        (_timing(9, 10, 11), _timing(8, 9, 9.5), "≈ same"),
+        (_timing(9, 10, 11, "a"), _timing(4, 5, 6, "b"), "2.00"),
+        (_timing(9, 10, 11, "a"), _timing(4, 5, 6, "a"), "same program"),
     ],
 )
 def test_a_ratio_says_whether_it_is_more_than_noise(baseline, ours, text):
@@ -208,15 +208,18 @@ def raise_else(x):
 
 
 def test_kernels_of_all_streams_of_a_device_are_added_up():
-    def of(**attributes):
+    def record(**attributes):
         return types.SimpleNamespace(**attributes)
 
     def line(name, *durations):
-        return of(name=name, events=[of(duration_ns=d) for d in durations])
+        return record(name=name, events=[record(duration_ns=d) for d in durations])
 
     gpu = line("Stream #1(Compute)", 3.0, 4.0), line("Stream #2(Memcpy)", 5.0), line("Steps", 99.0)
-    planes = [of(name="/device:GPU:0", lines=gpu), of(name="/host:CPU", lines=[line("Stream", 7)])]
-    assert timing.busy_ns(of(planes=planes)) == 12.0
+    planes = [
+        record(name="/device:GPU:0", lines=gpu),
+        record(name="/host:CPU", lines=[line("Stream", 7)]),
+    ]
+    assert timing.busy_ns(record(planes=planes)) == 12.0
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="reason: tests/gpu has that of a GPU")

@@ -146,7 +146,7 @@ def _clean(faults: Iterable[Fault], options: argparse.Namespace) -> int:
             print(outcome.output, flush=True)
         return passes
 
-    passed = _for_each(run, selections, options.jobs)
+    passed = _map_in_threads(run, selections, options.jobs)
     print(f"{sum(passed)} of {len(passed)} selections of tests pass without a fault")
     return 0 if all(passed) else 2
 
@@ -164,7 +164,7 @@ def _seed(faults: list[Fault], options: argparse.Namespace) -> tuple[int, list[r
             print(outcome.output, flush=True)
         return verdict
 
-    verdicts = _for_each(run, faults, options.jobs)
+    verdicts = _map_in_threads(run, faults, options.jobs)
     counts = {each: verdicts.count(each) for each in ("found", "MISSED", "hole", "ERROR")}
     print(
         f"{counts['found']} found, {counts['MISSED']} missed, {counts['hole']} known holes, "
@@ -174,7 +174,7 @@ def _seed(faults: list[Fault], options: argparse.Namespace) -> tuple[int, list[r
     return status, [record.Verdict(*pair) for pair in zip(faults, verdicts, strict=True)]
 
 
-def _for_each[T, R](run: Callable[[T], R], items: Iterable[T], jobs: int) -> list[R]:
+def _map_in_threads[T, R](run: Callable[[T], R], items: Iterable[T], jobs: int) -> list[R]:
     with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
         return list(pool.map(run, items))
 
@@ -250,8 +250,8 @@ def _environment(copy: Path) -> dict[str, str]:
 
 def _first_failure(output: str) -> str:
     """The first failing test and the first line of the reason, as the tests print them at once."""
-    found = re.search(r"^FAILED (.+?) at \w+: (.*)$", output, re.MULTILINE)
-    return "" if found is None else f"{found[1]}: {found[2][:100]}"
+    failure = re.search(r"^FAILED (.+?) at \w+: (.*)$", output, re.MULTILINE)
+    return "" if failure is None else f"{failure[1]}: {failure[2][:100]}"
 
 
 if __name__ == "__main__":

@@ -67,14 +67,14 @@ def _place(place: str, root: Path) -> tuple[Path, ast.AST]:
     base = root.joinpath(*room.split("."))
     files = [base.with_suffix(".py"), *sorted(base.rglob("*.py"))]
     word = re.compile(rf"\b{name.rpartition('.')[2]}\b")
-    found = [
+    definitions = [
         (path, node)
         for path in files
         if path.is_file() and (not name or word.search(path.read_text()))
         for qualified, node in _names(_tree(path))
         if qualified == name
     ]
-    return _the_only(found, f"{place!r}", [path.relative_to(root) for path, _ in found])
+    return _the_only(definitions, f"{place!r}", [path.relative_to(root) for path, _ in definitions])
 
 
 @functools.cache
@@ -105,18 +105,20 @@ def _occurrence(fault: Fault, scope: ast.AST) -> tuple[list[ast.AST], bool]:
     """The expression or statements that are the old code, and whether others are beside them."""
     expression = _expression(fault.old)
     if expression is not None and _expression(fault.new) is not None:
-        found = [([node], True) for node in ast.walk(scope) if _equal([node], [expression])]
+        places = [([node], True) for node in ast.walk(scope) if _equal([node], [expression])]
     else:
         wanted = ast.parse(textwrap.dedent(fault.old)).body
         lists = [[scope], *(getattr(n, f, ()) for n in ast.walk(scope) for f in _STATEMENTS)]
-        found = [
+        places = [
             (block[i : i + len(wanted)], len(block) > len(wanted))
             for block in lists
             if isinstance(block, list)  # a lambda and a conditional expression have one expression
             for i in range(len(block) - len(wanted) + 1)
             if _equal(block[i : i + len(wanted)], wanted)
         ]
-    return _the_only(found, f"in {fault.place!r} {fault.old!r}", [at[0].lineno for at, _ in found])
+    return _the_only(
+        places, f"in {fault.place!r} {fault.old!r}", [at[0].lineno for at, _ in places]
+    )
 
 
 _STATEMENTS = ("body", "orelse", "finalbody")
@@ -136,10 +138,10 @@ def _equal(nodes: list[ast.AST], others: list[ast.AST]) -> bool:
     )
 
 
-def _the_only[T](found: list[T], what: str, where: list) -> T:
-    if len(found) != 1:
-        raise WrongFault(f"expected once {what}, found {len(found)}: {[*map(str, where)]}")
-    return found[0]
+def _the_only[T](candidates: list[T], what: str, where: list) -> T:
+    if len(candidates) != 1:
+        raise WrongFault(f"expected once {what}, found {len(candidates)}: {[*map(str, where)]}")
+    return candidates[0]
 
 
 def _replaced(source: str, nodes: list[ast.AST], has_others: bool, new: str) -> str:

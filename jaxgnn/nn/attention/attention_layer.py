@@ -29,7 +29,7 @@ from jaxgnn.nn.shared.layer import (
     widths_of_ends,
 )
 from jaxgnn.nn.shared.linear import FusedLinear
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, number, one_of, or_none
+from jaxgnn.nn.shared.options import checked_options, flag, int_at_least, number, one_of, or_none
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _glorot = nnx.initializers.glorot_uniform()
@@ -89,7 +89,7 @@ checked = checked_options(
     attention_type=one_of("MX", "SD"),
     add_self_loops=flag,
     beta=flag,
-    edge_dim=or_none(at_least(1)),
+    edge_dim=or_none(int_at_least(1)),
     fill_value=_fill_value,
     requires_grad=flag,
     root_weight=flag,
@@ -164,7 +164,7 @@ class AttentionLayer(GraphLayer):
           has added, and the weight of each of its edge slots and heads.
         """
         ends = self._ends(graph, x, self.in_widths)
-        graph, edge_features = self._with_loops(graph, edge_features, ends)
+        graph, edge_features = self._add_self_loops(graph, edge_features, ends)
         options: dict[str, Any] = {"implementation": self.implementation}
         rngs = self._training_rngs(rngs)
         if rngs is not None:
@@ -216,10 +216,10 @@ class AttentionLayer(GraphLayer):
 
     # -- steps of a call ---------------------------------------------------------------------
 
-    def _with_loops(
+    def _add_self_loops(
         self, graph: CSRGraph, edge_features: Array | None, ends: Ends[Array]
     ) -> tuple[CSRGraph, Array | None]:
-        """The graph to attend over, and the features of its edges, which are finite in padding."""
+        """Returns the graph to attend over, and the features of its edges, finite in padding."""
         edge_features = self._edge_features(graph, edge_features, self.edges.dim, ends.dst)
         if not self.edges.add_self_loops:
             return graph, edge_features

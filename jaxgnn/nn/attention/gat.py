@@ -292,9 +292,9 @@ class SuperGATConv(AttentionLayer):
         return total / jnp.maximum(count, 1).astype(total.dtype)
 
     def _pairs(self, negatives: Any) -> tuple[Array, Array]:
-        """The senders and the receivers of pairs, checked."""
-        found = negatives if isinstance(negatives, tuple | list) else (negatives,)
-        ends = [jnp.asarray(array) for array in found if array is not None]
+        """Returns the checked senders and receivers of the pairs."""
+        arrays = negatives if isinstance(negatives, tuple | list) else (negatives,)
+        ends = [jnp.asarray(array) for array in arrays if array is not None]
         kinds = [(array.shape, array.dtype.name) for array in ends]
         if len(ends) == 1 and ends[0].ndim == 2:
             ends = list(ends[0]) if len(ends[0]) == 2 else []
@@ -318,7 +318,7 @@ class SuperGATConv(AttentionLayer):
         return jnp.moveaxis(products, -2, -1)
 
     def _mean_products(self, graph: CSRGraph, z: Float[Array, "nodes width"]) -> Array:
-        """The mean over the heads of the logits of edges: one inner product of all heads."""
+        """Computes the mean of the edges' logits over the heads as one inner product."""
         of_all = z[:, None, :]
         return self._products(graph, of_all, of_all)[:, 0] * (self._scale / self.heads.count)
 

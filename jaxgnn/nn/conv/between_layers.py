@@ -16,15 +16,21 @@ from jaxgnn.graph.local.local_graph import with_edges
 from jaxgnn.nn.shared.activations import CELL_FUNCTIONS
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.dropout import training_rngs
-from jaxgnn.nn.shared.graph_ids import check_batch, check_features, of_nodes, rows_where, sums
+from jaxgnn.nn.shared.graph_ids import (
+    check_batch,
+    check_features,
+    rows_where,
+    spread_to_nodes,
+    sums,
+)
 from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, apply_linear
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.node_draws import bernoulli_of_rows, bits_of_edges
 from jaxgnn.nn.shared.options import (
-    at_least,
     checked_options,
     flag,
     instance_of,
+    int_at_least,
     one_of,
     or_none,
     rate,
@@ -89,23 +95,24 @@ class DropEdge(DocumentedModule):
             return graph if edge_data is None else (graph, edge_data)
         stays = self._stays(graph, drawn_from.dropout())
         if isinstance(graph, LocalGraph):
-            made, order = with_edges(graph, stays)
+            dropped, order = with_edges(graph, stays)
         else:
-            made, order = _with_edges(graph, stays)
+            dropped, order = _keep_edges(graph, stays)
         if edge_data is None:
-            return made
-        return made, jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], edge_data)
+            return dropped
+        return dropped, jax.tree.map(lambda leaf: jnp.asarray(leaf)[order], edge_data)
 
     def _stays(self, graph: CSRGraph, key: Array) -> Bool[Array, " edges"]:
         """Mask of the kept edge slots; False for padding."""
         receivers = jnp.asarray(graph.receivers())
         if not self.undirected:
             draws = bits_of_edges("DropEdge", key, graph)
-        elif isinstance(graph, LocalGraph):  # by the numbers of the nodes in the whole graph
+        elif isinstance(graph, LocalGraph):
+            # A pair has the ids of its nodes in the whole graph, so all devices draw the same.
             senders = graph.sender_table(graph.halo.ids)[jnp.asarray(graph.indices)]
-            draws = _of_pairs(senders, graph.row_numbers().at[receivers].get(mode="clip"), key)
+            draws = _pair_bits(senders, graph.row_numbers().at[receivers].get(mode="clip"), key)
         else:
-            draws = _of_pairs(jnp.asarray(graph.indices), receivers, key)
+            draws = _pair_bits(jnp.asarray(graph.indices), receivers, key)
         bound = min(round(self.rate * 2**32), 2**32 - 1)
         return (receivers < graph.num_rows) & (draws >= jnp.uint32(bound))
 
@@ -161,26 +168,26 @@ class DropNode(DocumentedModule):
         return jnp.where(kept, x / (1 - self.rate), 0)
 
 
-def _with_edges(graph: CSRGraph, stays: Bool[Array, " edges"]) -> tuple[CSRGraph, Array]:
-    """The graph of the kept edges, and the old slot of each new one."""
+def _keep_edges(graph: CSRGraph, stays: Bool[Array, " edges"]) -> tuple[CSRGraph, Array]:
+    """Returns the graph of the kept edges, and the old slot of each new one."""
     indptr = jnp.asarray(graph.indptr)
     before = jnp.pad(jnp.cumsum(stays, dtype=indptr.dtype), (1, 0))
     slots, total = jnp.arange(stays.shape[0], dtype=indptr.dtype), before[-1]
     # The new slot of each old one: kept edges in their order, and the others after them.
     places = jnp.where(stays, before[:-1], total + slots - before[:-1])
     order = jnp.zeros_like(slots).at[places].set(slots, unique_indices=True)
-    made = CSRGraph(
+    kept_graph = CSRGraph(
         indptr=before[indptr],
         indices=jnp.where(slots < total, jnp.asarray(graph.indices)[order], 0),
         weights=None if graph.weights is None else jnp.asarray(graph.weights)[order],
         num_cols=graph.num_cols,
         in_range=graph.in_range,
     )
-    return made, order
+    return kept_graph, order
 
 
-def _of_pairs(senders: Array, receivers: Array, key: Array) -> UInt32[Array, " edges"]:
-    """A random number for each pair of nodes, the same for both directions and all repeats.
+def _pair_bits(senders: Array, receivers: Array, key: Array) -> UInt32[Array, " edges"]:
+    """Draws a random number for each pair of nodes: one for both directions and all repeats.
 
     The numbers of the nodes are mixed with two random ones as in MurmurHash3's finalizer.
     """
@@ -261,7 +268,7 @@ class VirtualNode(DocumentedModule):
         elif state.shape != shape:
             raise bad_input("VirtualNode", "state", f"of shape {shape}", f"shape {state.shape}")
         node_mask = jnp.asarray(batch.node_mask)
-        x = rows_where(node_mask, x + of_nodes(state.astype(x.dtype), batch))
+        x = rows_where(node_mask, x + spread_to_nodes(state.astype(x.dtype), batch))
         heard = self.mlp(state + sums(x, batch).astype(state.dtype))
         return x, rows_where(jnp.asarray(batch.graph_mask), state + heard.astype(state.dtype))
 
@@ -291,8 +298,8 @@ class JumpingKnowledge(DocumentedModule):
 
     @checked_options(
         mode=one_of("concat", "max", "lstm"),
-        features=or_none(at_least(1)),
-        num_layers=or_none(at_least(1)),
+        features=or_none(int_at_least(1)),
+        num_layers=or_none(int_at_least(1)),
         rngs=or_none(instance_of(nnx.Rngs, "an nnx.Rngs, such as nnx.Rngs(0)")),
     )
     def __init__(

@@ -86,10 +86,10 @@ class _Convolution(GraphLayer):
     def _dense_activation(self) -> ops.Activation | None:
         return "relu" if self.activation == "relu" else None
 
-    def _at_ends(
+    def _activate_ends(
         self, graph: CSRGraph, x: Any, widths: Ends[int], activated: Callable[[Array], Features]
     ) -> Ends[Any]:
-        """``activated`` of the checked features of both ends, once if they are the same."""
+        """Applies ``activated`` to the checked features of both ends; once if they are the same."""
         ends = self._checked_ends(graph, x, widths)
         if ends.are_one:
             one = activated(ends.dst)
@@ -166,7 +166,7 @@ class SAGEConv(_Convolution):
             is_floating = jnp.issubdtype(x.dtype, jnp.floating)
             return self._activate(graph, x if is_floating else x.astype(self.param_dtype), rngs, k)
 
-        h = self._at_ends(graph, x, self.in_widths, activated)
+        h = self._activate_ends(graph, x, self.in_widths, activated)
         neighbors = self._reduced(graph, h.src)
         return self._apply(self.self_linear, h.dst) + self._apply(self.neighbor_linear, neighbors)
 
@@ -262,7 +262,7 @@ class GCNConv(_Convolution):
         neighbors = gcn_sum(self._name, graph, **options)
         aggregated = self._aggregate(neighbors.graph, h)
         if neighbors.loops is not None:
-            aggregated = neighbors.with_own(aggregated, self._dense(h))
+            aggregated = neighbors.add_loop_terms(aggregated, self._dense(h))
         return self._biased(aggregated)
 
 
@@ -338,10 +338,10 @@ class GINConv(_Convolution):
         def activated(x: Array) -> Features:
             if self.linear is not None:
                 return self._apply_and_activate(graph, self.linear, x, rngs, k)
-            (floats,) = self._as_floats(x)
+            (floats,) = self._to_floats(x)
             return self._activate(graph, floats, rngs, k)
 
-        h = self._at_ends(graph, x, Ends(self.in_features, self.in_features), activated)
+        h = self._activate_ends(graph, x, Ends(self.in_features, self.in_features), activated)
         neighbors = self._aggregate(graph, h.src)
         total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h.dst) + neighbors
         return total if self.mlp is None else self._apply_mlp(self.mlp, total)

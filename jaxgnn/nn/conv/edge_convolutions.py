@@ -17,9 +17,9 @@ from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.linear import FusedLinear, FusedMLP, promoted
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, function, one_of, or_none
+from jaxgnn.nn.shared.options import checked_options, flag, function, int_at_least, one_of, or_none
 
-_checked = checked_options(edge_dim=or_none(at_least(1)), root_weight=flag)
+_checked = checked_options(edge_dim=or_none(int_at_least(1)), root_weight=flag)
 
 
 class GINEConv(GraphLayer):
@@ -78,7 +78,7 @@ class GINEConv(GraphLayer):
         edges: Any = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
         if self.edge_linear is not None:
             edges = self._apply(self.edge_linear, edges)
-        messages = jax.nn.relu(self._at_senders(graph, ends.src) + edges)
+        messages = jax.nn.relu(self._gather_senders(graph, ends.src) + edges)
         total = (1 + self.epsilon[...].astype(ends.dst.dtype)) * ends.dst
         total = total + self._aggregate_edges(graph, messages, "sum")
         return total if self.mlp is None else self._apply_mlp(self.mlp, total)
@@ -134,15 +134,15 @@ class EdgeConv(GraphLayer):
         ends = self._ends(graph, x, None)
         width = ends.dst.shape[-1]
         self._check_nodes("x[1]", ends.src, graph.num_cols, width, "senders")
-        if self._splits():
-            return self._by_nodes(graph, ends, width)
-        receivers = self._at_receivers(graph, ends.dst)
-        differences = self._at_senders(graph, ends.src) - receivers
+        if self._is_fusible():
+            return self._fused_reduction(graph, ends, width)
+        receivers = self._gather_receivers(graph, ends.dst)
+        differences = self._gather_senders(graph, ends.src) - receivers
         messages = self._apply_mlp(self.mlp, jnp.concatenate([receivers, differences], axis=-1))
         return self._aggregate_edges(graph, messages, self.reduce)
 
-    def _splits(self) -> bool:
-        """Whether ``ops.edge_mlp_aggregate`` can evaluate the MLP; it has no C++ kernels."""
+    def _is_fusible(self) -> bool:
+        """Returns whether ``ops.edge_mlp_aggregate`` supports the MLP; it has no C++ kernels."""
         mlp = self.mlp
         is_mlp = type(mlp) is FusedMLP
         is_linear = type(mlp) is FusedLinear and mlp.activation is None
@@ -153,7 +153,8 @@ class EdgeConv(GraphLayer):
             and ops.requested_implementation(self.implementation) != "ffi"
         )
 
-    def _by_nodes(self, graph: CSRGraph, ends: Ends[Array], width: int) -> Array:
+    def _fused_reduction(self, graph: CSRGraph, ends: Ends[Array], width: int) -> Array:
+        """Evaluates the MLP by ``ops.edge_mlp_aggregate``: the first layer is applied to nodes."""
         mlp: Any = self.mlp
         reduce: Any = self.reduce
         layers = mlp.layers if isinstance(mlp, FusedMLP) else [mlp]
@@ -236,8 +237,8 @@ class ResGatedGraphConv(GraphLayer):
         edges = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
         linears = self.query_linear, self.value_linear
         of_senders = jnp.concatenate([self._apply(linear, ends.src) for linear in linears], axis=-1)
-        queries, values = jnp.split(self._at_senders(graph, of_senders), 2, axis=-1)
-        gates = self._at_receivers(graph, self._apply(self.key_linear, ends.dst)) + queries
+        queries, values = jnp.split(self._gather_senders(graph, of_senders), 2, axis=-1)
+        gates = self._gather_receivers(graph, self._apply(self.key_linear, ends.dst)) + queries
         if self.edge_gate_linear is not None and self.edge_value_linear is not None:
             gates = gates + self._apply(self.edge_gate_linear, edges)
             values = values + self._apply(self.edge_value_linear, edges)

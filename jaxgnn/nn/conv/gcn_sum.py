@@ -32,22 +32,22 @@ class GCNSum(NamedTuple):
         self, x: Float[Array, "*batch nodes d"], implementation: ops.Name | None
     ) -> Float[Array, "*batch nodes d"]:
         """Computes ``P x``, the sum over neighbours and the node itself."""
-        return self.with_own(ops.spmm(self.graph, x, implementation=implementation), x)
+        return self.add_loop_terms(ops.spmm(self.graph, x, implementation=implementation), x)
 
-    def with_own(self, aggregated: Array, x: Array) -> Array:
+    def add_loop_terms(self, aggregated: Array, x: Array) -> Array:
         """Adds the nodes' own terms to the sums over their neighbours."""
         if self.loops is None:
             return aggregated
         # In half precision the sum is rounded once more, but not the product.
         wide = accumulation_dtype(aggregated.dtype)
-        own = self.loops.astype(wide)[:, None] * x.astype(wide)
-        return (aggregated.astype(wide) + own).astype(aggregated.dtype)
+        loop_terms = self.loops.astype(wide)[:, None] * x.astype(wide)
+        return (aggregated.astype(wide) + loop_terms).astype(aggregated.dtype)
 
     def dropped(self, rate: float, key: Array) -> GCNSum:
         """Drops each entry of ``P`` with a probability, and scales up the others."""
         of_edges, of_loops = jax.random.split(key)
-        given, graph = self.graph.weights, self.graph
-        weights = jnp.ones(graph.num_edges) if given is None else jnp.asarray(given)
+        edge_weights, graph = self.graph.weights, self.graph
+        weights = jnp.ones(graph.num_edges) if edge_weights is None else jnp.asarray(edge_weights)
         kept = bernoulli_of_edges("dropout", of_edges, 1 - rate, graph, weights.shape, 0)
         graph = graph.with_weights(jnp.where(kept, weights / (1 - rate), 0))
         if self.loops is None:
@@ -69,11 +69,11 @@ def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: boo
     if not graph.is_square:
         expected = "square, or normalised by the caller"
         raise bad_input(where, "graph", expected, shown_sides(graph))
-    made = gcn_coefficients(graph, add_self_loops=add_self_loops)
-    if made.weights is not None:
-        graph = graph.with_weights(made.weights)
-    scales = {"row_scale": made.scale, "col_scale": made.scale}
-    return GCNSum(dataclasses.replace(graph, **scales, normalization="gcn"), made.loops)
+    coefficients = gcn_coefficients(graph, add_self_loops=add_self_loops)
+    if coefficients.weights is not None:
+        graph = graph.with_weights(coefficients.weights)
+    scales = {"row_scale": coefficients.scale, "col_scale": coefficients.scale}
+    return GCNSum(dataclasses.replace(graph, **scales, normalization="gcn"), coefficients.loops)
 
 
 def _warn_of_missing_loops(where: str, graph: CSRGraph) -> None:

@@ -14,7 +14,7 @@ from jaxgnn.nn.conv.gcn_sum import gcn_sum
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, fraction, positive
+from jaxgnn.nn.shared.options import checked_options, flag, fraction, int_at_least, positive
 
 
 def identity_share(strength: float, place: int) -> float:
@@ -22,12 +22,12 @@ def identity_share(strength: float, place: int) -> float:
     return math.log(strength / place + 1)
 
 
-def near_identity(
+def identity_mix(
     support: Float[Array, "*batch nodes d"],
     mapped: Float[Array, "*batch nodes d"],
     beta: float | Array,
 ) -> Float[Array, "*batch nodes d"]:
-    """``(1 - β) s + β s W`` from the sums ``s`` of a layer and their product with its matrix."""
+    """Mixes the sums ``s`` of a layer with their product: ``(1 - β) s + β s W``."""
     return (1 - beta) * support + beta * mapped
 
 
@@ -62,7 +62,7 @@ class GCNIIConv(GraphLayer):
     @checked_options(
         alpha=fraction,
         strength=lambda value: None if value is None else positive(value),
-        place=at_least(1),
+        place=int_at_least(1),
         share_weights=flag,
     )
     def __init__(
@@ -107,13 +107,15 @@ class GCNIIConv(GraphLayer):
         if getattr(initial, "shape", None) != x.shape:
             got = f"shape {initial.shape}" if hasattr(initial, "shape") else repr(initial)
             raise bad_input(self._name, "initial", f"of shape {x.shape}, as x", got)
-        x, initial = self._as_floats(x, initial)
+        x, initial = self._to_floats(x, initial)
         options = {"normalize": self.normalize, "add_self_loops": self.add_self_loops}
         total = gcn_sum(self._name, graph, **options)(x, self.implementation)
-        neighbours, own = (1 - self.alpha) * total, self.alpha * initial
-        support = neighbours + own
+        neighbours, residual = (1 - self.alpha) * total, self.alpha * initial
+        support = neighbours + residual
         if self.initial_linear is None:
             mapped = self._apply(self.linear, support)
         else:
-            mapped = self._apply(self.linear, neighbours) + self._apply(self.initial_linear, own)
-        return near_identity(support, mapped, self.beta)
+            mapped = self._apply(self.linear, neighbours) + self._apply(
+                self.initial_linear, residual
+            )
+        return identity_mix(support, mapped, self.beta)

@@ -23,9 +23,9 @@ from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import (
     any_activation,
-    at_least,
     checked_options,
     flag,
+    int_at_least,
     names_of,
     or_none,
 )
@@ -72,7 +72,9 @@ class DegreeAverages(NamedTuple):
             if not isinstance(graph, CSRGraph) or not is_concrete(graph.indptr):
                 got = "a traced one" if isinstance(graph, CSRGraph) else type(graph).__name__
                 raise bad_input(where, "graphs", "concrete graphs; call it outside jit", got)
-        return cls._of(where, np.concatenate([np.diff(np.asarray(g.indptr)) for g in graphs]))
+        return cls._from_degrees(
+            where, np.concatenate([np.diff(np.asarray(g.indptr)) for g in graphs])
+        )
 
     @classmethod
     def of_histogram(cls, counts: npt.ArrayLike) -> DegreeAverages:
@@ -95,10 +97,10 @@ class DegreeAverages(NamedTuple):
         if not fits or (numbers < 0).any():
             expected = "whole numbers of at least 0, [largest degree + 1]"
             raise bad_input(where, "counts", expected, f"{numbers.dtype}{list(numbers.shape)}")
-        return cls._of(where, np.repeat(np.arange(len(numbers)), numbers))
+        return cls._from_degrees(where, np.repeat(np.arange(len(numbers)), numbers))
 
     @classmethod
-    def _of(cls, where: str, degrees: np.ndarray) -> DegreeAverages:
+    def _from_degrees(cls, where: str, degrees: np.ndarray) -> DegreeAverages:
         if not degrees.any():
             raise bad_input(where, "the degrees", "of at least one edge", "none")
         return cls(float(degrees.mean()), float(np.log(degrees + 1.0).mean()))
@@ -127,14 +129,14 @@ def degree_scales(
     degrees = graph.degrees().astype(dtype)
     at_least_one = jnp.maximum(degrees, 1)
     mean, log = averages
-    made = {
+    scales = {
         "identity": lambda: jnp.ones_like(degrees),
         "amplification": lambda: jnp.log(degrees + 1) / log,
         "attenuation": lambda: log / jnp.log(at_least_one + 1),
         "linear": lambda: degrees / mean,
         "inverse_linear": lambda: mean / at_least_one,
     }
-    return jnp.stack([made[name]() for name in scalers], axis=-1)
+    return jnp.stack([scales[name]() for name in scalers], axis=-1)
 
 
 _kernel_init = nnx.initializers.lecun_normal(in_axis=-2, out_axis=-1, batch_axis=0)
@@ -160,7 +162,7 @@ class Towers(nnx.Module):
         return times_each(x, kernel) + bias
 
 
-def by_tower(
+def split_towers(
     x: Float[Array, "*batch nodes width"], towers: int
 ) -> Float[Array, "*batch nodes towers each"]:
     """Splits features into the parts of the towers."""
@@ -178,7 +180,7 @@ def times_all(
 ) -> Float[Array, "*batch nodes towers out"]:
     """The product of the same features with the kernel of each tower."""
     towers, width, out = kernel.shape
-    return by_tower(x @ jnp.swapaxes(kernel, 0, 1).reshape(width, towers * out), towers)
+    return split_towers(x @ jnp.swapaxes(kernel, 0, 1).reshape(width, towers * out), towers)
 
 
 def times_each(
@@ -236,10 +238,10 @@ class PNAConv(GraphLayer):
         average_degree=averages_or_graph,
         aggregators=names_of(ops.Aggregation),
         scalers=names_of(Scaler),
-        edge_dim=or_none(at_least(1)),
-        towers=at_least(1),
-        pre_layers=at_least(1),
-        post_layers=at_least(1),
+        edge_dim=or_none(int_at_least(1)),
+        towers=int_at_least(1),
+        pre_layers=int_at_least(1),
+        post_layers=int_at_least(1),
         activation=any_activation,
         divide_input=flag,
     )
@@ -314,39 +316,40 @@ class PNAConv(GraphLayer):
         if self.edge_linear is None and not includes_shift:
             options = {"axis": -2, "implementation": self.implementation}
             reduced = ops.neighbour_reduce(graph, senders, self.aggregators, **options)
-            return self._of_reduced(graph, dst, reduced, shift)
-        messages = self._at_senders(graph, senders)
+            return self._combine_reductions(graph, dst, reduced, shift)
+        messages = self._gather_senders(graph, senders)
         if self.edge_linear is not None:
             encoded = self._apply(self.edge_linear, edges).astype(messages.dtype)
             messages = messages + joined(times_all(encoded, of_edges[0]))
         if includes_shift:
-            messages = messages + self._at_receivers(graph, shift)
+            messages = messages + self._gather_receivers(graph, shift)
         if self.pre_others:
-            messages = joined(self._through(self.pre_others, by_tower(messages, self.towers)))
+            messages = split_towers(messages, self.towers)
+            messages = joined(self._apply_others(self.pre_others, messages))
         reduced = self._aggregate_edges(graph, messages, self.aggregators)
-        return self._of_reduced(graph, dst, reduced, None if includes_shift else shift)
+        return self._combine_reductions(graph, dst, reduced, None if includes_shift else shift)
 
-    def _of_reduced(
+    def _combine_reductions(
         self, graph: CSRGraph, dst: Array, reduced: Array, shift: Array | None
     ) -> Float[Array, "*batch rows out"]:
-        """The result from the reductions of messages, to which each row may add a shift."""
+        """Computes the result from reductions of messages, to which each row may add a shift."""
         parts = jnp.split(reduced, len(self.aggregators), axis=-1)
         if shift is not None:
             parts = _shifted(graph, self.aggregators, parts, shift)
-        y = self._through(self.post_others, self._scaled(graph, dst, parts))
+        y = self._apply_others(self.post_others, self._scaled(graph, dst, parts))
         return self._apply(self.linear, joined(y))
 
-    def _through(self, others: nnx.List, x: Array) -> Float[Array, "*batch nodes towers each"]:
+    def _apply_others(self, others: nnx.List, x: Array) -> Float[Array, "*batch nodes towers each"]:
         """Applies the layers after the first one of each tower, each after an activation."""
         for layer in others:
             x = layer(function_of(self.activation)(x), self.dtype)
         return x
 
     def _times(self, x: Array, kernel: Array) -> Float[Array, "*batch nodes towers out"]:
-        """The product of each tower's part of the features with its kernel."""
+        """Multiplies each tower's part of the features by the tower's kernel."""
         if not self.divide_input:
             return times_all(x, kernel)
-        return times_each(by_tower(x, self.towers), kernel)
+        return times_each(split_towers(x, self.towers), kernel)
 
     def _scaled(
         self, graph: CSRGraph, dst: Array, reduced: list[Array]
@@ -355,7 +358,7 @@ class PNAConv(GraphLayer):
         dst, kernel, bias = promote_dtype((dst, *self.post.parameters()), dtype=self.dtype)
         each, out = self.pre.bias.shape[-1], kernel.shape[-1]
         y = self._times(dst, kernel[:, :each]) + bias
-        parts = jnp.concatenate([by_tower(part, self.towers) for part in reduced], axis=-1)
+        parts = jnp.concatenate([split_towers(part, self.towers) for part in reduced], axis=-1)
         of_scales = jnp.split(kernel[:, each:], len(self.scalers), axis=1)
         # One product for all scales, which are factors of its columns.
         product = times_each(parts, jnp.concatenate(of_scales, axis=-1))

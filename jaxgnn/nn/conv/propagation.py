@@ -20,7 +20,7 @@ from jaxgnn.nn.conv.gcn_sum import gcn_sum
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, fraction, one_of
+from jaxgnn.nn.shared.options import checked_options, fraction, int_at_least, one_of
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 LaplacianKind = Literal["sym", "rw"]
@@ -78,7 +78,7 @@ class SGConv(GraphLayer):
         self._check_square(graph, "since the sum is taken several times")
         p = gcn_sum(self._name, graph, normalize=True, add_self_loops=self.add_self_loops)
         linear_first = self.linear.out_features < self.linear.in_features
-        (x,) = self._as_floats(x)
+        (x,) = self._to_floats(x)
         x = self._apply(self.linear, x) if linear_first else x
         for _ in range(self.num_steps):
             x = p(x, self.implementation)
@@ -183,7 +183,9 @@ class ChebConv(GraphLayer):
 
     applies_weights = True
 
-    @checked_options(num_terms=at_least(1), normalization=one_of(None, *get_args(LaplacianKind)))
+    @checked_options(
+        num_terms=int_at_least(1), normalization=one_of(None, *get_args(LaplacianKind))
+    )
     def __init__(
         self,
         in_features: int,
@@ -227,7 +229,7 @@ class ChebConv(GraphLayer):
         first = self.linears[0]
         self._check(graph, x, first.in_features)
         self._check_square(graph, "since the sum is taken several times")
-        (x,) = self._as_floats(x)
+        (x,) = self._to_floats(x)
         options = {"lambda_max": lambda_max, "implementation": self.implementation}
         laplacian = scaled_laplacian(self._name, graph, self.normalization, x.dtype, **options)
         run = self._backward if first.out_features < first.in_features else self._forward
@@ -270,24 +272,24 @@ def scaled_laplacian(
     _check(where, graph, normalization, lambda_max)
     options = {"implementation": implementation}
     wide = accumulation_dtype(dtype)
-    own, of_senders = jnp.ones((), wide), None
-    p = graph if graph.is_normalized else _without_loops(graph)
+    diagonal, of_senders = jnp.ones((), wide), None
+    p = graph if graph.is_normalized else _drop_loops(graph)
     if normalization == "sym":
         p = p if p.is_normalized else p.normalized("gcn")
     else:
         degrees: Any = ops.spmm(p, jnp.ones((p.num_cols, 1), wide), **options)
         if normalization is None:
-            own = degrees
+            diagonal = degrees
         else:
             has_edges = degrees > 0
             of_senders = jnp.where(has_edges, 1 / jnp.where(has_edges, degrees, 1), 0)
     if lambda_max is None:
-        bound = 2 * max_over_devices(graph, jnp.max(own))
+        bound = 2 * max_over_devices(graph, jnp.max(diagonal))
         lambda_max = jnp.where(bound > 0, bound, 2)  # without edges any number is valid
     share = 2.0 / jnp.asarray(lambda_max, wide)
 
     def laplacian(z: Array) -> Array:
-        of_node, of_edge = (share * own - 1).astype(z.dtype), share.astype(z.dtype)
+        of_node, of_edge = (share * diagonal - 1).astype(z.dtype), share.astype(z.dtype)
         sent = z if of_senders is None else of_senders.astype(z.dtype) * z
         return of_node * z - of_edge * ops.spmm(p, sent, **options)
 
@@ -295,7 +297,7 @@ def scaled_laplacian(
 
 
 def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> None:
-    """Raises ValueError unless λ is positive, and the graph normalised only with ``"sym"``."""
+    """Raises ValueError if λ is not positive, or a normalised graph is used without ``"sym"``."""
     is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
     is_known = lambda_max is not None and is_concrete(lambda_max)
     if not is_number or (is_known and not lambda_max > 0):
@@ -308,12 +310,12 @@ def _check(where: str, graph: CSRGraph, normalization: Any, lambda_max: Any) -> 
 _LOOPLESS: IdentityMemory[CSRGraph | None] = IdentityMemory()
 
 
-def _without_loops(graph: CSRGraph) -> CSRGraph:
-    """The graph without its self loops; a traced graph keeps them with weight zero."""
+def _drop_loops(graph: CSRGraph) -> CSRGraph:
+    """Removes the self loops of a graph; a traced graph keeps them with weight zero."""
     arrays = graph.indptr, graph.indices, graph.weights
     if is_concrete(*arrays):
-        made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
-        return graph if made is None else made
+        loopless = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
+        return graph if loopless is None else loopless
     weights = graph.weights
     weights = jnp.ones(graph.num_edges, jnp.float32) if weights is None else jnp.asarray(weights)
     is_loop = jnp.asarray(graph.receivers()) == graph.senders_as_rows()
@@ -321,7 +323,7 @@ def _without_loops(graph: CSRGraph) -> CSRGraph:
 
 
 def _loopless_on_host(graph: CSRGraph) -> CSRGraph | None:
-    """The graph without its self loops; None if it has none, so that only new graphs are cached."""
-    made = remove_self_loops(graph)
+    """Returns the graph without its self loops; None if it has none: only new graphs are cached."""
+    loopless = remove_self_loops(graph)
     # Under jit an element of a concrete array would be traced.
-    return None if made.num_edges == np.asarray(graph.indptr)[-1] else made
+    return None if loopless.num_edges == np.asarray(graph.indptr)[-1] else loopless

@@ -17,9 +17,11 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, positive, require
+from jaxgnn.nn.shared.options import checked_options, int_at_least, positive, require
 
-_checked = checked_options(cutoff=positive, num_filters=at_least(1), num_gaussians=at_least(2))
+_checked = checked_options(
+    cutoff=positive, num_filters=int_at_least(1), num_gaussians=int_at_least(2)
+)
 
 
 def shifted_softplus(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -59,7 +61,7 @@ def gaussian_smearing(
       [[1.0, 0.607], [0.607, 1.0]]
     """
     require("nn.gaussian_smearing", "cutoff", cutoff, positive)
-    require("nn.gaussian_smearing", "num_gaussians", num_gaussians, at_least(2))
+    require("nn.gaussian_smearing", "num_gaussians", num_gaussians, int_at_least(2))
     distances = jnp.asarray(distances)
     if not jnp.issubdtype(distances.dtype, jnp.floating):
         distances = distances.astype(jnp.result_type(float))
@@ -154,9 +156,9 @@ class CFConv(GraphLayer):
         y = ops.filtered_sum(graph, features, filters, implementation=self.implementation)
         return self._apply(self.linear, y)
 
-    def _filters(self, graph: CSRGraph, given: Any, x: Array) -> Array:
-        """The filter of each edge, [*batch, edges, num_filters]."""
-        distances = jnp.asarray(given)
+    def _filters(self, graph: CSRGraph, edge_distances: Any, x: Array) -> Array:
+        """Computes the filter of each edge, [*batch, edges, num_filters]."""
+        distances = jnp.asarray(edge_distances)
         if distances.shape[-1:] != (graph.num_edges,) or distances.shape[:-1] not in (
             (),
             x.shape[:-2],

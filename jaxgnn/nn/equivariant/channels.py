@@ -28,8 +28,8 @@ def channels_of(
 ) -> Float[Array, "*rows channels components"]:
     """Returns all channels of an irrep, in the order of the entries."""
     parts = [
-        x[..., own].reshape(*x.shape[:-1], entry.multiplicity, irrep.dim)
-        for entry, own in zip(irreps, irreps.slices, strict=True)
+        x[..., columns].reshape(*x.shape[:-1], entry.multiplicity, irrep.dim)
+        for entry, columns in zip(irreps, irreps.slices, strict=True)
         if entry.irrep == irrep
     ]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-2)
@@ -50,8 +50,8 @@ def flattened(
             continue
         start = used[entry.irrep]
         used[entry.irrep] = end = start + entry.multiplicity
-        own = channels[entry.irrep][..., start:end, :]
-        parts.append(own.reshape(*rows, entry.dim))
+        entry_channels = channels[entry.irrep][..., start:end, :]
+        parts.append(entry_channels.reshape(*rows, entry.dim))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
 

@@ -19,9 +19,9 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.nn.equivariant.equivariant_linear import EquivariantLinear
 from jaxgnn.nn.equivariant.normalized import SECOND_MOMENTS
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.layer import GraphLayer, without_padding
+from jaxgnn.nn.shared.layer import GraphLayer, zero_padding_edges
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none, positive
+from jaxgnn.nn.shared.options import checked_options, flag, int_at_least, or_none, positive
 
 _BEHIND_SILU = nnx.initializers.variance_scaling(1 / SECOND_MOMENTS["silu"], "fan_in", "normal")
 _BEHIND_BASIS = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -68,7 +68,7 @@ class EquivariantConv(GraphLayer):
     """
 
     @checked_options(
-        num_basis=at_least(1), num_neighbours=positive, recompute_weights=or_none(flag)
+        num_basis=int_at_least(1), num_neighbours=positive, recompute_weights=or_none(flag)
     )
     def __init__(
         self,
@@ -124,9 +124,9 @@ class EquivariantConv(GraphLayer):
           basis: features of the distance of each edge slot, zero where the edge is ignored.
         """
         self._check(graph, x, self.irreps_in.dim)
-        (x,) = self._as_floats(x)
-        hidden = self._of_edges(graph, "basis", basis, self.num_basis, x).astype(x.dtype)
-        harmonics = self._of_edges(graph, "harmonics", harmonics, self.irreps_sh.dim, x)
+        (x,) = self._to_floats(x)
+        hidden = self._checked_edges(graph, "basis", basis, self.num_basis, x).astype(x.dtype)
+        harmonics = self._checked_edges(graph, "harmonics", harmonics, self.irreps_sh.dim, x)
         for layer in self.radial:
             hidden = self._apply(layer, hidden)
         y = ops.tensor_product_sum(
@@ -156,13 +156,15 @@ class EquivariantConv(GraphLayer):
                 got = f"{self.irreps_out}, with {entry}"
                 raise bad_input(self._name, "irreps_out", expected, got)
 
-    def _of_edges(self, graph: CSRGraph, name: str, given: Any, width: int, x: Array) -> Array:
-        """Features of edges, zeros in padding; ValueError unless they have this width."""
-        array = as_jax(self._name, name, given)
+    def _checked_edges(
+        self, graph: CSRGraph, name: str, features: Any, width: int, x: Array
+    ) -> Array:
+        """Returns features of edges, zeros in padding; raises ValueError for another width."""
+        array = as_jax(self._name, name, features)
         is_floating = jnp.issubdtype(array.dtype, jnp.floating)
         batch = array.shape[:-2]
         fits = array.shape[-2:] == (graph.num_edges, width) and batch in ((), x.shape[:-2])
         if not fits or not is_floating:
             expected = f"floating [{graph.num_edges}, {width}], a row for each edge slot"
             raise bad_input(self._name, name, expected, f"{array.dtype}{list(array.shape)}")
-        return without_padding(graph, array)
+        return zero_padding_edges(graph, array)

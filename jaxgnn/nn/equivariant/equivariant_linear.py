@@ -24,7 +24,7 @@ from jaxgnn.nn.equivariant.channels import (
     one_hot_species,
 )
 from jaxgnn.nn.shared.common_options import DocumentedModule
-from jaxgnn.nn.shared.options import at_least, checked_options, one_of, or_none
+from jaxgnn.nn.shared.options import checked_options, int_at_least, one_of, or_none
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from jaxgnn.ops.core.eager import run_compiled
 from jaxgnn.ops.shared import PRECISIONS
@@ -64,7 +64,7 @@ class EquivariantLinear(DocumentedModule):
       (3, 4)
     """
 
-    @checked_options(num_species=or_none(at_least(1)), missing=one_of("error", "zeros"))
+    @checked_options(num_species=or_none(int_at_least(1)), missing=one_of("error", "zeros"))
     def __init__(
         self,
         irreps_in: Irreps | str,
@@ -84,13 +84,13 @@ class EquivariantLinear(DocumentedModule):
         self.num_species = num_species
         self.dtype = dtype
         self.precision: ops.Precision | None = precision
-        given = distinct_irreps(self.irreps_in)
+        available = distinct_irreps(self.irreps_in)
         wanted = distinct_irreps(self.irreps_out)
-        absent = [irrep for irrep in wanted if irrep not in given]
+        absent = [irrep for irrep in wanted if irrep not in available]
         if absent and (missing == "error" or len(absent) == len(wanted)):
             expected = f"of irreps of the input, {self.irreps_in}"
             raise bad_input(name, "irreps_out", expected, f"{self.irreps_out}, with {absent[0]}")
-        self.irreps = tuple(irrep for irrep in wanted if irrep in given)
+        self.irreps = tuple(irrep for irrep in wanted if irrep in available)
         self.kernels = nnx.List(
             nnx.Param(_kernels(kernel_init, rngs, num_species, self._shape(irrep), param_dtype))
             for irrep in self.irreps
@@ -136,20 +136,20 @@ def _kernels(
     shape: tuple[int, int],
     dtype: DTypeLike,
 ) -> Array:
-    """The kernel, or one for each species, [species, in, out]."""
+    """Initialises the kernel, [in, out], or one for each species, [species, in, out]."""
     if num_species is None:
         return init(rngs.params(), shape, dtype)
     return jnp.stack([init(rngs.params(), shape, dtype) for _ in range(num_species)])
 
 
 def _apply(linear: _Map, arguments: tuple[Array, list[Array], Array | None]) -> Array:
-    """The map, irrep by irrep."""
+    """Applies the map to each irrep."""
     x, kernels, species = arguments
-    made = {}
+    mapped = {}
     for irrep, kernel in zip(linear.irreps, kernels, strict=True):
         part = channels_of(x, linear.irreps_in, irrep)
-        made[irrep] = _mixed(part, kernel, species, linear.precision)
-    return flattened(made, linear.irreps_out)
+        mapped[irrep] = _mixed(part, kernel, species, linear.precision)
+    return flattened(mapped, linear.irreps_out)
 
 
 def _mixed(
@@ -158,7 +158,7 @@ def _mixed(
     species: Array | None,
     precision: ops.Precision | None,
 ) -> Array:
-    """The channels of one irrep times its kernel, in the dtype of ``x``.
+    """Multiplies the channels of one irrep by its kernel, in the dtype of ``x``.
 
     With species, the channels of a row are put at the place of its species among those of all, so
     that their product is one of matrices.
@@ -170,7 +170,7 @@ def _mixed(
     if species is None:
         y = jnp.einsum("...ui,uv->...vi", wide, kernel, **options)
     else:
-        own = one_hot_species(species, kernel.shape[0], dtype)
-        spread = own[..., :, None, None] * wide[..., None, :, :]
+        one_hot = one_hot_species(species, kernel.shape[0], dtype)
+        spread = one_hot[..., :, None, None] * wide[..., None, :, :]
         y = jnp.einsum("...sui,suv->...vi", spread, kernel, **options)
     return (y * x.shape[-2] ** -0.5).astype(x.dtype)

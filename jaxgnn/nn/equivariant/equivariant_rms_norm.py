@@ -56,11 +56,11 @@ class EquivariantRMSNorm(DocumentedModule):
     ):
         name = type(self).__name__
         self.irreps_in = as_irreps(name, "irreps_in", irreps_in)
-        found = distinct_irreps(self.irreps_in)
-        shares = (1 / len(found),) * len(found) if shares is None else shares
-        is_sequence = isinstance(shares, Sequence) and len(shares) == len(found)
+        irreps = distinct_irreps(self.irreps_in)
+        shares = (1 / len(irreps),) * len(irreps) if shares is None else shares
+        is_sequence = isinstance(shares, Sequence) and len(shares) == len(irreps)
         if not is_sequence or any(positive(share) is not None for share in shares):
-            expected = f"{len(found)} positive numbers, one for each irrep of {self.irreps_in}"
+            expected = f"{len(irreps)} positive numbers, one for each irrep of {self.irreps_in}"
             raise bad_input(name, "shares", expected, repr(shares))
         self.shares = tuple(float(share) for share in shares)
         self.epsilon = epsilon
@@ -90,10 +90,10 @@ class _Kind(NamedTuple):
 
 
 def _apply(kind: _Kind, arguments: tuple[Array, Array]) -> Array:
-    """The features times their weights, over their root mean square."""
+    """Multiplies the features by their weights and divides them by their root mean square."""
     x, scale = arguments
     wide = x.astype(accumulation_dtype(x.dtype))
-    shares = jnp.asarray(_of_components(kind), wide.dtype)
+    shares = jnp.asarray(_component_shares(kind), wide.dtype)
     mean_square = jnp.sum(wide**2 * shares, axis=-1, keepdims=True)
     sizes = [entry.irrep.dim for entry in kind.irreps for _ in range(entry.multiplicity)]
     channels = np.repeat(np.arange(len(sizes)), sizes)
@@ -101,8 +101,8 @@ def _apply(kind: _Kind, arguments: tuple[Array, Array]) -> Array:
     return (wide * scales * jax.lax.rsqrt(mean_square + kind.epsilon)).astype(x.dtype)
 
 
-def _of_components(kind: _Kind) -> np.ndarray:
-    """The share of each component in the mean square: that of its irrep over its components."""
+def _component_shares(kind: _Kind) -> np.ndarray:
+    """Computes the weight of each component in the mean square, from the shares of the irreps."""
     shares = dict(zip(distinct_irreps(kind.irreps), kind.shares, strict=True))
     return np.concatenate(
         [

@@ -86,11 +86,11 @@ class _Kind(NamedTuple):
 
 
 def _apply(kind: _Kind, x: Array) -> Array:
-    """The scalars, and the channels of other entries times their gates, in the order of entries."""
+    """Activates the scalars and multiplies the channels of other entries by their gates."""
     entries = list(kind.irreps_out)
     num_scalars = sum(e.dim for e in entries if e.irrep.degree == 0)
     num_gates = sum(e.multiplicity for e in entries if e.irrep.degree > 0)
-    scalar, gate, other = 0, num_scalars, num_scalars + num_gates  # where the next entry starts
+    scalar, gate, other = 0, num_scalars, num_scalars + num_gates  # Starts of the next entries.
     gates = normalized(x[..., gate:other], kind.gate_activation)
     used, parts = 0, []
     for entry in entries:
@@ -102,7 +102,7 @@ def _apply(kind: _Kind, x: Array) -> Array:
         channels = x[..., other : other + entry.dim].reshape(
             *x.shape[:-1], entry.multiplicity, entry.irrep.dim
         )
-        own = gates[..., used : used + entry.multiplicity, None]
-        parts.append((own * channels).reshape(*x.shape[:-1], entry.dim))
+        entry_gates = gates[..., used : used + entry.multiplicity, None]
+        parts.append((entry_gates * channels).reshape(*x.shape[:-1], entry.dim))
         other, used = other + entry.dim, used + entry.multiplicity
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)

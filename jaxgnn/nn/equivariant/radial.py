@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.nn.conv.schnet import gaussian_smearing
 from jaxgnn.nn.shared.common_options import DocumentedModule
-from jaxgnn.nn.shared.options import at_least, checked_options, positive, require
+from jaxgnn.nn.shared.options import checked_options, int_at_least, positive, require
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 
 _SERIES_BELOW = 0.5
@@ -49,7 +49,7 @@ def polynomial_envelope(
       [1.    0.855 0.    0.   ]
     """
     require("nn.polynomial_envelope", "cutoff", cutoff, positive)
-    require("nn.polynomial_envelope", "p", p, at_least(2))
+    require("nn.polynomial_envelope", "p", p, int_at_least(2))
     wide, dtype = _wide(distance)
     x = jnp.where(wide >= cutoff, 1, wide / cutoff)
     # (1 - x)^3 times the first p terms of 1 / (1 - x)^3: the same polynomial without cancellation.
@@ -78,7 +78,7 @@ class BesselBasis(DocumentedModule):
       >>> features = basis(distances) * nn.polynomial_envelope(distances, 5.0)[:, None]
     """
 
-    @checked_options(num=at_least(1), cutoff=positive)
+    @checked_options(num=int_at_least(1), cutoff=positive)
     def __init__(self, num: int, cutoff: float):
         self.num, self.cutoff = num, cutoff
 
@@ -113,7 +113,7 @@ class GaussianBasis(DocumentedModule):
       (3, 50)
     """
 
-    @checked_options(num=at_least(2), cutoff=positive)
+    @checked_options(num=int_at_least(2), cutoff=positive)
     def __init__(self, num: int, cutoff: float):
         self.num, self.cutoff = num, cutoff
 

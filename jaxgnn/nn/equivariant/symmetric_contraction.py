@@ -18,7 +18,7 @@ from jaxgnn.equivariant import Irreps, MulIrrep, symmetric_couplings
 from jaxgnn.equivariant.irreps import as_irreps
 from jaxgnn.nn.equivariant.channels import check_features, check_species, one_hot_species
 from jaxgnn.nn.shared.common_options import DocumentedModule
-from jaxgnn.nn.shared.options import at_least, checked_options, one_of, or_none
+from jaxgnn.nn.shared.options import checked_options, int_at_least, one_of, or_none
 from jaxgnn.ops.core.dtypes import accumulation_dtype
 from jaxgnn.ops.core.eager import run_compiled
 from jaxgnn.ops.shared import PRECISIONS
@@ -58,7 +58,7 @@ class SymmetricContraction(DocumentedModule):
       (3, 64)
     """
 
-    @checked_options(correlation=one_of(1, 2, 3), num_species=or_none(at_least(1)))
+    @checked_options(correlation=one_of(1, 2, 3), num_species=or_none(int_at_least(1)))
     def __init__(
         self,
         irreps_in: Irreps | str,
@@ -81,10 +81,11 @@ class SymmetricContraction(DocumentedModule):
         self.precision: ops.Precision | None = precision
         of_one = Irreps(tuple(MulIrrep(1, entry.irrep) for entry in self.irreps_in))
         species = () if num_species is None else (num_species,)
-        self.kernels = nnx.List()  # for each entry of the output those of all orders with a path
+        # Ordered by the entries of the output, then by the orders that have a path.
+        self.kernels = nnx.List()
         self.products: tuple[_Products, ...] = ()
         for entry in self.irreps_out:
-            products = _Products.of(of_one, correlation, entry)
+            products = _Products.from_entry(of_one, correlation, entry)
             if not products.orders:
                 expected = f"of irreps of symmetric products of {self.irreps_in}"
                 raise bad_input(name, "irreps_out", expected, f"{self.irreps_out}, with {entry}")
@@ -129,14 +130,14 @@ class _Products(NamedTuple):
     num_paths: tuple[int, ...]
 
     @classmethod
-    def of(cls, irreps: Irreps, correlation: int, entry: MulIrrep) -> _Products:
+    def from_entry(cls, irreps: Irreps, correlation: int, entry: MulIrrep) -> _Products:
         """Finds the products of up to ``correlation`` factors."""
         counts = {
             order: len(symmetric_couplings(irreps, order, entry.irrep))
             for order in range(1, correlation + 1)
         }
-        found = {order: count for order, count in counts.items() if count}
-        return cls(irreps, entry, tuple(found), tuple(found.values()))
+        nonzero = {order: count for order, count in counts.items() if count}
+        return cls(irreps, entry, tuple(nonzero), tuple(nonzero.values()))
 
     def table(self, order: int) -> np.ndarray:
         """The tables of an order, with the factor of the number of all paths."""
@@ -164,29 +165,32 @@ def _check_channels(name: str, irreps_in: Irreps, irreps_out: Irreps) -> int:
 
 
 def _apply(kind: _Kind, arguments: tuple[Array, list[Array], Array | None]) -> Array:
-    """The contraction, entry by entry of the output."""
+    """Computes the contraction, one entry of the output after the other."""
     x, kernels, species = arguments
     wide = x.astype(accumulation_dtype(x.dtype))
     entries = [
-        wide[..., own].reshape(*x.shape[:-1], kind.channels, entry.irrep.dim)
-        for entry, own in zip(kind.irreps_in, kind.irreps_in.slices, strict=True)
+        wide[..., columns].reshape(*x.shape[:-1], kind.channels, entry.irrep.dim)
+        for entry, columns in zip(kind.irreps_in, kind.irreps_in.slices, strict=True)
     ]
     factors = jnp.concatenate(entries, axis=-1)
-    weights = [_of_rows(kernel.astype(wide.dtype), species) for kernel in kernels]
+    weights = [_row_weights(kernel.astype(wide.dtype), species) for kernel in kernels]
     parts = []
     for products in kind.products:
-        own, weights = weights[: len(products.orders)], weights[len(products.orders) :]
-        made = _contracted(products, factors, dict(zip(products.orders, own, strict=True)), kind)
-        parts.append(made.reshape(*x.shape[:-1], products.entry.dim))
+        count = len(products.orders)
+        weights_of_orders, weights = weights[:count], weights[count:]
+        contracted = _contracted(
+            products, factors, dict(zip(products.orders, weights_of_orders, strict=True)), kind
+        )
+        parts.append(contracted.reshape(*x.shape[:-1], products.entry.dim))
     return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
 
-def _of_rows(kernel: Array, species: Array | None) -> Float[Array, "*rows paths channels"]:
-    """The weights of each row, or of all rows without an axis for them."""
+def _row_weights(kernel: Array, species: Array | None) -> Float[Array, "*rows paths channels"]:
+    """Returns the weights of each row by its species, or those of all rows without that axis."""
     if species is None:
         return kernel
-    own = one_hot_species(species, kernel.shape[0], kernel.dtype)
-    return jnp.einsum("...s,spc->...pc", own, kernel, precision="highest")
+    one_hot = one_hot_species(species, kernel.shape[0], kernel.dtype)
+    return jnp.einsum("...s,spc->...pc", one_hot, kernel, precision="highest")
 
 
 def _contracted(
@@ -205,7 +209,7 @@ def _contracted(
     axes = "ijk"
     total: Array | None = None
     for order in range(max(products.orders), 0, -1):
-        left = axes[: order - 1]  # axes of the factors that come later
+        left = axes[: order - 1]  # Factors of these axes are multiplied later.
         last = axes[order - 1]
         if order in weights:
             table = jnp.asarray(products.table(order), x.dtype)

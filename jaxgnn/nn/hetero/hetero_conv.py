@@ -66,12 +66,16 @@ def checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple[
     return node_types, edge_types
 
 
-def width_of_each(where: str, given: Any, node_types: Sequence[str]) -> dict[str, int]:
-    """The width of each type: a common one, or those of a dictionary."""
-    widths = dict(given) if isinstance(given, Mapping) else dict.fromkeys(node_types, given)
+def width_of_each(where: str, in_features: Any, node_types: Sequence[str]) -> dict[str, int]:
+    """Returns the width of each type: a common one, or those of a dictionary."""
+    widths = (
+        dict(in_features)
+        if isinstance(in_features, Mapping)
+        else dict.fromkeys(node_types, in_features)
+    )
     if set(widths) != set(node_types):
         expected = f"one width, or one for each of {list(node_types)}"
-        raise bad_input(where, "in_features", expected, given)
+        raise bad_input(where, "in_features", expected, in_features)
     check_widths(where, *widths.values())
     return widths
 

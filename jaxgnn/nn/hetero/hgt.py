@@ -109,8 +109,8 @@ class HGTConv(GraphLayer):
         attended: Any = ops.dot_attention(
             graph.joined(),
             jnp.concatenate([queries[t] for t in self.node_types], axis=-3),
-            self._of_relations(keys, self.key_kernel, self.priors[...]),
-            self._of_relations(values, self.value_kernel, None),
+            self._relation_rows(keys, self.key_kernel, self.priors[...]),
+            self._relation_rows(values, self.value_kernel, None),
             implementation=self.implementation,
         )
         messages = attended.reshape(*attended.shape[:-2], self.out_features)
@@ -133,7 +133,7 @@ class HGTConv(GraphLayer):
         for name, width in self.in_widths.items():
             of = f"x[{name!r}]", x[name], graph.num_nodes[name]
             self._check_nodes(*of, width, f"{name} nodes")
-        arrays = self._as_floats(*(x[name] for name in self.node_types))
+        arrays = self._to_floats(*(x[name] for name in self.node_types))
         return dict(zip(self.node_types, arrays, strict=True))
 
     def _projected(self, x: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
@@ -145,10 +145,10 @@ class HGTConv(GraphLayer):
             parts[node_type] = z
         return tuple({t: z[..., place, :, :] for t, z in parts.items()} for place in range(3))
 
-    def _of_relations(
+    def _relation_rows(
         self, x: Mapping[str, Array], kernel: nnx.Param, factors: Array | None
     ) -> Float[Array, "*batch senders heads dim"]:
-        """Each relation's keys or values of its senders, concatenated over the relations."""
+        """Computes keys or values of each relation's senders, concatenated over the relations."""
         shape = len(self.edge_types), self.heads, *kernel.shape[1:]
         matrices = kernel[...].reshape(shape)
         if factors is not None:

@@ -16,7 +16,7 @@ from jaxgnn.graph import CSRGraph, RelationalGraph
 from jaxgnn.nn.shared.common_options import CommonOptions
 from jaxgnn.nn.shared.layer import GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, flag, or_none
+from jaxgnn.nn.shared.options import checked_options, flag, int_at_least, or_none
 
 
 class RGCNConv(GraphLayer):
@@ -49,9 +49,9 @@ class RGCNConv(GraphLayer):
     applies_weights = True
 
     @checked_options(
-        num_relations=at_least(1),
-        num_bases=or_none(at_least(1)),
-        num_blocks=or_none(at_least(1)),
+        num_relations=int_at_least(1),
+        num_bases=or_none(int_at_least(1)),
+        num_blocks=or_none(int_at_least(1)),
         root_weight=flag,
     )
     def __init__(
@@ -114,7 +114,7 @@ class RGCNConv(GraphLayer):
             raise bad_input(self._name, "graph", expected, f"{graph.num_relations} of them")
         of_shape: Any = graph
         ends = self._ends(of_shape, x, self.in_widths)
-        y = self._of_relations(graph, ends.src)
+        y = self._sum_relations(graph, ends.src)
         if self.root_linear is not None:
             y = y + self._apply(self.root_linear, ends.dst)
         return self._biased(y)
@@ -122,7 +122,7 @@ class RGCNConv(GraphLayer):
     def _check_graph(self, graph: Any) -> None:
         """Does nothing, because the relations were checked when the graph was built."""
 
-    def _of_relations(self, graph: RelationalGraph, x: Array) -> Float[Array, "*batch rows out"]:
+    def _sum_relations(self, graph: RelationalGraph, x: Array) -> Float[Array, "*batch rows out"]:
         stacked = graph.graph.normalized("mean") if self.aggregation == "mean" else graph.graph
         sums = ops.spmm(stacked, x, implementation=self.implementation)
         *batch, _, width = sums.shape

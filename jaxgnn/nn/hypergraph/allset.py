@@ -85,7 +85,7 @@ class AllDeepSetsConv(HypergraphLayer):
         return apply_mlp(mlp, x, self.implementation)
 
     def _total(self, graph: CSRGraph, x: Array) -> Array:
-        """The sum or mean over the columns of each row."""
+        """Computes the sum or mean over the columns of each row."""
         rows = power_or_zero(graph.degrees(), -1) if self.aggregation == "mean" else None
         return self._sums(graph, x, rows=rows)
 

@@ -21,7 +21,7 @@ from jaxgnn.nn.hypergraph.hypergraph_conv import HypergraphConv
 from jaxgnn.nn.shared.activations import name_of
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import any_activation, at_least, checked_options
+from jaxgnn.nn.shared.options import any_activation, checked_options, int_at_least
 from jaxgnn.ops.core.custom_gradient import custom_vjp
 
 Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
@@ -101,7 +101,7 @@ class ExpertCoupler(_Coupler):
       (2, 10, 16)
     """
 
-    @checked_options(activation=any_activation, layers=at_least(1))
+    @checked_options(activation=any_activation, layers=int_at_least(1))
     def __init__(
         self,
         features: int,
@@ -192,7 +192,7 @@ class PairwiseExpertCoupler(_Coupler):
       (2, 10, 16)
     """
 
-    @checked_options(layers=at_least(1))
+    @checked_options(layers=int_at_least(1))
     def __init__(
         self,
         features: int,
@@ -315,8 +315,8 @@ def expert_hyperedges(
         rows = np.split(np.asarray(graph.indices), np.asarray(graph.indptr)[1:])[:-1]
         return tuple(tuple(row.tolist()) for row in rows)
     if not isinstance(strategy, str):
-        given = Incidence.from_hyperedges(strategy, num_experts)
-        return expert_hyperedges(given, num_experts)
+        incidence = Incidence.from_hyperedges(strategy, num_experts)
+        return expert_hyperedges(incidence, num_experts)
     if strategy == "all":
         return (tuple(range(num_experts)),)
     if strategy not in _SUBSETS:

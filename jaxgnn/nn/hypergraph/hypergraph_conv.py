@@ -216,10 +216,10 @@ class HGNNPlusConv(HypergraphLayer):
         return of_group * weight.astype(of_group.dtype)
 
 
-def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
+def _group_sizes(groups: Sequence[int] | np.ndarray) -> tuple[int, ...]:
     """Returns the numbers of hyperedges of the groups as a static tuple."""
-    is_listed = isinstance(given, Iterable)
-    sizes = tuple(given) if is_listed else (given,)
+    is_listed = isinstance(groups, Iterable)
+    sizes = tuple(groups) if is_listed else (groups,)
     if not is_listed or not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
         raise bad_input("HGNNPlusConv", "group_sizes", "numbers of hyperedges", sizes)
     return tuple(map(int, sizes))

@@ -20,7 +20,7 @@ from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.nn.shared.common_options import CommonOptions, DocumentedModule
 from jaxgnn.nn.shared.layer import Layer
 from jaxgnn.nn.shared.maxk import check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options
+from jaxgnn.nn.shared.options import checked_options, int_at_least
 from jaxgnn.ops.shared import check_incidence
 
 
@@ -39,7 +39,7 @@ class HyperedgeWeights(DocumentedModule):
       [1.0, 1.0, 1.0]
     """
 
-    @checked_options(num_hyperedges=at_least(0))
+    @checked_options(num_hyperedges=int_at_least(0))
     def __init__(
         self, num_hyperedges: int, *, initial: float = 1.0, param_dtype: Any = jnp.float32
     ):

@@ -59,10 +59,10 @@ class HyperGCNConv(HypergraphConvolution):
         sizes = incidence.hyperedge_sizes().astype(jnp.float32)  # pairs may overflow int32
         pair = 2 * power_or_zero(sizes * (sizes - 1), -1)
         # Each incidence subtracts its own term from the sum over its hyperedge.
-        own = self._row_sums(by_node, pair)
-        joined = self._row_sums(by_node, pair * sizes.astype(pair.dtype)) - own
+        self_terms = self._row_sums(by_node, pair)
+        joined = self._row_sums(by_node, pair * sizes.astype(pair.dtype)) - self_terms
         root = power_or_zero(1 + joined, -0.5)
-        itself = root * root * (1 - own)
+        itself = root * root * (1 - self_terms)
 
         def propagate(x):
             h = self._sums(by_hyperedge, x, rows=pair, columns=root)

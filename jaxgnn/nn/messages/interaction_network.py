@@ -15,17 +15,17 @@ from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
 from jaxgnn.nn.shared.common_options import CommonOptions
-from jaxgnn.nn.shared.graph_ids import check_batch, of_nodes, rows_where, sums
+from jaxgnn.nn.shared.graph_ids import check_batch, rows_where, spread_to_nodes, sums
 from jaxgnn.nn.shared.layer import Ends, GraphLayer, Nodes, widths_of_ends
 from jaxgnn.nn.shared.linear import promoted
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.normed_mlp import NormedMLP, RowNorm, RowNormKind, norm_or_none
 from jaxgnn.nn.shared.options import activation as known_activation
-from jaxgnn.nn.shared.options import at_least, checked_options, one_of
+from jaxgnn.nn.shared.options import checked_options, int_at_least, one_of
 
 _checked = checked_options(
     activation=known_activation,
-    edge_dim=at_least(1),
+    edge_dim=int_at_least(1),
     norm=norm_or_none,
     reduce=one_of("sum", "mean"),
     summed=one_of("update", "edges"),
@@ -147,12 +147,12 @@ class InteractionNetwork(GraphLayer):
           x: features of the nodes; a pair ``(x_dst, x_src)`` for bipartite graphs.
         """
         ends = self._ends(graph, x, self.in_widths)
-        given = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
-        assert given is not None
+        edge_inputs = self._edge_features(graph, edge_features, self.edge_dim, ends.dst)
+        assert edge_inputs is not None
         edges, received = self.edge_update(
             graph,
             ends,
-            given,
+            edge_inputs,
             residual=self.residual,
             summed=self.summed,
             reduce=self.reduce,
@@ -253,18 +253,18 @@ class GraphNetBlock(GraphLayer):
         graph = graph.graph if isinstance(graph, GraphBatch) else graph
         self._check_graph(graph)
         self._check_square(graph, "since all nodes have one update")
-        (h,) = self._as_floats(self._checked_ends(graph, x, Ends(features, features)).dst)
+        (h,) = self._to_floats(self._checked_ends(graph, x, Ends(features, features)).dst)
         # Products of parameters with padding would make gradients of whatever it contains.
         h = of_graphs.real_nodes(h)
-        given = self._edge_features(graph, edge_features, edge_dim, h)
+        edge_inputs = self._edge_features(graph, edge_features, edge_dim, h)
         u = self._globals(global_features, of_graphs.shape(h)).astype(h.dtype)
         u = of_graphs.real_graphs(u)
         context = of_graphs.spread(u, h)
-        assert given is not None
+        assert edge_inputs is not None
         edges, (received, sent) = self.edge_update(
             graph,
             Ends(h, h),
-            given,
+            edge_inputs,
             context,
             ends="both",
             residual=self.residual,
@@ -279,14 +279,14 @@ class GraphNetBlock(GraphLayer):
         update = self.global_update(*totals, u)
         return nodes, edges, of_graphs.real_graphs(u + update if self.residual else update)
 
-    def _globals(self, given: Any, graphs: tuple[int, ...]) -> Array:
-        """The checked features of the graphs."""
-        found = as_jax(self._name, "global_features", given)
+    def _globals(self, global_features: Any, graphs: tuple[int, ...]) -> Array:
+        """Checks the features of the graphs."""
+        features = as_jax(self._name, "global_features", global_features)
         expected = (*graphs, self.in_widths[2])
-        if found.shape != expected:
+        if features.shape != expected:
             shape = f"of shape {list(expected)}, a row for each graph"
-            raise bad_input(self._name, "global_features", shape, f"shape {found.shape}")
-        return found
+            raise bad_input(self._name, "global_features", shape, f"shape {features.shape}")
+        return features
 
 
 class _Single:
@@ -298,8 +298,8 @@ class _Single:
     def spread(self, u: Array, h: Array) -> Array:
         return jnp.broadcast_to(u[..., None, :], (*h.shape[:-1], u.shape[-1]))
 
-    def total(self, of_nodes: Array) -> Array:
-        return jnp.sum(of_nodes, axis=-2)
+    def total(self, node_values: Array) -> Array:
+        return jnp.sum(node_values, axis=-2)
 
     def real_nodes(self, h: Array) -> Array:
         return h
@@ -309,7 +309,7 @@ class _Single:
 
 
 class _Batch:
-    """Sums over each graph of a batch, of nodes [nodes, width]."""
+    """Sums of nodes [nodes, width] over each graph of a batch."""
 
     def __init__(self, where: str, batch: GraphBatch, x: Any):
         self.batch = check_batch(where, x, batch)
@@ -320,10 +320,10 @@ class _Batch:
         return (self.batch.num_graphs,)
 
     def spread(self, u: Array, h: Array) -> Array:
-        return of_nodes(u, self.batch)
+        return spread_to_nodes(u, self.batch)
 
-    def total(self, of_nodes: Array) -> Array:
-        return sums(of_nodes, self.batch)
+    def total(self, node_values: Array) -> Array:
+        return sums(node_values, self.batch)
 
     def real_nodes(self, h: Array) -> Array:
         return rows_where(jnp.asarray(self.batch.node_mask), h)

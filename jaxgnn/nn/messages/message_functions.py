@@ -36,7 +36,7 @@ def plain_function(value: Any) -> str | None:
 
 
 def takes_graph(messages: Any) -> bool:
-    """Whether messages can be called as an ``EdgeMLP`` is, with the graph and features of nodes."""
+    """Returns whether messages are called as an ``EdgeMLP``, with the graph and node features."""
     with suppress(ValueError):  # a builtin has no signature
         try:
             inspect.signature(messages).bind(None, None, None, weights=None, rngs=None)
@@ -46,13 +46,13 @@ def takes_graph(messages: Any) -> bool:
 
 
 def _closed_over(function: Any) -> list[Any]:
-    """The values that a function captures from enclosing functions, as far as they are set."""
+    """Lists the values that a function captures from enclosing functions, if they are set."""
     cells = getattr(function, "__closure__", None) or ()
-    found = []
+    values = []
     for cell in cells:
         with suppress(ValueError):  # a cell may still be empty
-            found.append(cell.cell_contents)
-    return found
+            values.append(cell.cell_contents)
+    return values
 
 
 class FunctionMessages(nnx.Module):
@@ -86,12 +86,12 @@ class FunctionMessages(nnx.Module):
         dst, src = _checked_ends(graph, h)
         of_dst, of_src = at_ends("receivers", graph, dst), at_ends("senders", graph, src)
         edges = _checked_edges(graph, edge_features, dst.shape[:-2])
-        made = self.function(of_dst, of_src, edges, **_options(rngs))
+        messages = self.function(of_dst, of_src, edges, **_options(rngs))
         expected = *dst.shape[:-2], graph.num_edges
-        if not hasattr(made, "ndim") or made.ndim < 2 or made.shape[:-1] != expected:
+        if not hasattr(messages, "ndim") or messages.ndim < 2 or messages.shape[:-1] != expected:
             wanted = f"a function of messages [{', '.join(map(str, expected))}, features]"
-            raise bad_input(_WHERE, "messages", wanted, _shape(made))
-        return ops.aggregate(graph, made, self.reduce)
+            raise bad_input(_WHERE, "messages", wanted, _shape(messages))
+        return ops.aggregate(graph, messages, self.reduce)
 
 
 class FunctionUpdate(PlainUpdate):
@@ -123,13 +123,15 @@ def _options(rngs: nnx.Rngs | None) -> dict[str, nnx.Rngs]:
     return {} if rngs is None else {"rngs": rngs}
 
 
-def _shape(made: Any) -> str:
-    is_array = hasattr(made, "shape")
-    return f"one of shape {made.shape}" if is_array else f"one that returns {type(made).__name__}"
+def _shape(result: Any) -> str:
+    is_array = hasattr(result, "shape")
+    return (
+        f"one of shape {result.shape}" if is_array else f"one that returns {type(result).__name__}"
+    )
 
 
 def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
-    """The features of receivers and senders."""
+    """Returns the checked features of receivers and senders."""
     require_graph(_WHERE, "graph", graph)
     instead = "pass weights as edge_features, which the function of messages reads"
     refuse_weights(_WHERE, "graph", graph, instead)

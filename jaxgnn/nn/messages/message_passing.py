@@ -122,10 +122,10 @@ class EdgeMLP(DocumentedModule):
           weights: weight of each edge, with the leading axes of ``h`` or shared by them; None for
             the weights of the graph.
         """
-        given = 0 if edge_features is None else edge_features.shape[-1]
-        if given != self.edge_features:
+        width = 0 if edge_features is None else edge_features.shape[-1]
+        if width != self.edge_features:
             expected = f"{self.edge_features} wide, as the layer was made"
-            raise bad_input(type(self).__name__, "edge_features", expected, given)
+            raise bad_input(type(self).__name__, "edge_features", expected, width)
         ends = tuple(h) if isinstance(h, tuple | list) else (h,)
         arrays, *layers = promoted(self.dtype, self.layers, *ends, edge_features)
         *ends, edge_features = arrays
@@ -156,7 +156,7 @@ class EdgeMLP(DocumentedModule):
 
 
 def _is_node_update(value: Any) -> bool:
-    """Whether an object has the methods of a ``NodeUpdate``."""
+    """Returns whether an object has the methods of a ``NodeUpdate``."""
     methods = (getattr(value, name, None) for name in ("start", "features", "__call__"))
     return all(map(callable, methods))
 
@@ -169,12 +169,12 @@ def _update(value: Any) -> str | None:
 
 def _reduce(value: Any) -> str | None:
     """Checks for None, or one or several reductions."""
-    known = get_args(ops.Aggregation)
+    reductions = get_args(ops.Aggregation)
     names = [value] if isinstance(value, str) else value
     is_good = names is None or (
-        isinstance(names, Sequence) and len(names) > 0 and all(name in known for name in names)
+        isinstance(names, Sequence) and len(names) > 0 and all(name in reductions for name in names)
     )
-    return None if is_good else f"None, one of {', '.join(known)}, or several of them"
+    return None if is_good else f"None, one of {', '.join(reductions)}, or several of them"
 
 
 class MessagePassing(DocumentedModule):
@@ -329,8 +329,8 @@ class MessagePassing(DocumentedModule):
             _Steps(graphdef, int(steps), self.recompute_every),
             (graph, arrays, self.update.start(h), warm_up, warm_up_key, keys),
         )
-        made: Array = self.update.features(state)
-        return made if readout is None else (made, outputs)
+        features: Array = self.update.features(state)
+        return features if readout is None else (features, outputs)
 
 
 class _Steps(NamedTuple):

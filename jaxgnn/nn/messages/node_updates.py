@@ -157,15 +157,15 @@ class _CellUpdate[State](NodeUpdate[State]):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, features, message_features)
-        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        fused = own | {"implementation": implementation}
+        linear_options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        fused = linear_options | {"implementation": implementation}
         widths = [message_features + input_features, *mlp_features]
         self.message_features = message_features
         self.dtype = dtype
         self.mlp = FusedMLP(widths, activation=activation, **fused) if mlp_features else None
-        self._make_cell(widths[-1], features, own, fused)
+        self._make_cell(widths[-1], features, linear_options, fused)
 
-    def _make_cell(self, width: int, features: int, own: Any, fused: Any) -> None:
+    def _make_cell(self, width: int, features: int, linear_options: Any, fused: Any) -> None:
         """Creates the cell on features of a width, with the options of linear or fused layers."""
         raise NotImplementedError
 
@@ -192,8 +192,8 @@ class GRUUpdate(_CellUpdate[Array], PlainUpdate):
       (3, 8)
     """
 
-    def _make_cell(self, width: int, features: int, own: Any, fused: Any) -> None:
-        self.cell = nnx.GRUCell(width, features, **CELL_FUNCTIONS, **own)
+    def _make_cell(self, width: int, features: int, linear_options: Any, fused: Any) -> None:
+        self.cell = nnx.GRUCell(width, features, **CELL_FUNCTIONS, **linear_options)
 
     def __call__(
         self,
@@ -250,7 +250,7 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
       (3, 8)
     """
 
-    def _make_cell(self, width: int, features: int, own: Any, fused: Any) -> None:
+    def _make_cell(self, width: int, features: int, linear_options: Any, fused: Any) -> None:
         self.gates = FusedLinear(width + features, 4 * features, **fused)
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> LSTMState:

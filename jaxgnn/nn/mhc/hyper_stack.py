@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.nn.mhc.hyper_connection import LAYER_OUTPUT, HyperConnection
 from jaxgnn.nn.shared.common_options import DocumentedModule
-from jaxgnn.nn.shared.options import at_least, checked_options, or_none
+from jaxgnn.nn.shared.options import checked_options, int_at_least, or_none
 from jaxgnn.ops.core.eager import run_compiled
 
 
@@ -59,7 +59,7 @@ class HyperStack(DocumentedModule):
             raise bad_input("HyperStack", "layers", expected, sorted(shapes))
         if recompute_every == "auto":
             recompute_every = recompute_interval(len(layers), layers[0].num_streams)
-        if or_none(at_least(1))(recompute_every) is not None:
+        if or_none(int_at_least(1))(recompute_every) is not None:
             expected = "None, 'auto' or an int of at least 1"
             raise bad_input("HyperStack", "recompute_every", expected, repr(recompute_every))
         self.layers = nnx.List(layers)
@@ -140,7 +140,7 @@ def _run_segment(segment: _Segment, arguments: tuple[Any, ...]) -> tuple[Array, 
     state, x, args, kwargs = arguments
 
     def run(state, x):
-        given = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
+        values_before = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
         copies: Any = nnx.merge(segment.graphdef, state)
         rest = iter(copies[segment.num_layers :])
         replaced = {i: next(rest) for i in segment.of_args}
@@ -148,7 +148,7 @@ def _run_segment(segment: _Segment, arguments: tuple[Any, ...]) -> tuple[Array, 
         all_kwargs = kwargs | {k: next(rest) for k in segment.of_kwargs}
         y = _run(copies[: segment.num_layers], x, all_args, all_kwargs)
         after = nnx.to_flat_state(nnx.split(copies)[1])
-        changed = [(p, v) for p, v in after if v.get_value() is not given.get(p)]
+        changed = [(p, v) for p, v in after if v.get_value() is not values_before.get(p)]
         return y, nnx.from_flat_state(changed)
 
     save = jax.checkpoint_policies.save_only_these_names(LAYER_OUTPUT)

@@ -13,7 +13,13 @@ from jaxgnn._arrays.arrays import as_jax
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch, LocalGraph, mean_over_nodes
 from jaxgnn.nn.shared.common_options import DocumentedModule
-from jaxgnn.nn.shared.graph_ids import check_batch, check_features, means, of_nodes, rows_where
+from jaxgnn.nn.shared.graph_ids import (
+    check_batch,
+    check_features,
+    means,
+    rows_where,
+    spread_to_nodes,
+)
 from jaxgnn.nn.shared.maxk import check_widths
 from jaxgnn.nn.shared.options import checked_options, flag, fraction, one_of, positive
 from jaxgnn.ops.core.dtypes import accumulation_dtype
@@ -49,10 +55,12 @@ class _Norm(DocumentedModule):
         wide = wide if mask is None else rows_where(mask, wide)
         mean = self._mean(_mean_of_graphs(batch))
         centred = self._centred(wide, mean)
-        made = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
+        normed = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
         if self.scale is not None and self.bias is not None:
-            made = made * self.scale[...].astype(made.dtype) + self.bias[...].astype(made.dtype)
-        return (made if mask is None else rows_where(mask, made)).astype(x.dtype)
+            normed = normed * self.scale[...].astype(normed.dtype) + self.bias[...].astype(
+                normed.dtype
+            )
+        return (normed if mask is None else rows_where(mask, normed)).astype(x.dtype)
 
     def _mean(self, of_graphs: _Mean) -> _Mean:
         """The means that the norm subtracts, from the means over the nodes of each graph."""
@@ -175,10 +183,10 @@ class PairNorm(DocumentedModule):
         if self.individually:
             # The root has no gradient at zero, where the node equals its graph's mean.
             lengths = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
-            made = self.scale * centred / (self.epsilon + lengths)
+            normed = self.scale * centred / (self.epsilon + lengths)
         else:
-            made = self.scale * centred / jnp.sqrt(self.epsilon + mean(squares))
-        return (made if mask is None else rows_where(mask, made)).astype(x.dtype)
+            normed = self.scale * centred / jnp.sqrt(self.epsilon + mean(squares))
+        return (normed if mask is None else rows_where(mask, normed)).astype(x.dtype)
 
 
 class BatchNorm(DocumentedModule):
@@ -247,10 +255,12 @@ class BatchNorm(DocumentedModule):
             return self.norm(x) if x.shape[0] else self.norm(x, use_running_average=True)
         x = rows_where(mask, jnp.asarray(x))
         if isinstance(batch, LocalGraph):
-            return rows_where(mask, self._over_devices(x, batch))
-        return rows_where(mask, self._over_batch(x, mask))
+            return rows_where(mask, self._normalise_devices(x, batch))
+        return rows_where(mask, self._normalise_batch(x, mask))
 
-    def _over_batch(self, x: Float[Array, "nodes features"], mask: Bool[Array, " nodes"]) -> Array:
+    def _normalise_batch(
+        self, x: Float[Array, "nodes features"], mask: Bool[Array, " nodes"]
+    ) -> Array:
         """Normalises by the nodes of the mask; without any, the running averages stay.
 
         Means over nothing would be NaN, also in gradients: then all rows count, which are zeros.
@@ -259,12 +269,12 @@ class BatchNorm(DocumentedModule):
         if norm.use_running_average:
             return norm(x)
         before = norm.mean[...], norm.var[...]
-        made = norm(x, mask=(mask | ~has_nodes)[:, None])
+        normed = norm(x, mask=(mask | ~has_nodes)[:, None])
         for running, kept in zip((norm.mean, norm.var), before, strict=True):
             running[...] = jnp.where(has_nodes, running[...], kept)
-        return made
+        return normed
 
-    def _over_devices(self, x: Float[Array, "nodes features"], graph: LocalGraph) -> Array:
+    def _normalise_devices(self, x: Float[Array, "nodes features"], graph: LocalGraph) -> Array:
         """Normalises by the mean and variance over the nodes of all devices."""
         norm = self.norm
         if norm.use_running_average:
@@ -275,11 +285,11 @@ class BatchNorm(DocumentedModule):
         for running, new in ((norm.mean, mean), (norm.var, variance)):
             kept = norm.momentum * running[...]
             running[...] = kept + (1 - norm.momentum) * new.astype(running.dtype)
-        made = (wide - mean) / jnp.sqrt(variance + norm.epsilon)
+        normed = (wide - mean) / jnp.sqrt(variance + norm.epsilon)
         assert norm.scale is not None and norm.bias is not None
         scale, bias = norm.scale[...], norm.bias[...]
-        made = made * scale.astype(wide.dtype) + bias.astype(wide.dtype)
-        return made.astype(norm.dtype or jnp.promote_types(x.dtype, scale.dtype))
+        normed = normed * scale.astype(wide.dtype) + bias.astype(wide.dtype)
+        return normed.astype(norm.dtype or jnp.promote_types(x.dtype, scale.dtype))
 
 
 type _Mean = Callable[[Array], Array]
@@ -306,4 +316,4 @@ def _mean_of_graphs(batch: GraphBatch | LocalGraph | None) -> _Mean:
         return lambda values: jnp.mean(values, axis=0, keepdims=True)
     if isinstance(batch, LocalGraph):
         return lambda values: mean_over_nodes(batch, values)[None]
-    return lambda values: of_nodes(means(values, batch), batch)
+    return lambda values: spread_to_nodes(means(values, batch), batch)

@@ -20,9 +20,9 @@ from jaxgnn.nn.shared.graph_ids import (
     extremes,
     means,
     num_real_nodes,
-    of_nodes,
     rows_where,
     softmax,
+    spread_to_nodes,
     sums,
     variances,
 )
@@ -110,15 +110,15 @@ def pool(
     """
     where = "nn.pool"
     names = [reduce] if isinstance(reduce, str) else reduce
-    known = tuple(_REDUCES)
-    if not isinstance(names, Sequence) or not names or any(name not in known for name in names):
-        raise bad_input(where, "reduce", f"among {', '.join(known)}", repr(reduce))
+    allowed = tuple(_REDUCES)
+    if not isinstance(names, Sequence) or not names or any(name not in allowed for name in names):
+        raise bad_input(where, "reduce", f"among {', '.join(allowed)}", repr(reduce))
     check_batch(where, x, batch)
     x = as_jax(where, "x", x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise bad_input(where, "x", "of a floating dtype", x.dtype)
-    found = [_REDUCES[name](x, batch).astype(x.dtype) for name in names]
-    return found[0] if isinstance(reduce, str) else jnp.concatenate(found, axis=-1)
+    parts = [_REDUCES[name](x, batch).astype(x.dtype) for name in names]
+    return parts[0] if isinstance(reduce, str) else jnp.concatenate(parts, axis=-1)
 
 
 class AttentionPooling(DocumentedModule):
@@ -206,8 +206,8 @@ class Set2Set(DocumentedModule):
         check_widths("Set2Set", in_features)
         self.in_features = in_features
         self.num_steps = num_steps
-        own: Any = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.lstm = nnx.OptimizedLSTMCell(2 * in_features, in_features, **CELL_FUNCTIONS, **own)
+        options: Any = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.lstm = nnx.OptimizedLSTMCell(2 * in_features, in_features, **CELL_FUNCTIONS, **options)
 
     def __call__(
         self, x: Float[Array, "nodes features"], batch: GraphBatch
@@ -232,7 +232,7 @@ class Set2Set(DocumentedModule):
         for _ in range(self.num_steps):
             memory, query = self.lstm(memory, result)
             query = query.astype(x.dtype)
-            logits = jnp.sum(x * of_nodes(query, batch), axis=-1, keepdims=True)
+            logits = jnp.sum(x * spread_to_nodes(query, batch), axis=-1, keepdims=True)
             weights = softmax(logits, batch)
             answer = sums(weights * x.astype(weights.dtype), batch).astype(x.dtype)
             result = jnp.concatenate([query, answer], axis=-1)

@@ -21,11 +21,11 @@ from jaxgnn.nn.shared.graph_ids import (
     check_batch,
     check_features,
     num_real_nodes,
-    of_nodes,
     rows_where,
+    spread_to_nodes,
 )
 from jaxgnn.nn.shared.maxk import check_kept, check_widths
-from jaxgnn.nn.shared.options import at_least, checked_options, number, or_none
+from jaxgnn.nn.shared.options import checked_options, int_at_least, number, or_none
 
 
 class SortPool(DocumentedModule):
@@ -66,17 +66,20 @@ class SortPool(DocumentedModule):
         """
         check_batch("SortPool", x, batch)
         x = jnp.asarray(x)
-        order, start = by_score(x[:, -1], batch)
+        order, start = sort_by_score(x[:, -1], batch)
         place = jnp.arange(self.k, dtype=start.dtype)
         there = place < num_real_nodes(batch)[:, None]
         nodes = order[jnp.where(there, start[:, None] + place, 0)]
         return rows_where(there.ravel(), x[nodes.ravel()]).reshape(*there.shape, -1)
 
 
-def by_score(
+def sort_by_score(
     scores: Float[Array, " nodes"], batch: GraphBatch
 ) -> tuple[Int[Array, " nodes"], Int[Array, " graphs"]]:
-    """The nodes graph by graph, by descending score, padding last; the offset of each graph."""
+    """Sorts nodes by graph, then by descending score; returns the order and the graphs' offsets.
+
+    Padding comes last.
+    """
     nodes = jnp.arange(scores.shape[0], dtype=jnp.int32)
     keys = (jnp.asarray(batch.graph_ids), -scores, nodes)
     _, _, order = lax.sort(keys, num_keys=3)
@@ -131,7 +134,7 @@ class TopKPooling(DocumentedModule):
       ([2, 2, 6], [0, 1, 0, 1])
     """
 
-    @checked_options(ratio=or_none(number), k=or_none(at_least(1)))
+    @checked_options(ratio=or_none(number), k=or_none(int_at_least(1)))
     def __init__(
         self,
         in_features: int,
@@ -188,24 +191,25 @@ class TopKPooling(DocumentedModule):
         return min(most, nodes) + 1
 
     def _best(self, scores: Array, batch: GraphBatch) -> tuple[Array, Array]:
-        """All nodes graph by graph, in descending order, and a mask of the kept ones."""
+        """Sorts nodes by graph, then by descending score; returns the order and a mask."""
         count = num_real_nodes(batch)
         if self.k is not None:
             wanted = jnp.minimum(count, self.k)
         else:
             wanted = jnp.asarray(_numbers_kept(exact_fraction(self.ratio), scores.shape[0]))[count]
-        order, start = by_score(scores, batch)
+        order, start = sort_by_score(scores, batch)
         place = jnp.arange(order.shape[0], dtype=start.dtype)
-        within = place - of_nodes(start, batch)  # nodes are in the order of their graphs
-        return order, within < of_nodes(wanted, batch)
+        within = place - spread_to_nodes(start, batch)  # nodes are in the order of their graphs
+        return order, within < spread_to_nodes(wanted, batch)
 
 
 @functools.lru_cache(maxsize=32)
 def _numbers_kept(ratio: Fraction, most: int) -> np.ndarray:
-    """``⌈ratio · n⌉`` for n = 0 … ``most``, a table, since on a device the product may overflow."""
+    """Tabulates ``⌈ratio · n⌉`` for n = 0 … ``most``; on a device the product could overflow."""
     counts = np.arange(most + 1, dtype=np.int64)
     kept = -(-counts * ratio.numerator // ratio.denominator)
-    return np.maximum(kept, counts > 0).astype(np.int32)  # a ratio below all fractions keeps one
+    # A graph with nodes keeps at least one, also if the ratio is rounded to 0.
+    return np.maximum(kept, counts > 0).astype(np.int32)
 
 
 def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> GraphBatch:
@@ -255,7 +259,7 @@ def batch_of_nodes(batch: GraphBatch, node_ids: Int[Array, " capacity"]) -> Grap
 def rows_at(
     node_ids: Int[Array, " capacity"], x: Float[Array, "nodes *rest"]
 ) -> Float[Array, "capacity *rest"]:
-    """The rows of these nodes; zeros for an id equal to the number of nodes."""
+    """Gathers the rows of these nodes; zeros for an id equal to the number of nodes."""
     x = jnp.asarray(x)
     real = node_ids < x.shape[0]
     return rows_where(real, x[jnp.where(real, node_ids, 0)])

@@ -139,28 +139,28 @@ class DocumentedModule(nnx.Module):
     def __init_subclass__(cls, **options: Any):
         """Makes ``help`` and editors show the class with all of its options, without Flax's."""
         super().__init_subclass__(**options)
-        signature = with_common_options(inspect.signature(cls.__init__))
-        own = list(signature.parameters.values())[1:]
-        cls.__signature__ = _ClassSignature(signature.replace(parameters=own))  # pyrefly: ignore
-        is_own = cls.__module__.startswith("jaxgnn.")  # and not a class of a user
+        signature = add_common_options(inspect.signature(cls.__init__))
+        parameters = list(signature.parameters.values())[1:]
+        cls.__signature__ = _ClassSignature(signature.replace(parameters=parameters))  # pyrefly: ignore
+        is_own = cls.__module__.startswith("jaxgnn.")  # A user's class is not.
         if vars(cls).get("__doc__"):
             lines = _lines_for(signature, cls.option_lines)
-            text = with_common_lines(str(cls.__doc__), signature.parameters, lines)
-            cls.__doc__ = _with_imports(text, cls) if is_own else text
+            text = add_common_lines(str(cls.__doc__), signature.parameters, lines)
+            cls.__doc__ = _add_imports(text, cls) if is_own else text
         call = vars(cls).get("__call__")
         if is_own and call is not None and call.__doc__:
             signature = inspect.signature(call)
             lines = _lines_for(signature, _CALL_LINES)
-            text = with_common_lines(call.__doc__, signature.parameters, lines, _CALL_RAISES)
+            text = add_common_lines(call.__doc__, signature.parameters, lines, _CALL_RAISES)
             edges = re.search(r"^  edge_features: .*(?:\n    .*)*", text, re.M)
             if edges is not None and "sort_edges" not in edges[0]:
                 text = text[: edges.end()] + _EDGE_ORDER + text[edges.end() :]
             call.__doc__ = text
         if is_own and call is not None:
-            cls.__call__ = _with_numbers_of_jax(call)
+            cls.__call__ = _convert_arguments(call)
 
 
-def _with_numbers_of_jax(call: Callable[..., Any]) -> Callable[..., Any]:
+def _convert_arguments(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a ``__call__`` so that it reads NumPy arrays in both byte orders, and never cuts them.
 
     Graphs and other objects are passed on unchanged; they check their arrays themselves.
@@ -179,7 +179,7 @@ def _with_numbers_of_jax(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read(where: str, argument: str, value: Any) -> Any:
-    """An argument of a layer, with all NumPy arrays in it, also in plain containers, checked."""
+    """Returns an argument of a layer after checks of all NumPy arrays in it and its containers."""
     if isinstance(value, np.ndarray | np.generic):
         return checked_numbers(where, argument, value)
     if isinstance(value, tuple | list):
@@ -204,7 +204,7 @@ class _ClassSignature:
         return self.signature
 
 
-def with_common_options(signature: inspect.Signature) -> inspect.Signature:
+def add_common_options(signature: inspect.Signature) -> inspect.Signature:
     """Replaces ``**common`` in the signature of an ``__init__`` by the common options.
 
     Other keyword options, such as ``**kwargs`` of a user's class, are unchanged, and an option that
@@ -232,7 +232,7 @@ def with_common_options(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _are_common(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter is ``**common: Unpack[CommonOptions]``."""
+    """Returns whether a parameter is ``**common: Unpack[CommonOptions]``."""
     annotations = "Unpack[CommonOptions]", Unpack[CommonOptions]
     return parameter.kind is parameter.VAR_KEYWORD and parameter.annotation in annotations
 
@@ -247,7 +247,7 @@ def _lines_for(signature: inspect.Signature, table: Mapping[str, str]) -> dict[s
     return lines
 
 
-def with_common_lines(
+def add_common_lines(
     docstring: str,
     options: Iterable[str],
     lines: Mapping[str, str] = OPTION_LINES,
@@ -278,7 +278,7 @@ def with_common_lines(
     return "\n\n".join([head.rstrip(), f"Raises:\n  ValueError: {raises}", *tail]).rstrip()
 
 
-def _with_imports(text: str, cls: type) -> str:
+def _add_imports(text: str, cls: type) -> str:
     """Adds the imports of the names that the example of a class uses."""
     head, title, code = text.partition("\nExample:\n")
     package = "jaxgnn.models"
@@ -289,7 +289,9 @@ def _with_imports(text: str, cls: type) -> str:
     for name in sorted(set(re.findall(r"\b[A-Za-z]\w*", code)) & set(packages)):
         if not re.search(rf"import .*\b{name}\b", code):
             imports.setdefault(packages[name], []).append(name)
-    made = [f"from {home} import {', '.join(names)}" for home, names in sorted(imports.items())]
+    import_lines = [
+        f"from {home} import {', '.join(names)}" for home, names in sorted(imports.items())
+    ]
     if "jnp." in code and "as jnp" not in code:
-        made.insert(0, "import jax.numpy as jnp")
-    return head + title + "".join(f"  >>> {line}\n" for line in made) + code
+        import_lines.insert(0, "import jax.numpy as jnp")
+    return head + title + "".join(f"  >>> {line}\n" for line in import_lines) + code

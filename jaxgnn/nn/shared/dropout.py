@@ -84,15 +84,15 @@ def dropout[X: Array | CBSR | CSRGraph](
     """
     if rngs is None or rate == 0.0:
         return x
-    given: Any = x
+    features: Any = x
     if isinstance(x, CSRGraph):
-        is_plain = given.weights is None
-        weights = jnp.ones(given.num_edges, jnp.float32) if is_plain else given.weights
-        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, given, weights.shape, 0)
-        return given.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
+        is_plain = features.weights is None
+        weights = jnp.ones(features.num_edges, jnp.float32) if is_plain else features.weights
+        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, features, weights.shape, 0)
+        return features.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
     if isinstance(x, CBSR):
-        return dataclasses.replace(given, values=_dropped(given.values, rate, rngs, graph))
-    return _dropped(given, rate, rngs, graph)
+        return dataclasses.replace(features, values=_dropped(features.values, rate, rngs, graph))
+    return _dropped(features, rate, rngs, graph)
 
 
 def _dropped(values: Any, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Any:

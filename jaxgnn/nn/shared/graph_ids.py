@@ -60,7 +60,7 @@ def sums(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "gra
 
 
 def means(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "graphs *rest"]:
-    """The mean over the nodes of each graph, in at least float32; zero for one without nodes."""
+    """Computes the mean over the nodes of each graph, in at least float32; zero without nodes."""
     total = sums(x, batch)
     count = jnp.maximum(num_real_nodes(batch), 1).astype(total.dtype)
     return total / jnp.expand_dims(count, range(1, x.ndim))
@@ -69,7 +69,7 @@ def means(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "gr
 def variances(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "graphs *rest"]:
     """The variance over the nodes of each graph, with their number in the denominator."""
     wide = rows_where(jnp.asarray(batch.node_mask), x.astype(accumulation_dtype(x.dtype)))
-    return means(jnp.square(wide - of_nodes(means(wide, batch), batch)), batch)
+    return means(jnp.square(wide - spread_to_nodes(means(wide, batch), batch)), batch)
 
 
 def extremes(
@@ -79,11 +79,11 @@ def extremes(
     function: Callable[..., Array] = jax.ops.segment_max if largest else jax.ops.segment_min
     masked = rows_where(jnp.asarray(batch.node_mask), x, -jnp.inf if largest else jnp.inf)
     ids = jnp.asarray(batch.graph_ids)
-    found = function(masked, ids, batch.num_graphs, indices_are_sorted=True)
-    return rows_where(num_real_nodes(batch) > 0, found)
+    bounds = function(masked, ids, batch.num_graphs, indices_are_sorted=True)
+    return rows_where(num_real_nodes(batch) > 0, bounds)
 
 
-def of_nodes(
+def spread_to_nodes(
     values: Float[Array, "graphs *rest"], batch: GraphBatch
 ) -> Float[Array, "nodes *rest"]:
     """Broadcasts the values of graphs to their nodes."""
@@ -95,10 +95,10 @@ def softmax(logits: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Arr
     wide = logits.astype(accumulation_dtype(logits.dtype))
     highest = jax.lax.stop_gradient(extremes(wide, batch, largest=True))
     # Padding must stay finite, even where it is masked afterwards.
-    centred = rows_where(jnp.asarray(batch.node_mask), wide - of_nodes(highest, batch))
+    centred = rows_where(jnp.asarray(batch.node_mask), wide - spread_to_nodes(highest, batch))
     powers = rows_where(jnp.asarray(batch.node_mask), jnp.exp(centred))
     total = sums(powers, batch)
-    return powers / of_nodes(rows_where(num_real_nodes(batch) > 0, total, 1), batch)
+    return powers / spread_to_nodes(rows_where(num_real_nodes(batch) > 0, total, 1), batch)
 
 
 def _offsets(batch: GraphBatch) -> Int[Array, " graphs+1"]:

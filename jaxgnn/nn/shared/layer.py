@@ -114,7 +114,7 @@ class GraphLayer(Layer):
         return apply_linear(linear, x, self.implementation)
 
     def _check(self, graph: CSRGraph, x: Array, in_features: int | None) -> None:
-        """Checks graph and features of the senders; ``in_features`` of None may be any."""
+        """Checks graph and features of the senders; ``in_features=None`` accepts any width."""
         self._check_graph(graph)
         self._check_nodes("x", x, graph.num_cols, in_features, "nodes")
 
@@ -156,12 +156,12 @@ class GraphLayer(Layer):
         """
         ends = self._checked_ends(graph, x, widths)
         if ends.are_one:
-            (one,) = self._as_floats(ends.dst)
+            (one,) = self._to_floats(ends.dst)
             return Ends(one, one)
-        return Ends(*self._as_floats(*ends))
+        return Ends(*self._to_floats(*ends))
 
     def _checked_ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Any]:
-        """The features of both ends unchanged; raises ValueError unless all fit each other."""
+        """Returns the features of both ends unchanged; raises ValueError unless they fit."""
         self._check_graph(graph)
         names = ("x[0]", "x[1]")
         if not isinstance(x, tuple | list):
@@ -181,7 +181,7 @@ class GraphLayer(Layer):
         return ends
 
     def _edge_features(
-        self, graph: CSRGraph, given: Any, dim: int | None, x: Array
+        self, graph: CSRGraph, edge_features: Any, dim: int | None, x: Array
     ) -> Float[Array, "*batch edges features"] | None:
         """The features of edges in the dtype of ``x``, zeros in padding; None if there are none.
 
@@ -190,30 +190,30 @@ class GraphLayer(Layer):
         """
         name = "edge_features"
         if dim is None:
-            if given is not None:
+            if edge_features is not None:
                 expected = "None for a layer that was made without edge_dim"
-                raise bad_input(self._name, name, expected, f"shape {jnp.shape(given)}")
+                raise bad_input(self._name, name, expected, f"shape {jnp.shape(edge_features)}")
             return None
         expected = f"of shape [{graph.num_edges}, {dim}], edge slots by features"
         if x.ndim > 2:
             expected += f", or the same with the leading axes of x, {x.shape[:-2]}"
-        if given is None:
+        if edge_features is None:
             raise bad_input(self._name, name, expected, None)
-        features = as_jax(self._name, name, given)
+        features = as_jax(self._name, name, edge_features)
         if dim == 1 and features.shape == (graph.num_edges,):
             features = features[:, None]
         fits = features.shape[-2:] == (graph.num_edges, dim)
         if not fits or features.shape[:-2] not in ((), x.shape[:-2]):
             got = f"shape {features.shape}{way_to_edge_slots(graph.num_edges, jnp.shape(features))}"
             raise bad_input(self._name, name, expected, got)
-        return without_padding(graph, features.astype(x.dtype))
+        return zero_padding_edges(graph, features.astype(x.dtype))
 
-    def _at_receivers(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
-        """The features of each edge's receiver; the gradient is a sum by row."""
+    def _gather_receivers(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
+        """Gathers the features of each edge's receiver; the gradient is a sum by row."""
         return at_ends("receivers", graph, x, implementation=self.implementation)
 
-    def _at_senders(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
-        """The features of each edge's sender; the gradient is a sum by column."""
+    def _gather_senders(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
+        """Gathers the features of each edge's sender; the gradient is a sum by column."""
         return at_ends("senders", graph, x, implementation=self.implementation)
 
     def _aggregate_edges(
@@ -225,8 +225,8 @@ class GraphLayer(Layer):
     def _apply_mlp(self, mlp: Any, x: Array) -> Array:
         return apply_mlp(mlp, x, self.implementation)
 
-    def _as_floats(self, *arrays: Array) -> list[Array]:
-        """Arrays in the dtype of the computation, chosen as by a linear layer."""
+    def _to_floats(self, *arrays: Array) -> list[Array]:
+        """Converts arrays to the dtype of the computation, which is chosen as in a linear layer."""
         floats = [
             x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(self.param_dtype)
             for x in (as_jax(self._name, "x", array) for array in arrays)
@@ -246,8 +246,8 @@ def widths_of_ends(where: str, in_features: Any) -> Ends[int]:
     return Ends(*pair)
 
 
-def without_padding(
+def zero_padding_edges(
     graph: CSRGraph, of_edges: Float[Array, "*batch edges dim"]
 ) -> Float[Array, "*batch edges dim"]:
-    """Arrays of edges with zeros in padding slots, whose contents are arbitrary."""
+    """Sets the padding slots of an array of edges to zero; their contents are arbitrary."""
     return jnp.where((graph.receivers() < graph.num_rows)[:, None], of_edges, 0)

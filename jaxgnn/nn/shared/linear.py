@@ -376,9 +376,9 @@ def promoted(
 ) -> tuple[Any, Any, Any]:
     """Arrays, and the kernels and biases of layers, all in one dtype."""
     kernels, biases = zip(*map(parameters, layers), strict=True)
-    made: Any = promote_dtype((*arrays, *kernels, *biases), dtype=dtype)
+    arrays_in_dtype: Any = promote_dtype((*arrays, *kernels, *biases), dtype=dtype)
     first, last = len(arrays), len(arrays) + len(kernels)
-    return made[:first], made[first:last], made[last:]
+    return arrays_in_dtype[:first], arrays_in_dtype[first:last], arrays_in_dtype[last:]
 
 
 def check_linear(where: str, argument: str, linear: Any) -> None:
@@ -386,13 +386,13 @@ def check_linear(where: str, argument: str, linear: Any) -> None:
     # Additions of a subclass, such as adapters, would be lost.
     if type(linear) is not nnx.Linear:
         raise bad_input(where, argument, "an nnx.Linear", type(linear).__name__)
-    own = {
+    extras = {
         "precision": linear.precision is not None,
         "preferred_element_type": linear.preferred_element_type is not None,
         "dot_general": linear.dot_general is not lax.dot_general,
         "promote_dtype": linear.promote_dtype is not promote_dtype,
     }
-    if any(own.values()):
-        expected = f"without {', '.join(own)} of its own"
-        got = "one with " + ", ".join(name for name, has in own.items() if has)
+    if any(extras.values()):
+        expected = f"without {', '.join(extras)} of its own"
+        got = "one with " + ", ".join(name for name, has in extras.items() if has)
         raise bad_input(where, argument, expected, got)

@@ -12,7 +12,7 @@ from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn.shared.common_options import DocumentedModule
 from jaxgnn.nn.shared.dropout import Features as Features
 from jaxgnn.nn.shared.dropout import dropout as dropout
-from jaxgnn.nn.shared.options import at_least, checked_options, is_integer, require
+from jaxgnn.nn.shared.options import checked_options, int_at_least, is_integer, require
 
 Activation = Literal["maxk", "relu"]
 """Activations before the aggregation of a graph convolution."""
@@ -66,7 +66,7 @@ class MaxK(DocumentedModule):
 def check_widths(where: str, *widths: int) -> None:
     """Raises ValueError unless every number of features is positive."""
     for width in widths:
-        require(where, "the number of features", width, at_least(1))
+        require(where, "the number of features", width, int_at_least(1))
 
 
 def check_kept(where: str, k: int, width: int | None = None) -> None:

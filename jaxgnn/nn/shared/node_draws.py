@@ -86,7 +86,7 @@ def bernoulli_of_nodes(
 
 
 class _Entries(NamedTuple):
-    """Entries of an array of ``total`` places along an axis; a device holds ``numbers``."""
+    """Indices of an axis of length ``total`` that a device holds."""
 
     numbers: Words
     total: int
@@ -99,7 +99,7 @@ class _Entries(NamedTuple):
         return math.prod(self.shape[self.axis + 1 :])
 
     def counters(self) -> Words:
-        """The numbers of the entries [batch, places, width] in an array of all places."""
+        """Returns the flat indices of the entries [batch, places, width] in the whole array."""
         batch, width = math.prod(self.shape[: self.axis]), self.width
         starts = np.arange(batch, dtype=np.uint64) * np.uint64(self.total * width)
         within = np.arange(width, dtype=np.uint64)

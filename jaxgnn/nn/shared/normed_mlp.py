@@ -54,10 +54,10 @@ class RowNorm(nnx.Module):
         if self.kind == "layer":
             wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
         squares = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        made = wide * lax.rsqrt(squares + EPSILON) * self.scale[...].astype(wide.dtype)
+        normed = wide * lax.rsqrt(squares + EPSILON) * self.scale[...].astype(wide.dtype)
         if self.offset is not None:
-            made = made + self.offset[...].astype(wide.dtype)
-        return made.astype(y.dtype)
+            normed = normed + self.offset[...].astype(wide.dtype)
+        return normed.astype(y.dtype)
 
 
 class NormedMLP(nnx.Module):

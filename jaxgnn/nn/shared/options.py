@@ -16,7 +16,7 @@ from flax import nnx
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.nn.shared.common_options import with_common_options
+from jaxgnn.nn.shared.common_options import add_common_options
 from jaxgnn.ops.core.activations import ACTIVATIONS
 from jaxgnn.ops.shared import PRECISIONS
 
@@ -29,9 +29,11 @@ def one_of(*choices: Any) -> Check:
 
     def check(value: Any) -> str | None:
         is_name = isinstance(value, str)
-        known = any(value is c or (is_name and isinstance(c, str) and value == c) for c in choices)
+        is_choice = any(
+            value is c or (is_name and isinstance(c, str) and value == c) for c in choices
+        )
         *most, last = map(repr, choices)
-        return None if known else f"{', '.join(most)} or {last}"
+        return None if is_choice else f"{', '.join(most)} or {last}"
 
     return check
 
@@ -43,13 +45,13 @@ def named_one_of(*names: str) -> Check:
 
 def names_of(kind: Any) -> Check:
     """Check for a sequence of different names of a ``Literal``."""
-    known = get_args(kind)
+    names = get_args(kind)
 
     def check(value: Any) -> str | None:
         is_good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-        is_good = is_good and all(isinstance(v, str) and v in known for v in value)
+        is_good = is_good and all(isinstance(v, str) and v in names for v in value)
         is_good = is_good and len(set(value)) == len(value)
-        return None if is_good else f"a sequence of different names among {', '.join(known)}"
+        return None if is_good else f"a sequence of different names among {', '.join(names)}"
 
     return check
 
@@ -90,7 +92,7 @@ def require(where: str, argument: str, value: Any, check: Check) -> None:
         raise bad_input(where, argument, expected, repr(value))
 
 
-def at_least(least: int) -> Check:
+def int_at_least(least: int) -> Check:
     """Check for a whole number of at least ``least``."""
 
     def check(value: Any) -> str | None:
@@ -130,7 +132,7 @@ fraction = _number_that(lambda value: 0 <= value <= 1, "in [0, 1]")
 def floating(value: Any) -> str | None:
     """Checks for a floating dtype, or the name of one."""
     expected = "a floating dtype"
-    if isinstance(value, jax.Array | np.ndarray):  # has a dtype, but is none
+    if isinstance(value, jax.Array | np.ndarray):  # Has an attribute dtype, but is no dtype.
         return expected
     try:
         return None if jnp.issubdtype(jnp.dtype(value), jnp.floating) else expected
@@ -154,21 +156,21 @@ _CHECKS: Mapping[str, Check] = {
     "by": one_of("value", "magnitude"),
     "combiner": or_none(function),
     "concat": flag,
-    "coupler_layers": at_least(1),
+    "coupler_layers": int_at_least(1),
     "dropout": rate,
     "dtype": or_none(floating),
     "dynamic": flag,
-    "early_stop": or_none(at_least(0)),
+    "early_stop": or_none(int_at_least(0)),
     "edge_dropout": rate,
-    "edge_features": at_least(0),
+    "edge_features": int_at_least(0),
     "epsilon": positive,
-    "features_argument": at_least(0),
+    "features_argument": int_at_least(0),
     "gradient": one_of("exact", "implicit"),
-    "heads": at_least(1),
+    "heads": int_at_least(1),
     "identity": number,
     "implementation": one_of(None, *get_args(ops.Name)),
     "initial": number,
-    "input_features": at_least(0),
+    "input_features": int_at_least(0),
     "keep_outputs": flag,
     "kernel_init": function,
     "kernel_mode": one_of("auto", "maxk", "dense"),
@@ -181,11 +183,11 @@ _CHECKS: Mapping[str, Check] = {
     "norm": flag,
     "normalization": one_of("mean", "sym"),
     "normalize": flag,
-    "num_experts": at_least(1),
-    "num_hyperedges": or_none(at_least(0)),
-    "num_layers": at_least(1),
-    "num_steps": at_least(1),
-    "num_streams": at_least(1),
+    "num_experts": int_at_least(1),
+    "num_hyperedges": or_none(int_at_least(0)),
+    "num_layers": int_at_least(1),
+    "num_steps": int_at_least(1),
+    "num_streams": int_at_least(1),
     "param_dtype": floating,
     "path": one_of(*get_args(ops.HypergraphPath)),
     "precision": one_of(*PRECISIONS),
@@ -223,7 +225,7 @@ _NAMES_ELSEWHERE: Mapping[str, Sequence[str]] = {
 
 
 def checked_options[M: nnx.Module, **P](
-    **own: Check,
+    **replacements: Check,
 ) -> Callable[[Callable[Concatenate[M, P], None]], Callable[Concatenate[M, P], None]]:
     """Decorates an ``__init__`` so that it rejects invalid options.
 
@@ -236,10 +238,10 @@ def checked_options[M: nnx.Module, **P](
       TypeError: if an option is missing or unknown; names the layer, and the option that may be
         meant.
     """
-    checks = {**_CHECKS, **own}
+    checks = {**_CHECKS, **replacements}
 
     def decorate(init):
-        signature = with_common_options(inspect.signature(init))
+        signature = add_common_options(inspect.signature(init))
 
         @functools.wraps(init)
         def checked(self, *args, **kwargs):
