@@ -25,7 +25,7 @@ def name_of_test(item: pytest.Item) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
+def cases_of_tests(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
     """Groups the cases of each test, in the order of collection."""
     cases: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
@@ -50,7 +50,7 @@ def first_tier(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> se
     def cost(case: pytest.Item) -> tuple[bool, float]:
         return _is_of_second_tier(case), seconds.get(name_of_test(case), 0.0)
 
-    for name, cases in by_test(items).items():
+    for name, cases in cases_of_tests(items).items():
         file = name.partition("::")[0]
         if _is_marked(cases[0], "every"):
             chosen.update(cases)

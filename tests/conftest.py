@@ -155,7 +155,7 @@ def pytest_collection_modifyitems(config, items):
     kept = chosen(option, items)
     left_out = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=left_out)
-    choice = f"{len(kept)} of {len(items)} cases of {len(_tiers.by_test(items))} tests"
+    choice = f"{len(kept)} of {len(items)} cases of {len(_tiers.cases_of_tests(items))} tests"
     if option == "quick":
         choice += f"; the other {len(left_out)} cases: make test-more, make test-all"
     config.stash[_CHOICE] = choice
@@ -170,13 +170,13 @@ def chosen(option, items):
         some = chosen("some", items) | _again(items)
         return some - _tiers.first_tier(items, _tiers.recorded_seconds())
     choose = {"all": list, "some": _differing, "first": _first}[option]
-    return {item for cases in _tiers.by_test(items).values() for item in choose(cases)}
+    return {item for cases in _tiers.cases_of_tests(items).values() for item in choose(cases)}
 
 
 def _again(items):
     """The first case of each test that is marked again."""
     marked = [item for item in items if item.get_closest_marker("again") is not None]
-    return {cases[0] for cases in _tiers.by_test(marked).values()}
+    return {cases[0] for cases in _tiers.cases_of_tests(marked).values()}
 
 
 def _first(cases):

@@ -53,7 +53,7 @@ def test_the_first_tier_has_quick_cases_every_op_and_a_case_of_each_file():
 def test_the_second_tier_is_the_rest(monkeypatch):
     monkeypatch.setattr(_tiers, "recorded_seconds", lambda: SECONDS)
     more = {case.nodeid for case in conftest.chosen("more", CASES)}
-    left_out = {"tests/b.py::test_repeats[2]"}  # of tests that are marked again the first case
+    left_out = {"tests/b.py::test_repeats[2]"}
     assert more == {case.nodeid for case in CASES} - FIRST_TIER - left_out
 
 

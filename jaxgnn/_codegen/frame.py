@@ -200,7 +200,7 @@ class Tile(NamedTuple):
     with_matrices: int
 
     @classmethod
-    def of(cls, stride: int, radial: RadialWeights | None, fragments: int) -> Tile:
+    def from_stride(cls, stride: int, radial: RadialWeights | None, fragments: int) -> Tile:
         """The tile for matrices of an edge of this size."""
         of_edge = WARPS * stride * 4
         if radial is None:

@@ -94,7 +94,7 @@ class _Table(NamedTuple):
     stride: int
 
     @classmethod
-    def of(cls, group: Sequence[Coupling], call: Call) -> _Table:
+    def from_couplings(cls, group: Sequence[Coupling], call: Call) -> _Table:
         """The matrices of the couplings."""
         matrices, place = [], 0
         for coupling in group:
@@ -133,7 +133,7 @@ class _Table(NamedTuple):
             lines.append(f"{to} = make_float4({', '.join(values)});")
         return lines
 
-    def of_edge(self) -> str:
+    def edge_pointer(self) -> str:
         """The pointer to the table of edge k."""
         return f"const float4* const m = (const float4*)(table + (k - from) * {self.stride});"
 
@@ -176,7 +176,7 @@ def _sum_groups(used: Sequence[Coupling]) -> Iterator[list[Coupling]]:
 
     Entries of the result that are made of the same single entry share the reading of it.
     """
-    of_out = _by(used, lambda coupling: coupling.of_out.start)
+    of_out = _grouped(used, lambda coupling: coupling.of_out.start)
     alone: dict[int, list[list[Coupling]]] = {}
     for group in of_out.values():
         sources = {coupling.of_in.start for coupling in group}
@@ -189,7 +189,7 @@ def _sum_groups(used: Sequence[Coupling]) -> Iterator[list[Coupling]]:
             yield list(itertools.chain(*part))
 
 
-def _by(used: Iterable[Coupling], key) -> dict[int, list[Coupling]]:
+def _grouped(used: Iterable[Coupling], key) -> dict[int, list[Coupling]]:
     groups: dict[int, list[Coupling]] = {}
     for coupling in used:
         groups.setdefault(key(coupling), []).append(coupling)
@@ -240,7 +240,7 @@ class _Reads(NamedTuple):
     weights: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, call: Call, group: Sequence[Coupling], *, weights: bool) -> _Reads:
+    def from_couplings(cls, call: Call, group: Sequence[Coupling], *, weights: bool) -> _Reads:
         parts = dict.fromkeys((c.of_in.start, c.table.shape[0]) for c in group)
         starts = tuple(c.of_weights.start for c in group) if weights else ()
         return cls(call, tuple(parts), starts)
@@ -330,16 +330,16 @@ def _sum_kernel(
         return 1 if alone else coupling.table.shape[0] + 1, _entries([coupling])
 
     passes = list(_cut(sorted(group, key=lambda c: c.of_in.start), sizes))
-    tables = [_Table.of(part, call) for part in passes]
+    tables = [_Table.from_couplings(part, call) for part in passes]
     fragments = call.radial.fragment_floats(len(group)) if call.radial else 0
-    tiles = [Tile.of(table.stride, call.radial, fragments) for table in tables]
+    tiles = [Tile.from_stride(table.stride, call.radial, fragments) for table in tables]
     floats = max(
         tile.with_matrices * table.stride for tile, table in zip(tiles, tables, strict=True)
     )
     starts = tuple(c.of_weights.start for part in passes for c in part)
     frame = Frame(call, number, group[0].channels, floats, starts, max(map(len, passes)))
     totals = {c.of_out.start: c.table.shape[2] for c in group}
-    all_reads = [_Reads.of(call, part, weights=True) for part in passes]
+    all_reads = [_Reads.from_couplings(call, part, weights=True) for part in passes]
     most = max(reads.numbers for reads in all_reads)
     lines = ["if (row < rows) {", "const int begin = indptr[row], end = indptr[row + 1];"]
     for start, size in totals.items():
@@ -365,7 +365,7 @@ def _sum_pass(
     lines = tile.begin()
     lines += call.radial.make_tile(first_path, len(table.matrices)) if call.radial else []
     lines += [reads.declare(), *reads.load("0", width), *tile.begin_part()]
-    lines += [*table.store(call, "second"), *_each_edge(reads, width), table.of_edge()]
+    lines += [*table.store(call, "second"), *_each_edge(reads, width), table.edge_pointer()]
     for matrix in table.matrices:
         lines += ["{", *table.load(matrix, call), *_add_to_sums(call, matrix), "}"]
     return [*lines, "}", "}", "}"]
@@ -406,7 +406,7 @@ def _products(call: Call, used: Sequence[Coupling]) -> Source:
 
     groups = [
         part
-        for group in _by(used, lambda coupling: coupling.of_in.start).values()
+        for group in _grouped(used, lambda coupling: coupling.of_in.start).values()
         for part in _cut(group, sizes)
     ]
     columns = [-(-group[0].channels // WARP) for group in groups]
@@ -446,15 +446,18 @@ def _weight_kernel(
 ) -> Kernel:
     """The products of each edge: ``M`` moves the slopes to the components of the features."""
     product, width = call.product, call.product.irreps_in.dim
-    table, reads = _Table.of(group, call), _Reads.of(call, group, weights=False)
-    tile = Tile.of(table.stride, None, 0)
+    table, reads = (
+        _Table.from_couplings(group, call),
+        _Reads.from_couplings(call, group, weights=False),
+    )
+    tile = Tile.from_stride(table.stride, None, 0)
     frame = Frame(call, number, group[0].channels, tile.with_matrices * table.stride)
     pointer = f"float* const of_edge = out + (size_t)slot * {call.num_weights} + channel;"
     zeros = " ".join(f"of_edge[{c.of_weights.start}] = 0.0f;" for c in group)
     lines = _zero_padding([pointer, f"if (inside) {{ {zeros} }}"])
     lines += _slopes(group, product.irreps_out.dim)
     lines += [*tile.begin(), reads.declare(), *reads.load("0", width), *tile.begin_part()]
-    lines += [*table.store(call, "third"), *_each_edge(reads, width), table.of_edge()]
+    lines += [*table.store(call, "third"), *_each_edge(reads, width), table.edge_pointer()]
     lines.append(pointer.replace("(size_t)slot", "(size_t)(base + k)"))
     for matrix in table.matrices:
         coupling = matrix.coupling
@@ -511,7 +514,7 @@ def _harmonic_kernel(
     """The products of each edge, summed over the channels of a warp: without matrices."""
     product = call.product
     width = product.irreps_sh.dim
-    reads = _Reads.of(call, group, weights=True)
+    reads = _Reads.from_couplings(call, group, weights=True)
     used = sorted({b for c in group for b in range(c.of_sh.start, c.of_sh.stop)})
     frame = Frame(call, number, group[0].channels, 0, reads.weights, len(group))
     pointer = f"float* const of_edge = out + (size_t)slot * {parts[1] * width}"

@@ -106,7 +106,7 @@ def small_layout(num_nodes: int, senders: np.ndarray, receivers: np.ndarray) -> 
     angles = 2 * np.pi * np.arange(num_nodes) / max(num_nodes, 1)
     at = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     if num_nodes < 3:
-        return _in_square(at)
+        return _scale_to_square(at)
     joined = np.zeros((num_nodes, num_nodes), bool)
     joined[senders, receivers] = joined[receivers, senders] = True
     np.fill_diagonal(joined, False)
@@ -118,10 +118,10 @@ def small_layout(num_nodes: int, senders: np.ndarray, receivers: np.ndarray) -> 
         move = (apart * force[..., None]).sum(axis=1) - 0.05 * at  # All move to the centre, too.
         size = np.maximum(np.linalg.norm(move, axis=1, keepdims=True), 1e-9)
         at = at + move / size * np.minimum(size, 0.2 * (1 - step / _STEPS))
-    return _in_square(at)
+    return _scale_to_square(at)
 
 
-def _in_square(at: np.ndarray) -> np.ndarray:
+def _scale_to_square(at: np.ndarray) -> np.ndarray:
     """Returns positions scaled to the unit square, and centred in it."""
     if not len(at):
         return np.zeros((0, 2))

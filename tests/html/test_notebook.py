@@ -38,7 +38,7 @@ def test_a_graph_shows_its_numbers_and_is_drawn():
     text = _text(html)
     for part in ("CSRGraph", "nodes | 3", "edges | 4", "1 / 1.3 / 2", "indices | int32[4]"):
         assert part in text
-    assert _circles(html) == 3 and html.count("<polygon") == 3  # and a loop
+    assert _circles(html) == 3 and html.count("<polygon") == 3  # two edges, and a loop
     padded = CSRGraph.from_edges([0, 1], [1, 0], 2, [1.0, 2.0], edge_mask=[True, False])
     assert "edges | 1, and 1 slots of padding" in _text(padded._repr_html_())
     assert "weights | float32[2]" in _text(padded._repr_html_())
@@ -65,11 +65,11 @@ def test_batches_and_relations():
 
 @pytest.mark.parametrize("value", [RING, BATCH, HETERO], ids=lambda value: type(value).__name__)
 def test_traced_and_stacked_graphs_show_shapes(value):
-    found = []
-    jax.jit(lambda traced: found.append(traced._repr_html_()))(value)
+    shown = []
+    jax.jit(lambda traced: shown.append(traced._repr_html_()))(value)
     stacked = jax.tree.map(lambda a: jnp.stack([jnp.asarray(a)] * 2), value)
-    found.append(stacked._repr_html_())
-    for html in found:
+    shown.append(stacked._repr_html_())
+    for html in shown:
         assert "<svg" not in html and type(value).__name__ in _text(html)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), value)
     assert "<svg" not in shapes._repr_html_()

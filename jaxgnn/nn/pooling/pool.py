@@ -53,7 +53,7 @@ _REDUCES: dict[str, Callable[[Array, GraphBatch], Array]] = {
 }
 
 
-def _of_function(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
+def _reduce_by_sum(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
     """A reduction that is computed from the sum of a function of each number."""
 
     def reduce(x: Array, batch: GraphBatch) -> Array:
@@ -67,7 +67,7 @@ def _of_function(reduction: Any) -> Callable[[Array, GraphBatch], Array]:
 
 
 _REDUCES |= {
-    name: _of_function(reduction)
+    name: _reduce_by_sum(reduction)
     for name, reduction in REDUCTIONS.items()
     if reduction.value is not None
 }
