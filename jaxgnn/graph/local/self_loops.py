@@ -288,9 +288,7 @@ def _products_jvp(num_rows, primals, tangents):
     zero = (values == 0).astype(jnp.int32)
     others = jnp.where(zero, 1, values)
     at_rows = {"mode": "clip", "indices_are_sorted": True}
-    product = (
-        _products(others, rows, num_rows).at[rows].get(**at_rows)
-    )  # Without zeros.
+    product = _products(others, rows, num_rows).at[rows].get(**at_rows)  # Without zeros.
     zeros = jax.ops.segment_sum(zero, rows, num_rows, indices_are_sorted=True)
     zeros_of_others = zeros.at[rows].get(**at_rows) - zero
     slopes = jnp.where(zeros_of_others == 0, product / others, 0)
