@@ -14,8 +14,8 @@ from jaxgnn._ffi import _launch, _nvrtc, _programs
 from jaxgnn._ffi import maxk as maxk_calls
 from jaxgnn._ffi import maxk_spmm as maxk_spmm_calls
 from jaxgnn._ffi import spmm as spmm_calls
+from jaxgnn.graph.plan import built_parts as _parts
 from jaxgnn.graph.plan import edge_blocks as _edge_blocks
-from jaxgnn.graph.plan import parts as _parts
 from jaxgnn.ops.core import dispatch
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import chip as _chip

@@ -9,8 +9,8 @@ import pytest
 
 from jaxgnn import CSRGraph
 from jaxgnn.graph import BlockShape, EdgeBlocks
+from jaxgnn.graph.plan import built_parts as _parts
 from jaxgnn.graph.plan import edge_blocks as _edge_blocks
-from jaxgnn.graph.plan import parts as _parts
 from jaxgnn.graph.plan.communities import find_communities
 from jaxgnn.graph.plan.edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
 from jaxgnn.testing import GRAPHS

@@ -10,9 +10,9 @@ import pytest
 import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph.plan import built_parts as _parts
 from jaxgnn.graph.plan import device_sorting as _device_sorting
 from jaxgnn.graph.plan import edge_blocks as _edge_blocks
-from jaxgnn.graph.plan import parts as _parts
 from tests._eager_costs import counted_compilations
 from tests.graph._oracles import (
     assert_same_tree,

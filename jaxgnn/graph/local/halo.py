@@ -266,8 +266,8 @@ def _add_gradient(move: Callable[..., Any], back: Callable[..., tuple[Array | No
     return moved
 
 
-_gathered = _add_gradient(_gather, lambda *given: (_returned(*given),))
-_returned = _add_gradient(_give_back, lambda *given: (_gathered(*given),))
+_gathered = _add_gradient(_gather, lambda *operands: (_returned(*operands),))
+_returned = _add_gradient(_give_back, lambda *operands: (_gathered(*operands),))
 _records_gathered = _add_gradient(
     _gather_records, lambda way, send, tables: (_returned(way, send, tables[0]), None)
 )

@@ -63,7 +63,7 @@ class GraphPlan(KeepsArrays):
             "permutation": self.permutation,
             "edge_blocks": self.edge_blocks or None,
         }
-        return frozenset(part for part, made in there.items() if made is not None)
+        return frozenset(part for part, arrays in there.items() if arrays is not None)
 
     def missing(self, wanted: frozenset[Part]) -> frozenset[Part]:
         """The missing parts of ``wanted``; with a permutation, blocks must support weights."""

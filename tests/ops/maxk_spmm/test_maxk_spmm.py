@@ -10,9 +10,9 @@ import pytest
 
 from jaxgnn import _ffi, deterministic, ops
 from jaxgnn.graph import CBSR, CSRGraph, column_dtype
-from jaxgnn.graph.csr import csr_graph as _csr
+from jaxgnn.graph.csr import rows as _rows
+from jaxgnn.graph.plan import built_parts as _parts
 from jaxgnn.graph.plan import edge_blocks as _edge_blocks
-from jaxgnn.graph.plan import parts as _parts
 from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     BREAK_EVEN,
     FORWARD,
@@ -229,7 +229,9 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
 
 def test_a_traced_graph_is_not_planned_to_choose_its_gradient(monkeypatch):
     monkeypatch.setattr(_ffi, "why_missing", lambda platform: None)
-    monkeypatch.setattr(_csr, "make_traced_plan", lambda *arrays, **options: pytest.fail("planned"))
+    monkeypatch.setattr(
+        _rows, "make_traced_plan", lambda *arrays, **options: pytest.fail("planned")
+    )
     not_worth = GRAD_VALUES.implementations["pallas"].not_worth
     graph, kept = BUILT["weighted"], _kept(BUILT["weighted"].num_cols, 128, 4, "float32")
 
